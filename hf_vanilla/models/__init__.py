@@ -1,0 +1,1 @@
+"""All that travels to the Hub: one flat folder of configurations, models and their bricks."""

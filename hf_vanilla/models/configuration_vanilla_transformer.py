@@ -1,0 +1,253 @@
+"""Configuration of the encoder-decoder Transformer of Vaswani et al. 2017, with the rows of its Table 3 as presets."""
+
+from huggingface_hub.dataclasses import strict
+from transformers.configuration_utils import PreTrainedConfig
+
+
+NORM_POSITIONS = ("post", "pre")
+POSITION_TYPES = ("sinusoidal", "sinusoidal_split", "sinusoidal_t2t", "learned")
+LABEL_SMOOTHING_TYPES = ("uniform", "t2t", "annotated")
+
+# Vaswani et al. 2017, Table 3: what each row changes against `base`. The rows of (C) and (D) that carry a single number
+# are named after what they change.
+_TABLE_3 = {
+    "base": {},
+    "A_heads_1": {"num_heads": 1, "d_k": 512, "d_v": 512},
+    "A_heads_4": {"num_heads": 4, "d_k": 128, "d_v": 128},
+    "A_heads_16": {"num_heads": 16, "d_k": 32, "d_v": 32},
+    "A_heads_32": {"num_heads": 32, "d_k": 16, "d_v": 16},
+    "B_d_k_16": {"d_k": 16},
+    "B_d_k_32": {"d_k": 32},
+    "C_layers_2": {"encoder_layers": 2, "decoder_layers": 2},
+    "C_layers_4": {"encoder_layers": 4, "decoder_layers": 4},
+    "C_layers_8": {"encoder_layers": 8, "decoder_layers": 8},
+    "C_d_model_256": {"d_model": 256, "d_k": 32, "d_v": 32},
+    "C_d_model_1024": {"d_model": 1024, "d_k": 128, "d_v": 128},
+    "C_d_ff_1024": {"d_ff": 1024},
+    "C_d_ff_4096": {"d_ff": 4096},
+    "D_dropout_0.0": {"dropout": 0.0},
+    "D_dropout_0.2": {"dropout": 0.2},
+    "D_label_smoothing_0.0": {"label_smoothing": 0.0},
+    "D_label_smoothing_0.2": {"label_smoothing": 0.2},
+    "E_learned_positions": {"position_type": "learned"},
+    "big": {"d_model": 1024, "d_ff": 4096, "num_heads": 16, "dropout": 0.3},
+}
+
+
+@strict
+class VanillaTransformerConfig(PreTrainedConfig):
+    """Configuration of a `VanillaTransformerModel`. The defaults are the paper's base model.
+
+    | paper | field | transformers' name for it |
+    |---|---|---|
+    | d_model | `d_model` | `hidden_size` |
+    | d_ff | `d_ff` | `intermediate_size` |
+    | h | `num_heads` | `num_attention_heads` |
+    | N | `encoder_layers`, `decoder_layers` | `num_hidden_layers` (the encoder's) |
+    | P_drop | `dropout` | `hidden_dropout_prob` |
+    | epsilon_ls | `label_smoothing` | |
+
+    Args:
+        vocab_size (`int`, defaults to 37000): Size of the vocabulary that the model writes in; the source's too unless
+            `source_vocab_size` says otherwise.
+        source_vocab_size (`int`, *optional*): Size of the source vocabulary if it is another one. Needs
+            `share_encoder_decoder_embeddings=False`.
+        d_model (`int`, defaults to 512): Width of the residual stream.
+        d_ff (`int`, defaults to 2048): Inner width of the feed-forward networks.
+        num_heads (`int`, defaults to 8): Attention heads.
+        d_k (`int`, *optional*, defaults to `d_model / num_heads`): Width of one head's queries and keys.
+        d_v (`int`, *optional*, defaults to `d_model / num_heads`): Width of one head's values.
+        attention_scale (`float`, *optional*, defaults to `d_k ** -0.5`): What the scores are multiplied with.
+        encoder_layers (`int`, defaults to 6): Layers of the encoder.
+        decoder_layers (`int`, defaults to 6): Layers of the decoder.
+        activation_function (`str`, defaults to `"relu"`): Activation of the feed-forward networks, a name of
+            transformers' `ACT2FN`.
+        dropout (`float`, defaults to 0.1): The paper's P_drop: on each sub-layer's output before the residual sum, and
+            on the sum of embeddings and positions.
+        attention_dropout (`float`, defaults to 0.0): Dropout on attention weights. Not the paper's.
+        activation_dropout (`float`, defaults to 0.0): Dropout inside the feed-forward network. Not the paper's.
+        norm_position (`str`, defaults to `"post"`): `"post"`, the paper's LayerNorm(x + Sublayer(x)); or `"pre"`, the
+            Annotated Transformer's x + Sublayer(LayerNorm(x)) with one more norm at the end of each stack.
+        layer_norm_eps (`float`, defaults to 1e-6): Epsilon of every LayerNorm (Tensor2Tensor's; the paper is silent).
+        position_type (`str`, defaults to `"sinusoidal"`): `"sinusoidal"`, sine and cosine interleaved as in the paper;
+            `"sinusoidal_split"`, the same numbers with all sines first (Marian); `"sinusoidal_t2t"`, Tensor2Tensor's
+            `get_timing_signal_1d`, split and with slightly other frequencies; or `"learned"`.
+        max_position_embeddings (`int`, defaults to 512): Rows of the learned position table. Sinusoids have no limit.
+        label_smoothing (`float`, defaults to 0.1): Probability taken from the true token, in training mode only.
+        label_smoothing_type (`str`, defaults to `"uniform"`): Who gets that probability. `"uniform"`: every word of the
+            vocabulary, the true one too (torch); `"t2t"`: every other word (Tensor2Tensor); `"annotated"`: every word
+            but the true one and padding (the Annotated Transformer). The last two subtract the entropy of the smoothed
+            target, so that a perfect prediction costs 0.
+        tie_word_embeddings (`bool`, defaults to `True`): The output projection is the target embedding.
+        share_encoder_decoder_embeddings (`bool`, defaults to `True`): Source and target have one embedding.
+        use_cache (`bool`, defaults to `True`): Whether the decoder returns its keys and values.
+        pad_token_id (`int`, defaults to 0): Padding. Its embedding is zero and stays zero.
+        bos_token_id (`int`, defaults to 1): Begin of sentence.
+        eos_token_id (`int`, defaults to 2): End of sentence.
+        decoder_start_token_id (`int`, *optional*, defaults to `bos_token_id`): First token that the decoder reads.
+
+    Raises:
+        ValueError: if a value is out of its range, or two values contradict each other.
+        TypeError: if a value has another type than its field.
+
+    Example:
+
+    ```python
+    >>> from hf_vanilla import VanillaTransformerConfig
+    >>> config = VanillaTransformerConfig.preset("big", vocab_size=32000)
+    >>> config.d_model, config.hidden_size, config.d_k
+    (1024, 1024, 64)
+
+    ```
+    """
+
+    model_type = "vanilla_transformer"
+    keys_to_ignore_at_inference = ["past_key_values"]
+    attribute_map = {
+        "hidden_size": "d_model",
+        "intermediate_size": "d_ff",
+        "num_attention_heads": "num_heads",
+        "num_hidden_layers": "encoder_layers",
+        "hidden_act": "activation_function",
+        "hidden_dropout_prob": "dropout",
+        "attention_probs_dropout_prob": "attention_dropout",
+    }
+
+    vocab_size: int = 37000
+    source_vocab_size: int | None = None
+    d_model: int = 512
+    d_ff: int = 2048
+    num_heads: int = 8
+    d_k: int | None = None
+    d_v: int | None = None
+    attention_scale: float | int | None = None
+    encoder_layers: int = 6
+    decoder_layers: int = 6
+    activation_function: str = "relu"
+    dropout: float | int = 0.1
+    attention_dropout: float | int = 0.0
+    activation_dropout: float | int = 0.0
+    norm_position: str = "post"
+    layer_norm_eps: float = 1e-6
+    position_type: str = "sinusoidal"
+    max_position_embeddings: int = 512
+    label_smoothing: float | int = 0.1
+    label_smoothing_type: str = "uniform"
+    tie_word_embeddings: bool = True
+    share_encoder_decoder_embeddings: bool = True
+    use_cache: bool = True
+    is_encoder_decoder: bool = True
+    pad_token_id: int = 0
+    bos_token_id: int | None = 1
+    eos_token_id: int | list[int] | None = 2
+    decoder_start_token_id: int | None = None
+
+    def __post_init__(self, **kwargs):
+        if None in (self.d_k, self.d_v) and self.num_heads > 0:
+            if self.d_model % self.num_heads:
+                raise ValueError(
+                    f"`d_model` ({self.d_model}) must be divisible by `num_heads` ({self.num_heads}); "
+                    "or give both `d_k` and `d_v`."
+                )
+            self.d_k = self.d_model // self.num_heads if self.d_k is None else self.d_k
+            self.d_v = self.d_model // self.num_heads if self.d_v is None else self.d_v
+        if self.decoder_start_token_id is None:
+            self.decoder_start_token_id = self.bos_token_id
+        super().__post_init__(**kwargs)
+
+    @classmethod
+    def preset(cls, name, **overrides):
+        """Build the configuration of one row of the paper's Table 3.
+
+        Args:
+            name (`str`): `"base"`, `"big"`, or a row such as `"A_heads_4"`, `"B_d_k_16"`, `"C_d_ff_4096"`,
+                `"D_dropout_0.2"`, `"E_learned_positions"`; `VanillaTransformerConfig.preset_names()` lists them.
+            **overrides: Fields that shall differ from the row, such as `vocab_size`.
+
+        Returns:
+            `VanillaTransformerConfig`: the row's configuration.
+
+        Raises:
+            ValueError: if there is no such row.
+        """
+        if name not in _TABLE_3:
+            raise ValueError(f"`name` must be one of {', '.join(_TABLE_3)}; got {name!r}.")
+        return cls(**{**_TABLE_3[name], **overrides})
+
+    @classmethod
+    def preset_names(cls):
+        """Name the rows that `preset` builds.
+
+        Returns:
+            `tuple[str, ...]`: the names, in the order of the paper's Table 3.
+        """
+        return tuple(_TABLE_3)
+
+    def validate_sizes(self):
+        """Check that sizes are positive and that heads fit the width.
+
+        Raises:
+            ValueError: if one of them does not.
+        """
+        sizes = ("vocab_size", "d_model", "d_ff", "num_heads", "d_k", "d_v", "max_position_embeddings")
+        for name in sizes:
+            if (value := getattr(self, name)) is None or value < 1:
+                raise ValueError(f"`{name}` must be at least 1, got {value}.")
+        for name in ("encoder_layers", "decoder_layers"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"`{name}` must not be negative, got {getattr(self, name)}.")
+        if self.position_type != "learned" and self.d_model % 2:
+            raise ValueError(f"`d_model` must be even for sinusoidal positions, got {self.d_model}.")
+
+    def validate_rates(self):
+        """Check that rates are probabilities.
+
+        Raises:
+            ValueError: if one of them is not in [0, 1).
+        """
+        for name in ("dropout", "attention_dropout", "activation_dropout", "label_smoothing"):
+            if not 0 <= getattr(self, name) < 1:
+                raise ValueError(f"`{name}` must be in [0, 1), got {getattr(self, name)}.")
+        if not self.layer_norm_eps > 0:
+            raise ValueError(f"`layer_norm_eps` must be positive, got {self.layer_norm_eps}.")
+        if self.attention_scale is not None and not 0 < self.attention_scale < float("inf"):
+            raise ValueError(f"`attention_scale` must be positive and finite, got {self.attention_scale}.")
+
+    def validate_choices(self):
+        """Check that each named choice is one of those that exist.
+
+        Raises:
+            ValueError: if one of them is not.
+        """
+        choices = {
+            "norm_position": NORM_POSITIONS,
+            "position_type": POSITION_TYPES,
+            "label_smoothing_type": LABEL_SMOOTHING_TYPES,
+        }
+        for name, allowed in choices.items():
+            if getattr(self, name) not in allowed:
+                raise ValueError(f"`{name}` must be one of {', '.join(allowed)}; got {getattr(self, name)!r}.")
+
+    def validate_vocabularies(self):
+        """Check that token ids lie in the vocabularies, and that tied embeddings have one vocabulary.
+
+        Raises:
+            ValueError: if they do not.
+        """
+        if self.source_vocab_size is not None and self.source_vocab_size != self.vocab_size:
+            if self.source_vocab_size < 1:
+                raise ValueError(f"`source_vocab_size` must be at least 1, got {self.source_vocab_size}.")
+            if self.share_encoder_decoder_embeddings:
+                raise ValueError(
+                    f"`source_vocab_size` ({self.source_vocab_size}) differs from `vocab_size` ({self.vocab_size}): "
+                    "two vocabularies need `share_encoder_decoder_embeddings=False`."
+                )
+        ends = self.eos_token_id if isinstance(self.eos_token_id, list) else [self.eos_token_id]
+        ids = {"pad_token_id": [self.pad_token_id], "bos_token_id": [self.bos_token_id], "eos_token_id": ends, "decoder_start_token_id": [self.decoder_start_token_id]}
+        for name, values in ids.items():
+            for value in values:
+                if value is not None and not 0 <= value < self.vocab_size:
+                    raise ValueError(f"`{name}` must be in [0, `vocab_size` = {self.vocab_size}), got {value}.")
+
+
+__all__ = ["VanillaTransformerConfig"]

@@ -1,0 +1,497 @@
+"""The bricks of both models: attention, feed-forward network, residual connection with norm, positions, dropout.
+
+Every brick takes the model's config and reads these names of it, which both families answer: `hidden_size`,
+`num_attention_heads`, `d_k`, `d_v`, `attention_scale`, `intermediate_size`, `hidden_act`, `layer_norm_eps`,
+`hidden_dropout_prob`, `attention_probs_dropout_prob`, `activation_dropout`, `_attn_implementation`.
+
+Shapes are written with these words: batch, src_len, tgt_len, query_len, key_len, heads, d_k, d_v, d_model, d_ff, vocab.
+d_k and d_v are the widths of one head's keys and values.
+"""
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import nn
+from transformers import initialization as init
+from transformers.activations import ACT2FN
+from transformers.cache_utils import Cache, EncoderDecoderCache
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+
+# Up to this many keys, on a CPU and with gradients, two matrix products and a softmax are faster than
+# `scaled_dot_product_attention`, whose backward pass is made for long sequences.
+SHORT_SEQUENCE = 128
+
+
+def check_input_ids(name: str, input_ids: torch.Tensor, vocab_size: int) -> None:
+    """Check that every id is in the vocabulary, where looking is free: on a CPU, outside of compiled code.
+
+    Args:
+        name (`str`): What the caller's argument is called.
+        input_ids (`torch.Tensor` of shape `(batch, length)`): The ids.
+        vocab_size (`int`): Number of words.
+
+    Raises:
+        ValueError: if an id is negative or not below `vocab_size`, or `input_ids` has not two dimensions.
+        TypeError: if `input_ids` are no integers.
+    """
+    if input_ids.dim() != 2:
+        raise ValueError(f"`{name}` must have shape (batch, length), got {tuple(input_ids.shape)}.")
+    if input_ids.dtype not in (torch.int64, torch.int32):
+        raise TypeError(f"`{name}` must be integers (torch.long), got {input_ids.dtype}.")
+    if torch.compiler.is_compiling() or input_ids.device.type != "cpu" or input_ids.numel() == 0:
+        return
+    lowest, highest = torch.aminmax(input_ids)
+    if lowest < 0 or highest >= vocab_size:
+        row, column = ((input_ids < 0) | (input_ids >= vocab_size)).nonzero()[0].tolist()
+        raise ValueError(
+            f"`{name}` must be in [0, {vocab_size}), the vocabulary; got {input_ids[row, column].item()} "
+            f"at row {row}, position {column}. Do tokenizer and model belong together?"
+        )
+
+
+def check_attention_mask(name: str, attention_mask: torch.Tensor | None, batch: int, length: int) -> None:
+    """Check that a padding mask has the shape of what it masks.
+
+    Args:
+        name (`str`): What the caller's argument is called.
+        attention_mask (`torch.Tensor` of shape `(batch, length)`, *optional*): 1 for tokens, 0 for padding. A mask of
+            four dimensions is transformers' own and passes.
+        batch (`int`): Rows that it must have.
+        length (`int`): Columns that it must have.
+
+    Raises:
+        ValueError: if it has another shape.
+    """
+    if isinstance(attention_mask, torch.Tensor) and attention_mask.dim() != 4:
+        if tuple(attention_mask.shape) != (batch, length):
+            raise ValueError(
+                f"`{name}` must have shape (batch, length) = ({batch}, {length}), got {tuple(attention_mask.shape)}."
+            )
+
+
+def sinusoidal_positions(position_ids: torch.Tensor, d_model: int, position_type: str) -> torch.Tensor:
+    """Encode positions as sines and cosines of geometrically spaced wavelengths.
+
+    PE(pos, 2i) = sin(pos / 10000^(2i / d_model)), PE(pos, 2i + 1) = cos(the same), in float32. Nothing is stored, so no
+    position is too far.
+
+    Args:
+        position_ids (`torch.Tensor` of shape `(..., length)`): Positions, from 0.
+        d_model (`int`): Width, an even number.
+        position_type (`str`): `"sinusoidal"` interleaves sine and cosine as the paper does; `"sinusoidal_split"` puts
+            the same sines first and the cosines behind; `"sinusoidal_t2t"` does so with Tensor2Tensor's wavelengths,
+            whose exponents end at 1 instead of just below it.
+
+    Returns:
+        `torch.Tensor` of shape `(..., length, d_model)`: the encodings.
+
+    Source: Vaswani et al. 2017, 3.5; `get_timing_signal_1d` of Tensor2Tensor.
+    """
+    half = d_model // 2
+    steps = max(half - 1, 1) if position_type == "sinusoidal_t2t" else half
+    exponents = torch.arange(half, device=position_ids.device, dtype=torch.float32) / steps
+    angles = position_ids[..., None].float() * torch.exp(exponents * -math.log(10000.0))  # (..., length, d_model / 2)
+    if position_type == "sinusoidal":
+        return torch.stack((angles.sin(), angles.cos()), dim=-1).flatten(-2)  # (..., length, d_model)
+    return torch.cat((angles.sin(), angles.cos()), dim=-1)  # (..., length, d_model)
+
+
+def positions_of(attention_mask: torch.Tensor | None, length: int, past_length: int, device: torch.device) -> torch.Tensor:
+    """Number the tokens of each row from 0, whichever side its padding is on.
+
+    Args:
+        attention_mask (`torch.Tensor` of shape `(batch, past_length + length)`, *optional*): 1 for tokens, 0 for padding.
+        length (`int`): How many positions are asked for: the last ones.
+        past_length (`int`): How many came before them.
+        device (`torch.device`): Where the result shall be.
+
+    Returns:
+        `torch.Tensor` of shape `(batch, length)`, or `(1, length)` without a mask: the positions. Padding has some
+        valid position.
+    """
+    if attention_mask is None or attention_mask.dim() != 2:
+        return torch.arange(past_length, past_length + length, device=device)[None]
+    return (attention_mask.long().cumsum(-1) - 1).clamp_(min=0)[:, attention_mask.shape[1] - length :]
+
+
+def dropout_noise(like: torch.Tensor, rate: float) -> torch.Tensor:
+    """Draw a tensor that is 1 where dropout keeps and 0 where it drops.
+
+    One 64-bit random number serves four elements, with the rate rounded to 2^-16. That is several times faster than
+    `torch.nn.functional.dropout` on a CPU, whose random bits can cost more than the layer they follow.
+
+    Args:
+        like (`torch.Tensor`): Gives shape, dtype and device.
+        rate (`float`): Probability of a 0.
+
+    Returns:
+        `torch.Tensor`: the noise, of the shape and dtype of `like`.
+    """
+    count = like.numel()
+    bits = torch.empty((count + 3) // 4, dtype=torch.int64, device=like.device).random_(-(2**63), None)
+    drawn = bits.view(torch.int16)[:count].view(like.shape)
+    return torch.ge(drawn, round(rate * 2**16) - 2**15, out=torch.empty_like(like, memory_format=torch.contiguous_format))
+
+
+def dropout(hidden_states: torch.Tensor, rate: float, training: bool) -> torch.Tensor:
+    """Apply inverted dropout: in training, zero elements with probability `rate` and scale the rest by 1 / (1 - rate).
+
+    Args:
+        hidden_states (`torch.Tensor`): Any shape.
+        rate (`float`): Probability of zero.
+        training (`bool`): Whether to drop at all.
+
+    Returns:
+        `torch.Tensor`: a tensor of the same shape.
+    """
+    if not training or rate == 0:
+        return hidden_states
+    if hidden_states.device.type != "cpu" or torch.compiler.is_compiling():
+        return nn.functional.dropout(hidden_states, rate)
+    return hidden_states * dropout_noise(hidden_states, rate).mul_(1 / (1 - rate))
+
+
+def add_dropped(residual: torch.Tensor, hidden_states: torch.Tensor, rate: float, training: bool) -> torch.Tensor:
+    """Compute residual + dropout(hidden_states), in one pass where that is possible.
+
+    Args:
+        residual (`torch.Tensor`): Any shape.
+        hidden_states (`torch.Tensor`): The same shape.
+        rate (`float`): Probability of zero.
+        training (`bool`): Whether to drop at all.
+
+    Returns:
+        `torch.Tensor`: the sum, of the same shape.
+    """
+    if not training or rate == 0:
+        return residual + hidden_states
+    if hidden_states.device.type != "cpu" or torch.compiler.is_compiling() or residual.dtype != hidden_states.dtype:
+        return residual + dropout(hidden_states, rate, training)
+    return torch.addcmul(residual, hidden_states, dropout_noise(hidden_states, rate), value=1 / (1 - rate))
+
+
+def eager_attention_forward(
+    module: nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    scaling: float,
+    dropout: float = 0.0,
+    **kwargs,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Compute softmax(Q K^T * scaling) V as the formula says, and return the weights too.
+
+    Args:
+        module (`nn.Module`): The attention module; its `is_causal` counts if there is no mask, its `training` for dropout.
+        query (`torch.Tensor` of shape `(batch, heads, query_len, d_k)`): Queries.
+        key (`torch.Tensor` of shape `(batch, heads, key_len, d_k)`): Keys.
+        value (`torch.Tensor` of shape `(batch, heads, key_len, d_v)`): Values.
+        attention_mask (`torch.Tensor` of shape `(batch or 1, 1, query_len or 1, key_len)`, *optional*): Boolean, true
+            where a query may look; or of another type, added to the scores.
+        scaling (`float`): What the scores are multiplied with.
+        dropout (`float`, defaults to 0.0): Probability that a weight is dropped.
+        **kwargs: Not used.
+
+    Returns:
+        `tuple[torch.Tensor, torch.Tensor]`: the output of shape `(batch, query_len, heads, d_v)`, and the weights of
+        shape `(batch, heads, query_len, key_len)`.
+
+    Source: Vaswani et al. 2017, 3.2.1. A query that may look nowhere spreads its weight evenly: the result is finite.
+    """
+    scores = torch.matmul(query * scaling, key.transpose(2, 3))  # (batch, heads, query_len, key_len)
+    if attention_mask is None and module.is_causal and query.shape[2] > 1:
+        attention_mask = torch.ones(query.shape[2], key.shape[2], dtype=torch.bool, device=query.device).tril()
+    if attention_mask is not None:
+        if attention_mask.dtype == torch.bool:
+            scores = scores.masked_fill(~attention_mask, torch.finfo(scores.dtype).min)
+        else:
+            scores = scores + attention_mask
+    weights = nn.functional.softmax(scores, dim=-1)
+    kept = nn.functional.dropout(weights, dropout, module.training).to(value.dtype)
+    output = torch.matmul(kept, value).transpose(1, 2)  # (batch, query_len, heads, d_v)
+    return output, weights
+
+
+class FusedLinear(nn.Linear):
+    """Several linear maps of one input as one matrix product; the output holds theirs side by side.
+
+    Args:
+        in_features (`int`): Width of the input.
+        sizes (`tuple[int, ...]`): Widths of the outputs.
+    """
+
+    def __init__(self, in_features: int, sizes: tuple[int, ...]):
+        super().__init__(in_features, sum(sizes))
+        self.sizes = sizes
+
+    def init_xavier_uniform(self) -> None:
+        """Initialise each of the maps by itself, as if it were a matrix of its own (Glorot & Bengio 2010)."""
+        parts = [nn.init.xavier_uniform_(torch.empty(size, self.in_features)) for size in self.sizes]
+        init.copy_(self.weight, torch.cat(parts))
+
+
+class MultiHeadAttention(nn.Module):
+    """What self-attention and cross-attention have in common: heads side by side, concatenated and projected.
+
+    MultiHead(Q, K, V) = Concat(head_1, ..., head_h) W_O with head_i = Attention(Q W_i^Q, K W_i^K, V W_i^V).
+
+    Args:
+        config: The model's config.
+        layer_idx (`int`, *optional*): The layer's number, under which a cache keeps its keys and values.
+        is_causal (`bool`, defaults to `False`): Whether a query sees no key behind its own position.
+
+    Source: Vaswani et al. 2017, 3.2.2. Differs from `nn.MultiheadAttention`: batch first, free d_k and d_v.
+    """
+
+    def __init__(self, config, layer_idx: int | None = None, is_causal: bool = False):
+        super().__init__()
+        self.config = config
+        self.layer_idx = layer_idx
+        self.is_causal = is_causal
+        self.heads, self.d_k, self.d_v = config.num_attention_heads, config.d_k, config.d_v
+        self.scaling = self.d_k**-0.5 if config.attention_scale is None else config.attention_scale
+        self.dropout = config.attention_probs_dropout_prob
+        self.out_proj = nn.Linear(self.heads * self.d_v, config.hidden_size)
+
+    def attend(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        attention_mask: torch.Tensor | None,
+        **kwargs,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Run the attention kernel that the config names.
+
+        Args:
+            query (`torch.Tensor` of shape `(batch, heads, query_len, d_k)`): Queries.
+            key (`torch.Tensor` of shape `(batch, heads, key_len, d_k)`): Keys.
+            value (`torch.Tensor` of shape `(batch, heads, key_len, d_v)`): Values.
+            attention_mask (`torch.Tensor`, *optional*): The mask, of the kind that this kernel takes.
+            **kwargs: Passed on to the kernel.
+
+        Returns:
+            `tuple[torch.Tensor, torch.Tensor | None]`: the heads' outputs of shape `(batch, query_len, heads, d_v)`,
+            and the weights of shape `(batch, heads, query_len, key_len)` if the kernel is `eager`.
+        """
+        implementation = self.config._attn_implementation
+        kernel: Callable = ALL_ATTENTION_FUNCTIONS.get_interface(implementation, eager_attention_forward)
+        if implementation == "sdpa" and self._is_short(query, key):
+            kernel = eager_attention_forward
+        rate = self.dropout if self.training else 0.0
+        output, weights = kernel(self, query, key, value, attention_mask, dropout=rate, scaling=self.scaling, **kwargs)
+        return output, weights if implementation == "eager" else None
+
+    def _is_short(self, query: torch.Tensor, key: torch.Tensor) -> bool:
+        """Whether the plain products beat `scaled_dot_product_attention` here."""
+        return query.device.type == "cpu" and query.requires_grad and key.shape[2] <= SHORT_SEQUENCE
+
+
+class SelfAttention(MultiHeadAttention):
+    """Attention of a sequence to itself, with one matrix product for queries, keys and values.
+
+    Args:
+        config: The model's config.
+        layer_idx (`int`, *optional*): The layer's number, under which a cache keeps its keys and values.
+        is_causal (`bool`, defaults to `False`): Whether a query sees no key behind its own position.
+
+    Source: Vaswani et al. 2017, 3.2.3.
+    """
+
+    def __init__(self, config, layer_idx: int | None = None, is_causal: bool = False):
+        super().__init__(config, layer_idx, is_causal)
+        sizes = (self.heads * self.d_k, self.heads * self.d_k, self.heads * self.d_v)
+        self.qkv_proj = FusedLinear(config.hidden_size, sizes)
+
+    def forward(
+        self,
+        hidden_states: torch.Tensor,
+        attention_mask: torch.Tensor | None = None,
+        past_key_values: Cache | None = None,
+        **kwargs,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Attend from every position to every position that the mask allows.
+
+        Args:
+            hidden_states (`torch.Tensor` of shape `(batch, query_len, d_model)`): The sequence, or its new part.
+            attention_mask (`torch.Tensor`, *optional*): A mask made by transformers' mask helpers.
+            past_key_values (`Cache`, *optional*): Keys and values of the positions before; takes in the new ones.
+            **kwargs: Passed on to the attention kernel.
+
+        Returns:
+            `tuple[torch.Tensor, torch.Tensor | None]`: the output of shape `(batch, query_len, d_model)`, and the weights
+            of shape `(batch, heads, query_len, key_len)` if the kernel is `eager`.
+        """
+        batch, query_len, _ = hidden_states.shape
+        query, key, value = self.qkv_proj(hidden_states).split(self.qkv_proj.sizes, dim=-1)
+        query = query.view(batch, query_len, self.heads, self.d_k).transpose(1, 2)  # (batch, heads, query_len, d_k)
+        key = key.view(batch, query_len, self.heads, self.d_k).transpose(1, 2)  # (batch, heads, query_len, d_k)
+        value = value.view(batch, query_len, self.heads, self.d_v).transpose(1, 2)  # (batch, heads, query_len, d_v)
+        if past_key_values is not None:
+            if isinstance(past_key_values, EncoderDecoderCache):
+                past_key_values = past_key_values.self_attention_cache
+            key, value = past_key_values.update(key, value, self.layer_idx)  # (batch, heads, key_len, ...)
+        output, weights = self.attend(query, key, value, attention_mask, **kwargs)
+        return self.out_proj(output.reshape(batch, query_len, self.heads * self.d_v)), weights
+
+
+class CrossAttention(MultiHeadAttention):
+    """Attention of a target to its source, with one matrix product for keys and values.
+
+    Several consecutive rows of the target may belong to one row of the source, as the beams of a sentence do: there may
+    be any whole number of times as many target rows. Such rows line up as one longer query, so that the source is
+    stored, and its keys and values are computed, once.
+
+    Args:
+        config: The model's config.
+        layer_idx (`int`, *optional*): The layer's number, under which a cache keeps its keys and values.
+
+    Source: Vaswani et al. 2017, 3.2.3.
+    """
+
+    def __init__(self, config, layer_idx: int | None = None):
+        super().__init__(config, layer_idx)
+        self.q_proj = nn.Linear(config.hidden_size, self.heads * self.d_k)
+        self.kv_proj = FusedLinear(config.hidden_size, (self.heads * self.d_k, self.heads * self.d_v))
+
+    def forward(
+        self,
+        hidden_states: torch.Tensor,
+        encoder_hidden_states: torch.Tensor,
+        attention_mask: torch.Tensor | None = None,
+        past_key_values: EncoderDecoderCache | None = None,
+        **kwargs,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Attend from every target position to every source position that the mask allows.
+
+        Args:
+            hidden_states (`torch.Tensor` of shape `(target batch, query_len, d_model)`): The target.
+            encoder_hidden_states (`torch.Tensor` of shape `(batch, key_len, d_model)`): The source. The target's batch is
+                this batch or a multiple of it.
+            attention_mask (`torch.Tensor`, *optional*): A mask over the source made by transformers' mask helpers.
+            past_key_values (`EncoderDecoderCache`, *optional*): Takes in the source's keys and values at the first call
+                and gives them back at all others.
+            **kwargs: Passed on to the attention kernel.
+
+        Returns:
+            `tuple[torch.Tensor, torch.Tensor | None]`: the output of shape `(target batch, query_len, d_model)`, and the
+            weights of shape `(target batch, heads, query_len, key_len)` if the kernel is `eager`.
+        """
+        target_batch, query_len, _ = hidden_states.shape
+        key, value = self._keys_and_values(encoder_hidden_states, past_key_values)
+        batch, _, key_len, _ = key.shape
+        rows = target_batch // batch if batch else 1
+        query = self.q_proj(hidden_states).view(batch, rows * query_len, self.heads, self.d_k).transpose(1, 2)
+        if rows > 1 and isinstance(attention_mask, torch.Tensor) and attention_mask.dim() == 4:
+            attention_mask = attention_mask[:, :, :1]  # padding is the same to every query
+        output, weights = self.attend(query, key, value, attention_mask, **kwargs)
+        if weights is not None and rows > 1:
+            weights = weights.view(batch, self.heads, rows, query_len, key_len).transpose(1, 2).flatten(0, 1)
+        return self.out_proj(output.reshape(target_batch, query_len, self.heads * self.d_v)), weights
+
+    def _keys_and_values(
+        self, encoder_hidden_states: torch.Tensor, past_key_values: EncoderDecoderCache | None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Project the source, or take the projections from the cache: (batch, heads, key_len, d_k), (..., d_v)."""
+        if past_key_values is not None and past_key_values.is_updated.get(self.layer_idx):
+            layer = past_key_values.cross_attention_cache.layers[self.layer_idx]
+            return layer.keys, layer.values
+        batch, key_len, _ = encoder_hidden_states.shape
+        key, value = self.kv_proj(encoder_hidden_states).split(self.kv_proj.sizes, dim=-1)
+        key = key.view(batch, key_len, self.heads, self.d_k).transpose(1, 2)  # (batch, heads, key_len, d_k)
+        value = value.view(batch, key_len, self.heads, self.d_v).transpose(1, 2)  # (batch, heads, key_len, d_v)
+        if past_key_values is not None:
+            key, value = past_key_values.cross_attention_cache.update(key, value, self.layer_idx)
+            past_key_values.is_updated[self.layer_idx] = True
+        return key, value
+
+
+class PositionwiseFeedForward(nn.Module):
+    """Two linear maps with an activation in between, the same at every position: max(0, x W_1 + b_1) W_2 + b_2.
+
+    Args:
+        config: The model's config.
+
+    Source: Vaswani et al. 2017, 3.3.
+    """
+
+    def __init__(self, config):
+        super().__init__()
+        self.fc1 = nn.Linear(config.hidden_size, config.intermediate_size)
+        self.fc2 = nn.Linear(config.intermediate_size, config.hidden_size)
+        self.activation = ACT2FN[config.hidden_act]
+        self.dropout = config.activation_dropout
+
+    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        """Apply the network.
+
+        Args:
+            hidden_states (`torch.Tensor` of shape `(batch, length, d_model)`): The input.
+
+        Returns:
+            `torch.Tensor` of shape `(batch, length, d_model)`: the output.
+        """
+        inner = self.activation(self.fc1(hidden_states))  # (batch, length, d_ff)
+        return self.fc2(dropout(inner, self.dropout, self.training))  # (batch, length, d_model)
+
+
+class PostNormResidual(nn.Module):
+    """Residual connection and norm around a sub-layer as the paper has them: LayerNorm(x + Dropout(Sublayer(x))).
+
+    Args:
+        config: The model's config.
+
+    Source: Vaswani et al. 2017, 3.1 and 5.4.
+    """
+
+    def __init__(self, config):
+        super().__init__()
+        self.layer_norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+        self.dropout = config.hidden_dropout_prob
+
+    def forward(self, hidden_states: torch.Tensor, sublayer: Callable, *args, **kwargs) -> torch.Tensor:
+        """Run the sub-layer inside the connection.
+
+        Args:
+            hidden_states (`torch.Tensor` of shape `(batch, length, d_model)`): The input.
+            sublayer (`Callable`): Maps it, and whatever else is given, to a tensor of its shape, or to a tuple that
+                starts with one, as attention does.
+            *args: Passed on to the sub-layer.
+            **kwargs: Passed on to the sub-layer.
+
+        Returns:
+            `torch.Tensor` of shape `(batch, length, d_model)`: the output.
+        """
+        output = sublayer(hidden_states, *args, **kwargs)
+        output = output[0] if isinstance(output, tuple) else output
+        return self.layer_norm(add_dropped(hidden_states, output, self.dropout, self.training))
+
+
+class PreNormResidual(PostNormResidual):
+    """Residual connection with the norm before the sub-layer: x + Dropout(Sublayer(LayerNorm(x))).
+
+    Args:
+        config: The model's config.
+
+    Source: Tensor2Tensor's `transformer_base_v2`; the Annotated Transformer. A stack of these needs a norm at its end.
+    """
+
+    def forward(self, hidden_states: torch.Tensor, sublayer: Callable, *args, **kwargs) -> torch.Tensor:
+        """Run the sub-layer inside the connection.
+
+        Args:
+            hidden_states (`torch.Tensor` of shape `(batch, length, d_model)`): The input.
+            sublayer (`Callable`): Maps it, and whatever else is given, to a tensor of its shape, or to a tuple that
+                starts with one, as attention does.
+            *args: Passed on to the sub-layer.
+            **kwargs: Passed on to the sub-layer.
+
+        Returns:
+            `torch.Tensor` of shape `(batch, length, d_model)`: the output.
+        """
+        output = sublayer(self.layer_norm(hidden_states), *args, **kwargs)
+        output = output[0] if isinstance(output, tuple) else output
+        return add_dropped(hidden_states, output, self.dropout, self.training)

@@ -1,0 +1,209 @@
+"""Cross-entropy with label smoothing, computed from hidden states without ever holding all the logits.
+
+The loss of one token is lse - sum_v t_v z_v: z are its logits, lse their log-sum-exp, and t the smoothed target, which
+sums to one. Its gradient with respect to z is softmax(z) - t.
+"""
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import nn
+
+
+# Tokens whose logits exist at the same time in training.
+CHUNK_TOKENS = 256
+
+
+class SmoothedTarget(NamedTuple):
+    """The distribution that a token's prediction is held against.
+
+    Attributes:
+        confidence: Probability of the true token.
+        share: Probability of every other token.
+        excluded_id: A token that has probability 0 instead, or -1.
+        entropy: What is subtracted from the cross-entropy, in nats.
+    """
+
+    confidence: float
+    share: float
+    excluded_id: int
+    entropy: float
+
+
+def smoothed_target(smoothing: float, smoothing_type: str, vocab_size: int, pad_token_id: int) -> SmoothedTarget:
+    """Build the target distribution of one of the three kinds of label smoothing.
+
+    Args:
+        smoothing (`float`): The paper's epsilon_ls: probability taken from the true token.
+        smoothing_type (`str`): `"uniform"` gives it to all V tokens, the true one too (torch's `cross_entropy`); `"t2t"`
+            to the V - 1 others (Tensor2Tensor); `"annotated"` to the V - 2 that are neither true nor padding (the
+            Annotated Transformer's KL divergence). The last two subtract the target's entropy.
+        vocab_size (`int`): Number of tokens, V.
+        pad_token_id (`int`): Id of padding.
+
+    Returns:
+        `SmoothedTarget`: the distribution.
+
+    Source: Vaswani et al. 2017, 5.4; Szegedy et al. 2016.
+    """
+    if smoothing == 0:
+        return SmoothedTarget(1.0, 0.0, -1, 0.0)
+    if smoothing_type == "uniform":
+        share = smoothing / vocab_size
+        return SmoothedTarget(1 - smoothing + share, share, -1, 0.0)
+    others = vocab_size - (2 if smoothing_type == "annotated" else 1)
+    if others < 1:
+        raise ValueError(f"`vocab_size` ({vocab_size}) leaves no other token for `label_smoothing` ({smoothing}).")
+    share = smoothing / others
+    entropy = -((1 - smoothing) * math.log(1 - smoothing) + smoothing * math.log(share))
+    return SmoothedTarget(1 - smoothing, share, pad_token_id if smoothing_type == "annotated" else -1, entropy)
+
+
+def cross_entropy_sum(logits: torch.Tensor, labels: torch.Tensor, target: SmoothedTarget) -> torch.Tensor:
+    """Sum the cross-entropy of tokens whose logits are at hand.
+
+    Args:
+        logits (`torch.Tensor` of shape `(..., vocab)`): Logits.
+        labels (`torch.Tensor` of shape `(...)`): True tokens; -100 where there is none.
+        target (`SmoothedTarget`): The distribution around the true token.
+
+    Returns:
+        `torch.Tensor` of shape `()`: the sum over all labelled tokens, in float32 and nats.
+    """
+    logits = logits.float()
+    wanted = labels != -100
+    true_logits = logits.gather(-1, labels.clamp(min=0)[..., None]).squeeze(-1)
+    expected = (target.confidence - target.share) * true_logits
+    if target.share > 0:
+        expected = expected + target.share * logits.sum(-1)
+    if target.excluded_id >= 0:
+        expected = expected - target.share * logits[..., target.excluded_id]
+    losses = torch.logsumexp(logits, dim=-1) - expected - target.entropy
+    return torch.where(wanted, losses, 0.0).sum()
+
+
+def _expected_logits(hidden_states, weight, bias, labels, target):
+    """Average each token's logits under its target, sum_v t_v z_v, without computing them all: (tokens,)."""
+    hidden_states, weight = hidden_states.float(), weight.float()
+    bias = weight.new_zeros(weight.shape[0]) if bias is None else bias.float()
+    true_logits = (hidden_states * weight[labels]).sum(1) + bias[labels]
+    expected = (target.confidence - target.share) * true_logits
+    if target.share > 0:
+        expected += target.share * (hidden_states @ weight.sum(0) + bias.sum())
+    if target.excluded_id >= 0:
+        expected -= target.share * (hidden_states @ weight[target.excluded_id] + bias[target.excluded_id])
+    return expected
+
+
+def _subtract_target(probabilities, labels, target):
+    """Turn probabilities (tokens, vocab) into the gradient with respect to the logits, in place."""
+    if target.share > 0:
+        probabilities -= target.share
+    correction = probabilities.new_full((), target.share - target.confidence).expand(labels.shape[0], 1)
+    probabilities.scatter_add_(1, labels[:, None], correction)
+    if target.excluded_id >= 0:
+        probabilities[:, target.excluded_id] += target.share
+    return probabilities
+
+
+class _ChunkedCrossEntropySum(torch.autograd.Function):
+    """`cross_entropy_sum` of hidden states, with the gradients computed chunk by chunk on the way forward."""
+
+    @staticmethod
+    def forward(ctx, hidden_states, weight, bias, labels, target):  # noqa: D102
+        weight_in_use = weight.to(hidden_states.dtype)
+        grad_hidden = torch.empty_like(hidden_states)
+        grad_weight = torch.zeros_like(weight, dtype=torch.float32)
+        grad_bias = None if bias is None else torch.zeros_like(bias, dtype=torch.float32)
+        total = _expected_logits(hidden_states, weight, bias, labels, target).sum().neg()
+        for start in range(0, hidden_states.shape[0], CHUNK_TOKENS):
+            rows = slice(start, start + CHUNK_TOKENS)
+            chunk = hidden_states[rows]
+            logits = torch.mm(chunk, weight_in_use.t())  # (chunk, vocab)
+            if bias is not None:
+                logits += bias
+            probabilities = torch.softmax(logits, dim=1)  # (chunk, vocab)
+            total += (logits.amax(1).float() - probabilities.amax(1).float().log()).sum()  # the log-sum-exp
+            gradient = _subtract_target(probabilities, labels[rows], target)
+            torch.mm(gradient, weight_in_use, out=grad_hidden[rows])
+            grad_weight += torch.mm(gradient.t(), chunk)
+            if grad_bias is not None:
+                grad_bias += gradient.sum(0, dtype=torch.float32)
+        total -= hidden_states.shape[0] * target.entropy
+        ctx.save_for_backward(grad_hidden, grad_weight, grad_bias)
+        ctx.dtypes = (weight.dtype, None if bias is None else bias.dtype)
+        return total
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, grad_output):  # noqa: D102
+        grad_hidden, grad_weight, grad_bias = ctx.saved_tensors
+        weight_dtype, bias_dtype = ctx.dtypes
+        grad_bias = None if grad_bias is None else (grad_bias * grad_output).to(bias_dtype)
+        return (
+            (grad_hidden * grad_output).to(grad_hidden.dtype),
+            (grad_weight * grad_output).to(weight_dtype),
+            grad_bias,
+            None,
+            None,
+        )
+
+
+class _FrozenRow(torch.autograd.Function):
+    """The matrix itself, with a gradient of zero in one of its rows."""
+
+    @staticmethod
+    def forward(ctx, matrix, row):  # noqa: D102
+        ctx.row = row
+        return matrix.view_as(matrix)
+
+    @staticmethod
+    def backward(ctx, grad_output):  # noqa: D102
+        return grad_output.index_fill(0, torch.tensor(ctx.row, device=grad_output.device), 0.0), None
+
+
+def freeze_row(matrix: torch.Tensor, row: int) -> torch.Tensor:
+    """Keep one row of a matrix as it is: no gradient reaches it through the result.
+
+    Args:
+        matrix (`torch.Tensor` of shape `(rows, columns)`): The matrix.
+        row (`int`): The row.
+
+    Returns:
+        `torch.Tensor` of shape `(rows, columns)`: the same numbers.
+    """
+    return _FrozenRow.apply(matrix, row)
+
+
+def projected_cross_entropy_sum(
+    hidden_states: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    labels: torch.Tensor,
+    target: SmoothedTarget,
+) -> torch.Tensor:
+    """Project hidden states onto the vocabulary and sum the cross-entropy, only where there is a label.
+
+    Works in chunks of `CHUNK_TOKENS` tokens, so that the `(tokens, vocab)` logits never exist whole, and computes their
+    gradient while they are at hand. Compiled code takes the plain formula, which the compiler fuses by itself.
+
+    Args:
+        hidden_states (`torch.Tensor` of shape `(batch, length, d_model)`): What is projected.
+        weight (`torch.Tensor` of shape `(vocab, d_model)`): The projection.
+        bias (`torch.Tensor` of shape `(vocab,)`, *optional*): Its bias.
+        labels (`torch.Tensor` of shape `(batch, length)`): True tokens; -100 where there is none.
+        target (`SmoothedTarget`): The distribution around the true token.
+
+    Returns:
+        `torch.Tensor` of shape `()`: the sum over all labelled tokens, in float32 and nats. Can be differentiated once.
+    """
+    if torch.compiler.is_compiling():
+        return cross_entropy_sum(nn.functional.linear(hidden_states, weight, bias), labels, target)
+    labelled = labels.flatten() != -100
+    hidden_states = hidden_states.flatten(0, 1)[labelled]  # (labelled tokens, d_model)
+    device = hidden_states.device.type
+    if torch.is_autocast_enabled(device):
+        hidden_states = hidden_states.to(torch.get_autocast_dtype(device))
+    with torch.autocast(device, enabled=False):
+        return _ChunkedCrossEntropySum.apply(hidden_states, weight, bias, labels.flatten()[labelled], target)

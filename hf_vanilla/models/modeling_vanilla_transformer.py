@@ -1,0 +1,648 @@
+"""The encoder-decoder Transformer of Vaswani et al. 2017, "Attention Is All You Need", Figure 1.
+
+        source ids                        target ids, shifted right
+            |                                  |
+    embedding * sqrt(d_model)          embedding * sqrt(d_model)
+            | + positions                      | + positions
+    +-------v--------+ x N             +-------v--------+ x N
+    | self-attention |                 | self-attention |  masked: no position sees a later one
+    |  add & norm    |                 |  add & norm    |
+    | feed-forward   |                 |                |
+    |  add & norm    |---- keys, ----->| cross-attention|
+    +----------------+     values      |  add & norm    |
+                                       | feed-forward   |
+                                       |  add & norm    |
+                                       +-------v--------+
+                                       linear, softmax: the next token
+
+Departures from the paper:
+- None in the defaults, except where the paper is silent: the epsilon of LayerNorm (1e-6) and the initialisation
+  (embeddings N(0, d_model^-0.5), Xavier for all matrices), which follow the authors' Tensor2Tensor code.
+- On request only: pre-norm, learned or Tensor2Tensor positions, dropout at other places, untied embeddings, other
+  attention scales, and two other kinds of label smoothing.
+"""
+
+import math
+
+import torch
+from torch import nn
+from transformers import initialization as init
+from transformers.cache_utils import Cache, DynamicCache, EncoderDecoderCache
+from transformers.generation import GenerationMixin
+from transformers.masking_utils import create_bidirectional_mask, create_causal_mask
+from transformers.modeling_layers import GradientCheckpointingLayer
+from transformers.modeling_outputs import (
+    BaseModelOutput,
+    BaseModelOutputWithPastAndCrossAttentions,
+    Seq2SeqLMOutput,
+    Seq2SeqModelOutput,
+)
+from transformers.modeling_utils import PreTrainedModel
+from transformers.utils import logging
+from transformers.utils.generic import can_return_tuple, merge_with_config_defaults
+from transformers.utils.output_capturing import OutputRecorder, capture_outputs
+
+from .configuration_vanilla_transformer import VanillaTransformerConfig
+from .layers import (
+    CrossAttention,
+    FusedLinear,
+    PositionwiseFeedForward,
+    PostNormResidual,
+    PreNormResidual,
+    SelfAttention,
+    check_attention_mask,
+    check_input_ids,
+    dropout,
+    positions_of,
+    sinusoidal_positions,
+)
+from .loss import cross_entropy_sum, freeze_row, projected_cross_entropy_sum, smoothed_target
+
+
+logger = logging.get_logger(__name__)
+
+RESIDUALS = {"post": PostNormResidual, "pre": PreNormResidual}
+
+
+class EncoderLayer(GradientCheckpointingLayer):
+    """Self-attention and a feed-forward network, each inside a residual connection with norm.
+
+    Args:
+        config (`VanillaTransformerConfig`): The model's config.
+
+    Source: Vaswani et al. 2017, 3.1.
+    """
+
+    def __init__(self, config: VanillaTransformerConfig):
+        super().__init__()
+        residual = RESIDUALS[config.norm_position]
+        self.self_attn = SelfAttention(config)
+        self.self_attn_residual = residual(config)
+        self.feed_forward = PositionwiseFeedForward(config)
+        self.feed_forward_residual = residual(config)
+
+    def forward(self, hidden_states: torch.Tensor, attention_mask: torch.Tensor | None = None, **kwargs) -> torch.Tensor:
+        """Run the layer.
+
+        Args:
+            hidden_states (`torch.Tensor` of shape `(batch, src_len, d_model)`): The source.
+            attention_mask (`torch.Tensor`, *optional*): A mask made by transformers' mask helpers.
+            **kwargs: Passed on to the attention kernel.
+
+        Returns:
+            `torch.Tensor` of shape `(batch, src_len, d_model)`: the output.
+        """
+        # 1. self-attention
+        hidden_states = self.self_attn_residual(hidden_states, self.self_attn, attention_mask, **kwargs)
+        # 2. feed-forward
+        return self.feed_forward_residual(hidden_states, self.feed_forward)
+
+
+class DecoderLayer(GradientCheckpointingLayer):
+    """Causal self-attention, cross-attention and a feed-forward network, each inside a residual connection with norm.
+
+    Args:
+        config (`VanillaTransformerConfig`): The model's config.
+        layer_idx (`int`): The layer's number, under which a cache keeps its keys and values.
+
+    Source: Vaswani et al. 2017, 3.1.
+    """
+
+    def __init__(self, config: VanillaTransformerConfig, layer_idx: int):
+        super().__init__()
+        residual = RESIDUALS[config.norm_position]
+        self.self_attn = SelfAttention(config, layer_idx, is_causal=True)
+        self.self_attn_residual = residual(config)
+        self.cross_attn = CrossAttention(config, layer_idx)
+        self.cross_attn_residual = residual(config)
+        self.feed_forward = PositionwiseFeedForward(config)
+        self.feed_forward_residual = residual(config)
+
+    def forward(
+        self,
+        hidden_states: torch.Tensor,
+        attention_mask: torch.Tensor | None,
+        encoder_hidden_states: torch.Tensor,
+        encoder_attention_mask: torch.Tensor | None = None,
+        past_key_values: EncoderDecoderCache | None = None,
+        **kwargs,
+    ) -> torch.Tensor:
+        """Run the layer.
+
+        Args:
+            hidden_states (`torch.Tensor` of shape `(batch, tgt_len, d_model)`): The target.
+            attention_mask (`torch.Tensor`, *optional*): A causal mask made by transformers' mask helpers.
+            encoder_hidden_states (`torch.Tensor` of shape `(batch, src_len, d_model)`): The encoder's output.
+            encoder_attention_mask (`torch.Tensor`, *optional*): A mask over the source.
+            past_key_values (`EncoderDecoderCache`, *optional*): Keys and values of earlier calls.
+            **kwargs: Passed on to the attention kernel.
+
+        Returns:
+            `torch.Tensor` of shape `(batch, tgt_len, d_model)`: the output.
+        """
+        # 1. self-attention
+        hidden_states = self.self_attn_residual(
+            hidden_states, self.self_attn, attention_mask, past_key_values, **kwargs
+        )
+        # 2. cross-attention
+        hidden_states = self.cross_attn_residual(
+            hidden_states, self.cross_attn, encoder_hidden_states, encoder_attention_mask, past_key_values, **kwargs
+        )
+        # 3. feed-forward
+        return self.feed_forward_residual(hidden_states, self.feed_forward)
+
+
+class VanillaTransformerPreTrainedModel(PreTrainedModel):
+    """What all models of the family share: initialisation, and what transformers may do with them."""
+
+    config: VanillaTransformerConfig
+    config_class = VanillaTransformerConfig
+    base_model_prefix = "model"
+    supports_gradient_checkpointing = True
+    _supports_sdpa = True
+    _supports_flash_attn = True
+    _supports_flex_attn = True
+    _supports_attention_backend = True
+    _can_compile_fullgraph = True
+    _no_split_modules = ["EncoderLayer", "DecoderLayer"]
+    _skip_keys_device_placement = "past_key_values"
+
+    @torch.no_grad()
+    def _init_weights(self, module: nn.Module) -> None:
+        """Initialise as Tensor2Tensor does: Xavier for matrices, N(0, d_model^-0.5) for embeddings, padding zero."""
+        if isinstance(module, FusedLinear):
+            module.init_xavier_uniform()
+            init.zeros_(module.bias)
+        elif isinstance(module, nn.Linear):
+            init.xavier_uniform_(module.weight)
+            if module.bias is not None:
+                init.zeros_(module.bias)
+        elif isinstance(module, nn.Embedding):
+            init.normal_(module.weight, std=self.config.d_model**-0.5)
+            if module.padding_idx is not None and not getattr(module.weight, "_is_hf_initialized", False):
+                init.zeros_(module.weight[module.padding_idx])
+        elif isinstance(module, nn.LayerNorm):
+            init.ones_(module.weight)
+            init.zeros_(module.bias)
+
+    def get_expanded_tied_weights_keys(self, all_submodels: bool = False) -> dict[str, str]:
+        # transformers ties nothing at all when `tie_word_embeddings` is false; source and target may be one all the same
+        if all_submodels:
+            return super().get_expanded_tied_weights_keys(all_submodels=True)
+        return dict(self._tied_weights_keys or {})
+
+    def _embed(self, inputs_embeds: torch.Tensor, position_ids: torch.Tensor) -> torch.Tensor:
+        """Scale embeddings by sqrt(d_model), add positions, drop: (batch, length, d_model). Paper, 3.4 and 3.5."""
+        hidden_states = inputs_embeds * math.sqrt(self.config.d_model)
+        if self.config.position_type == "learned":
+            positions = self.embed_positions(position_ids)  # (batch or 1, length, d_model)
+        else:
+            positions = sinusoidal_positions(position_ids, self.config.d_model, self.config.position_type)
+        return dropout(hidden_states + positions.to(hidden_states.dtype), self.config.dropout, self.training)
+
+    def _check_length(self, length: int) -> None:
+        """Refuse what a learned position table does not reach."""
+        limit = self.config.max_position_embeddings
+        if self.config.position_type == "learned" and length > limit:
+            raise ValueError(
+                f"A sequence of {length} positions exceeds `max_position_embeddings` ({limit}) of the learned positions; "
+                "truncate the input or build a model with more."
+            )
+
+
+class VanillaTransformerEncoder(VanillaTransformerPreTrainedModel):
+    """The encoder stack: `encoder_layers` layers, and with pre-norm one more norm.
+
+    Args:
+        config (`VanillaTransformerConfig`): The model's config.
+    """
+
+    _can_record_outputs = {
+        "hidden_states": EncoderLayer,
+        "attentions": OutputRecorder(SelfAttention, index=1),
+    }
+
+    def __init__(self, config: VanillaTransformerConfig):
+        super().__init__(config)
+        vocab_size = config.vocab_size if config.source_vocab_size is None else config.source_vocab_size
+        self.embed_tokens = nn.Embedding(vocab_size, config.d_model, padding_idx=config.pad_token_id)
+        if config.position_type == "learned":
+            self.embed_positions = nn.Embedding(config.max_position_embeddings, config.d_model)
+        self.layers = nn.ModuleList([EncoderLayer(config) for _ in range(config.encoder_layers)])
+        is_pre = config.norm_position == "pre"
+        self.norm = nn.LayerNorm(config.d_model, eps=config.layer_norm_eps) if is_pre else nn.Identity()
+        self.gradient_checkpointing = False
+        self.post_init()
+
+    @merge_with_config_defaults
+    @capture_outputs
+    def forward(
+        self,
+        input_ids: torch.LongTensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        inputs_embeds: torch.Tensor | None = None,
+        **kwargs,
+    ) -> BaseModelOutput:
+        """Encode the source.
+
+        Args:
+            input_ids (`torch.LongTensor` of shape `(batch, src_len)`, *optional*): Source tokens.
+            attention_mask (`torch.Tensor` of shape `(batch, src_len)`, *optional*): 1 for tokens, 0 for padding on
+                either side.
+            inputs_embeds (`torch.Tensor` of shape `(batch, src_len, d_model)`, *optional*): Embeddings in place of
+                `input_ids`, before they are scaled by sqrt(d_model).
+            **kwargs: transformers' `output_attentions`, `output_hidden_states`, `return_dict`.
+
+        Returns:
+            `BaseModelOutput`: `last_hidden_state` of shape `(batch, src_len, d_model)`, and what was asked for.
+
+        Raises:
+            ValueError: if not exactly one of `input_ids` and `inputs_embeds` is given, an id is outside the vocabulary, the
+                mask has another shape, or learned positions don't reach.
+            TypeError: if `input_ids` are no integers.
+        """
+        if (input_ids is None) == (inputs_embeds is None):
+            raise ValueError("Pass either `input_ids` or `inputs_embeds`: exactly one of them.")
+        if inputs_embeds is None:
+            check_input_ids("input_ids", input_ids, self.embed_tokens.num_embeddings)
+            inputs_embeds = self.embed_tokens(input_ids)
+        batch, src_len, _ = inputs_embeds.shape
+        check_attention_mask("attention_mask", attention_mask, batch, src_len)
+        self._check_length(src_len)
+
+        hidden_states = self._embed(inputs_embeds, positions_of(attention_mask, src_len, 0, inputs_embeds.device))
+        attention_mask = create_bidirectional_mask(
+            config=self.config, inputs_embeds=hidden_states, attention_mask=attention_mask
+        )
+        for layer in self.layers:
+            hidden_states = layer(hidden_states, attention_mask, **kwargs)
+        return BaseModelOutput(last_hidden_state=self.norm(hidden_states))
+
+
+class VanillaTransformerDecoder(VanillaTransformerPreTrainedModel):
+    """The decoder stack: `decoder_layers` layers, and with pre-norm one more norm.
+
+    Args:
+        config (`VanillaTransformerConfig`): The model's config.
+    """
+
+    _can_record_outputs = {
+        "hidden_states": DecoderLayer,
+        "attentions": OutputRecorder(SelfAttention, index=1),
+        "cross_attentions": OutputRecorder(CrossAttention, index=1),
+    }
+
+    def __init__(self, config: VanillaTransformerConfig):
+        super().__init__(config)
+        self.embed_tokens = nn.Embedding(config.vocab_size, config.d_model, padding_idx=config.pad_token_id)
+        if config.position_type == "learned":
+            self.embed_positions = nn.Embedding(config.max_position_embeddings, config.d_model)
+        self.layers = nn.ModuleList([DecoderLayer(config, layer_idx) for layer_idx in range(config.decoder_layers)])
+        is_pre = config.norm_position == "pre"
+        self.norm = nn.LayerNorm(config.d_model, eps=config.layer_norm_eps) if is_pre else nn.Identity()
+        self.gradient_checkpointing = False
+        self.post_init()
+
+    @merge_with_config_defaults
+    @capture_outputs
+    def forward(
+        self,
+        input_ids: torch.LongTensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        encoder_hidden_states: torch.Tensor | None = None,
+        encoder_attention_mask: torch.Tensor | None = None,
+        past_key_values: Cache | None = None,
+        inputs_embeds: torch.Tensor | None = None,
+        use_cache: bool | None = None,
+        **kwargs,
+    ) -> BaseModelOutputWithPastAndCrossAttentions:
+        """Decode the target against the encoded source.
+
+        Args:
+            input_ids (`torch.LongTensor` of shape `(batch, tgt_len)`, *optional*): Target tokens, shifted right; with a
+                cache those that are new.
+            attention_mask (`torch.Tensor` of shape `(batch, past_len + tgt_len)`, *optional*): 1 for tokens, 0 for padding.
+            encoder_hidden_states (`torch.Tensor` of shape `(batch, src_len, d_model)`): The encoder's output. Where
+                several consecutive target rows share a source, as beams do, one row for all of them.
+            encoder_attention_mask (`torch.Tensor` of shape `(batch, src_len)`, *optional*): 1 for tokens, 0 for padding.
+            past_key_values (`Cache`, *optional*): Keys and values of the positions before.
+            inputs_embeds (`torch.Tensor` of shape `(batch, tgt_len, d_model)`, *optional*): Embeddings in place of
+                `input_ids`, before they are scaled by sqrt(d_model).
+            use_cache (`bool`, *optional*): Whether to return keys and values; the config's `use_cache` by default.
+            **kwargs: transformers' `output_attentions`, `output_hidden_states`, `return_dict`.
+
+        Returns:
+            `BaseModelOutputWithPastAndCrossAttentions`: `last_hidden_state` of shape `(batch, tgt_len, d_model)`, and what
+            was asked for.
+
+        Raises:
+            ValueError: if not exactly one of `input_ids` and `inputs_embeds` is given, `encoder_hidden_states` are missing
+                or don't fit the batch, an id is outside the vocabulary, a mask has another shape, or learned positions
+                don't reach.
+            TypeError: if `input_ids` are no integers.
+        """
+        if (input_ids is None) == (inputs_embeds is None):
+            raise ValueError("Pass either `decoder_input_ids` or `decoder_inputs_embeds`: exactly one of them.")
+        if encoder_hidden_states is None:
+            raise ValueError("`encoder_hidden_states` is missing: the decoder needs the encoder's output.")
+        if inputs_embeds is None:
+            check_input_ids("decoder_input_ids", input_ids, self.embed_tokens.num_embeddings)
+            inputs_embeds = self.embed_tokens(input_ids)
+        if use_cache and past_key_values is None:
+            past_key_values = EncoderDecoderCache(DynamicCache(config=self.config), DynamicCache(config=self.config))
+        self_cache = getattr(past_key_values, "self_attention_cache", past_key_values)
+        past_len = self_cache.get_seq_length() if self_cache is not None else 0
+        batch, tgt_len, _ = inputs_embeds.shape
+        sources, src_len, _ = encoder_hidden_states.shape
+        if sources != batch and (sources == 0 or batch % sources):
+            raise ValueError(
+                f"`encoder_hidden_states` must have as many rows as `decoder_input_ids` ({batch}), or a whole number of "
+                f"target rows for each; got {sources}."
+            )
+        check_attention_mask("decoder_attention_mask", attention_mask, batch, past_len + tgt_len)
+        check_attention_mask("attention_mask", encoder_attention_mask, sources, src_len)
+        if self.config.position_type == "learned":
+            self._check_length(past_len + tgt_len)
+
+        position_ids = positions_of(attention_mask, tgt_len, past_len, inputs_embeds.device)
+        hidden_states = self._embed(inputs_embeds, position_ids)
+        causal_mask = create_causal_mask(
+            config=self.config, inputs_embeds=hidden_states, attention_mask=attention_mask, past_key_values=self_cache
+        )
+        encoder_attention_mask = create_bidirectional_mask(
+            config=self.config,
+            inputs_embeds=hidden_states,
+            attention_mask=encoder_attention_mask,
+            encoder_hidden_states=encoder_hidden_states,
+        )
+        for layer in self.layers:
+            hidden_states = layer(
+                hidden_states, causal_mask, encoder_hidden_states, encoder_attention_mask, past_key_values, **kwargs
+            )
+        return BaseModelOutputWithPastAndCrossAttentions(
+            last_hidden_state=self.norm(hidden_states), past_key_values=past_key_values
+        )
+
+
+class VanillaTransformerModel(VanillaTransformerPreTrainedModel):
+    """Encoder and decoder, without the output projection.
+
+    Args:
+        config (`VanillaTransformerConfig`): The model's config.
+    """
+
+    def __init__(self, config: VanillaTransformerConfig):
+        super().__init__(config)
+        self.encoder = VanillaTransformerEncoder(config)
+        self.decoder = VanillaTransformerDecoder(config)
+        if config.share_encoder_decoder_embeddings:
+            self._tied_weights_keys = {"encoder.embed_tokens.weight": "decoder.embed_tokens.weight"}
+        self.post_init()
+
+    def get_input_embeddings(self) -> nn.Embedding:
+        return self.encoder.embed_tokens
+
+    def set_input_embeddings(self, value: nn.Embedding) -> None:
+        self.encoder.embed_tokens = value
+        if self.config.share_encoder_decoder_embeddings:
+            self.decoder.embed_tokens = value
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: torch.LongTensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        decoder_input_ids: torch.LongTensor | None = None,
+        decoder_attention_mask: torch.Tensor | None = None,
+        encoder_outputs: BaseModelOutput | tuple | None = None,
+        past_key_values: Cache | None = None,
+        inputs_embeds: torch.Tensor | None = None,
+        decoder_inputs_embeds: torch.Tensor | None = None,
+        use_cache: bool | None = None,
+        **kwargs,
+    ) -> Seq2SeqModelOutput:
+        """Encode the source and decode the target.
+
+        Args:
+            input_ids (`torch.LongTensor` of shape `(batch, src_len)`, *optional*): Source tokens.
+            attention_mask (`torch.Tensor` of shape `(batch, src_len)`, *optional*): 1 for tokens, 0 for padding.
+            decoder_input_ids (`torch.LongTensor` of shape `(batch, tgt_len)`, *optional*): Target tokens, shifted right.
+            decoder_attention_mask (`torch.Tensor` of shape `(batch, tgt_len)`, *optional*): 1 for tokens, 0 for padding.
+            encoder_outputs (`BaseModelOutput` or `tuple`, *optional*): What the encoder returned, if it has run.
+            past_key_values (`Cache`, *optional*): Keys and values of earlier calls.
+            inputs_embeds (`torch.Tensor` of shape `(batch, src_len, d_model)`, *optional*): In place of `input_ids`.
+            decoder_inputs_embeds (`torch.Tensor` of shape `(batch, tgt_len, d_model)`, *optional*): In place of
+                `decoder_input_ids`.
+            use_cache (`bool`, *optional*): Whether to return keys and values.
+            **kwargs: transformers' `output_attentions`, `output_hidden_states`, `return_dict`.
+
+        Returns:
+            `Seq2SeqModelOutput`: `last_hidden_state` of shape `(batch, tgt_len, d_model)` and
+            `encoder_last_hidden_state` of shape `(batch, src_len, d_model)`, and what was asked for.
+        """
+        if encoder_outputs is None:
+            encoder_outputs = self.encoder(
+                input_ids=input_ids, attention_mask=attention_mask, inputs_embeds=inputs_embeds, **kwargs
+            )
+        elif not isinstance(encoder_outputs, BaseModelOutput):
+            encoder_outputs = BaseModelOutput(*encoder_outputs[:3])
+        decoder_outputs = self.decoder(
+            input_ids=decoder_input_ids,
+            attention_mask=decoder_attention_mask,
+            encoder_hidden_states=encoder_outputs.last_hidden_state,
+            encoder_attention_mask=attention_mask,
+            past_key_values=past_key_values,
+            inputs_embeds=decoder_inputs_embeds,
+            use_cache=use_cache,
+            **kwargs,
+        )
+        return Seq2SeqModelOutput(
+            last_hidden_state=decoder_outputs.last_hidden_state,
+            past_key_values=decoder_outputs.past_key_values,
+            decoder_hidden_states=decoder_outputs.hidden_states,
+            decoder_attentions=decoder_outputs.attentions,
+            cross_attentions=decoder_outputs.cross_attentions,
+            encoder_last_hidden_state=encoder_outputs.last_hidden_state,
+            encoder_hidden_states=encoder_outputs.hidden_states,
+            encoder_attentions=encoder_outputs.attentions,
+        )
+
+
+class VanillaTransformerForConditionalGeneration(VanillaTransformerPreTrainedModel, GenerationMixin):
+    """The whole model: encoder, decoder and the projection onto the vocabulary, for translation and the like.
+
+    Args:
+        config (`VanillaTransformerConfig`): The model's config.
+
+    Example:
+
+    ```python
+    >>> import torch
+    >>> from hf_vanilla import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
+    >>> config = VanillaTransformerConfig(vocab_size=11, d_model=16, d_ff=32, num_heads=4, encoder_layers=1)
+    >>> model = VanillaTransformerForConditionalGeneration(config).eval()
+    >>> source = torch.tensor([[3, 4, 5, 2], [6, 7, 2, 0]])
+    >>> outputs = model(source, attention_mask=(source != 0).long(), labels=torch.tensor([[8, 2], [9, 2]]))
+    >>> outputs.logits.shape
+    torch.Size([2, 2, 11])
+
+    ```
+    """
+
+    def __init__(self, config: VanillaTransformerConfig):
+        super().__init__(config)
+        self.model = VanillaTransformerModel(config)
+        self.lm_head = nn.Linear(config.d_model, config.vocab_size, bias=False)
+        tied = {}
+        if config.share_encoder_decoder_embeddings:
+            tied["model.encoder.embed_tokens.weight"] = "model.decoder.embed_tokens.weight"
+        if config.tie_word_embeddings:
+            tied["lm_head.weight"] = "model.decoder.embed_tokens.weight"
+        self._tied_weights_keys = tied
+        self.post_init()
+        self.generation_config.suppress_tokens = [config.pad_token_id]
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: torch.LongTensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        decoder_input_ids: torch.LongTensor | None = None,
+        decoder_attention_mask: torch.Tensor | None = None,
+        encoder_outputs: BaseModelOutput | tuple | None = None,
+        past_key_values: Cache | None = None,
+        inputs_embeds: torch.Tensor | None = None,
+        decoder_inputs_embeds: torch.Tensor | None = None,
+        labels: torch.LongTensor | None = None,
+        use_cache: bool | None = None,
+        num_items_in_batch: torch.Tensor | int | None = None,
+        **kwargs,
+    ) -> Seq2SeqLMOutput:
+        """Predict the target, and with `labels` compute the loss.
+
+        The loss is the mean over labelled tokens; or, if `num_items_in_batch` is given as transformers' Trainer does, their
+        sum divided by it, so that accumulated batches and several processes give the gradient of one large batch. Labels
+        are smoothed in training mode only; there, with `labels`, only labelled positions are projected onto the
+        vocabulary, and `logits` is `None`.
+
+        Args:
+            input_ids (`torch.LongTensor` of shape `(batch, src_len)`, *optional*): Source tokens.
+            attention_mask (`torch.Tensor` of shape `(batch, src_len)`, *optional*): 1 for tokens, 0 for padding.
+            decoder_input_ids (`torch.LongTensor` of shape `(batch, tgt_len)`, *optional*): Target tokens, shifted right;
+                made from `labels` by default.
+            decoder_attention_mask (`torch.Tensor` of shape `(batch, tgt_len)`, *optional*): 1 for tokens, 0 for padding.
+            encoder_outputs (`BaseModelOutput` or `tuple`, *optional*): What the encoder returned, if it has run.
+            past_key_values (`Cache`, *optional*): Keys and values of earlier calls.
+            inputs_embeds (`torch.Tensor` of shape `(batch, src_len, d_model)`, *optional*): In place of `input_ids`.
+            decoder_inputs_embeds (`torch.Tensor` of shape `(batch, tgt_len, d_model)`, *optional*): In place of
+                `decoder_input_ids`.
+            labels (`torch.LongTensor` of shape `(batch, tgt_len)`, *optional*): Target tokens, not shifted; -100 is ignored.
+            use_cache (`bool`, *optional*): Whether to return keys and values.
+            num_items_in_batch (`torch.Tensor` or `int`, *optional*): Labelled tokens of the whole optimizer step.
+            **kwargs: transformers' `output_attentions`, `output_hidden_states`, `return_dict`.
+
+        Returns:
+            `Seq2SeqLMOutput`: `loss` of shape `()` in nats, `logits` of shape `(batch, tgt_len, vocab)`, and what was asked
+            for.
+
+        Raises:
+            ValueError: if a label is outside the vocabulary.
+        """
+        if labels is not None:
+            use_cache = False
+            check_input_ids("labels", labels.clamp(min=0) * (labels != -100) + labels * (labels < -100), self.config.vocab_size)
+            if decoder_input_ids is None and decoder_inputs_embeds is None:
+                decoder_input_ids = self.prepare_decoder_input_ids_from_labels(labels)
+        outputs: Seq2SeqModelOutput = self.model(
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            decoder_input_ids=decoder_input_ids,
+            decoder_attention_mask=decoder_attention_mask,
+            encoder_outputs=encoder_outputs,
+            past_key_values=past_key_values,
+            inputs_embeds=inputs_embeds,
+            decoder_inputs_embeds=decoder_inputs_embeds,
+            use_cache=use_cache,
+            **kwargs,
+        )
+        loss, logits = self._loss_and_logits(outputs.last_hidden_state, labels, num_items_in_batch)
+        return Seq2SeqLMOutput(
+            loss=loss,
+            logits=logits,
+            past_key_values=outputs.past_key_values,
+            decoder_hidden_states=outputs.decoder_hidden_states,
+            decoder_attentions=outputs.decoder_attentions,
+            cross_attentions=outputs.cross_attentions,
+            encoder_last_hidden_state=outputs.encoder_last_hidden_state,
+            encoder_hidden_states=outputs.encoder_hidden_states,
+            encoder_attentions=outputs.encoder_attentions,
+        )
+
+    def _loss_and_logits(
+        self, hidden_states: torch.Tensor, labels: torch.Tensor | None, num_items_in_batch: torch.Tensor | int | None
+    ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+        """Compute the loss if there are labels, and the logits (batch, tgt_len, vocab) unless training needs none."""
+        config, logits = self.config, None
+        smoothing = config.label_smoothing if self.training else 0.0
+        target = smoothed_target(smoothing, config.label_smoothing_type, config.vocab_size, config.pad_token_id)
+        if labels is not None and self.training and type(self.lm_head) is nn.Linear:
+            weight = self.lm_head.weight
+            if config.tie_word_embeddings:
+                weight = freeze_row(weight, config.pad_token_id)
+            loss = projected_cross_entropy_sum(hidden_states, weight, self.lm_head.bias, labels, target)
+        else:
+            logits = self.lm_head(hidden_states)
+            loss = None if labels is None else cross_entropy_sum(logits, labels, target)
+        if loss is not None:
+            if num_items_in_batch is None:
+                num_items_in_batch = (labels != -100).sum()
+            if isinstance(num_items_in_batch, torch.Tensor):
+                num_items_in_batch = num_items_in_batch.to(loss.device).clamp(min=1)
+            loss = loss / num_items_in_batch
+        return loss, logits
+
+    def prepare_decoder_input_ids_from_labels(self, labels: torch.Tensor) -> torch.Tensor:
+        """Shift labels right: what the decoder reads when it is to write them (`DataCollatorForSeq2Seq` calls this).
+
+        Args:
+            labels (`torch.LongTensor` of shape `(batch, tgt_len)`): Target tokens; -100 becomes padding.
+
+        Returns:
+            `torch.LongTensor` of shape `(batch, tgt_len)`: `decoder_start_token_id` and all labels but the last.
+        """
+        start = labels.new_full((labels.shape[0], 1), self.config.decoder_start_token_id)
+        shifted = torch.cat((start, labels[:, :-1]), dim=1)[:, : labels.shape[1]]
+        return shifted.masked_fill(shifted == -100, self.config.pad_token_id)
+
+    def _reorder_cache(self, past_key_values: EncoderDecoderCache, beam_idx: torch.Tensor) -> EncoderDecoderCache:
+        """Let the beams' pasts follow them. Beams of a sentence share their source, so that stays where it is."""
+        past_key_values.self_attention_cache.reorder_cache(beam_idx)
+        return past_key_values
+
+    def _expand_inputs_for_generation(self, expand_size=1, is_encoder_decoder=False, input_ids=None, **model_kwargs):
+        """Give each sentence `expand_size` target rows; they share one source where attention can do so."""
+        if self.config._attn_implementation not in ("eager", "sdpa"):
+            return super()._expand_inputs_for_generation(
+                expand_size=expand_size, is_encoder_decoder=is_encoder_decoder, input_ids=input_ids, **model_kwargs
+            )
+        shared = {name: model_kwargs.pop(name) for name in ("encoder_outputs", "attention_mask") if name in model_kwargs}
+        input_ids, model_kwargs = super()._expand_inputs_for_generation(
+            expand_size=expand_size, input_ids=input_ids, **model_kwargs
+        )
+        return input_ids, {**model_kwargs, **shared}
+
+    def _prepare_generated_length(self, generation_config, has_default_max_length, *args, **kwargs):
+        """Let a translation be up to 50 tokens longer than its source unless the user says otherwise (paper, 6.1)."""
+        inputs_tensor = kwargs["inputs_tensor"]
+        if has_default_max_length and generation_config.max_new_tokens is None:
+            generation_config.max_new_tokens = inputs_tensor.shape[1] + 50
+        return super()._prepare_generated_length(generation_config, has_default_max_length, *args, **kwargs)
+
+
+__all__ = [
+    "VanillaTransformerDecoder",
+    "VanillaTransformerEncoder",
+    "VanillaTransformerForConditionalGeneration",
+    "VanillaTransformerModel",
+    "VanillaTransformerPreTrainedModel",
+]
