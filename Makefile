@@ -1,0 +1,58 @@
+# The commands of the project. Each of them creates .venv when there is none, so Python >= 3.11 and make are all it takes.
+
+# The interpreter that .venv is made with: `make PYTHON=/path/to/python3.12 venv` chooses another one.
+PYTHON ?= $(firstword $(foreach name,python3 python3.14 python3.13 python3.12 python3.11 python,$(shell \
+	$(name) -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1 && echo $(name))))
+
+VENV := .venv
+VENV_PYTHON := $(VENV)/bin/python
+INSTALLED := $(VENV)/.installed
+
+# Tests run one process per core, so every process keeps to one thread.
+OFFLINE := HF_HUB_OFFLINE=1
+ONE_THREAD := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false
+PYTEST := $(OFFLINE) $(ONE_THREAD) $(VENV_PYTHON) -m pytest -n auto --dist loadgroup
+
+.DEFAULT_GOAL := help
+.PHONY: help venv demo test test-slow check format benchmark
+
+help:  ## List these commands.
+	@grep -hE '^[a-z-]+:.*  ## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*  ## /\1\t/' | expand -t 14
+
+venv: $(INSTALLED)  ## Create .venv and install the package with all it needs.
+
+demo: $(INSTALLED)  ## Train a small date translator from nothing, in minutes, and show what it learnt.
+	$(OFFLINE) $(VENV_PYTHON) scripts/demo.py
+
+test: $(INSTALLED)  ## Run the tests, on all cores, without a network.
+	$(PYTEST)
+
+test-slow: $(INSTALLED)  ## Run the tests that take longer than 20 seconds each.
+	$(PYTEST) -m slow
+
+check: $(INSTALLED)  ## Lint, check the format, the types and the docstrings.
+	$(VENV_PYTHON) -m ruff check .
+	$(VENV_PYTHON) -m ruff format --check .
+	$(VENV_PYTHON) -m mypy
+	$(VENV_PYTHON) -m flake8 hf_vanilla scripts
+
+format: $(INSTALLED)  ## Format the code and apply the safe fixes of the linter.
+	$(VENV_PYTHON) -m ruff check --fix .
+	$(VENV_PYTHON) -m ruff format .
+
+benchmark: $(INSTALLED)  ## Measure speed: runs every script of scripts/benchmark.
+	@for script in scripts/benchmark/*.py; do \
+		test -e "$$script" || { echo "There is no script in scripts/benchmark." >&2; exit 1; }; \
+		echo "$(VENV_PYTHON) $$script"; $(OFFLINE) $(VENV_PYTHON) "$$script" || exit 1; \
+	done
+
+# torch goes first and alone: an installed torch that satisfies the constraints keeps pip from choosing another build.
+# An environment that is already there is kept and brought up to date.
+$(INSTALLED): pyproject.toml constraints.txt
+	@"$(PYTHON)" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
+		echo "hf_vanilla needs Python 3.11 or newer; found: $$(python3 --version 2>&1)." >&2; \
+		echo "Install one, or name it: make PYTHON=/path/to/python3.11 $(MAKECMDGOALS)" >&2; exit 1; }
+	@$(VENV_PYTHON) -m pip --version >/dev/null 2>&1 || "$(PYTHON)" -m venv $(VENV)
+	$(VENV_PYTHON) -m pip install -c constraints.txt torch
+	$(VENV_PYTHON) -m pip install -c constraints.txt -e ".[dev]"
+	@touch $@

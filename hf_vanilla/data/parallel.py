@@ -1,0 +1,531 @@
+"""Parallel text from the Hub or from local files, and its way to token ids.
+
+Whatever the source, the result has the string columns `source` and `target`. Local text, JSON and CSV files are read
+here and not by `datasets`, whose readers take ISO dates for timestamps, the word "NA" for a missing value, and U+2028
+for the end of a line; an error names the file and the line. Either way the data lies in a memory-mapped cache, or is
+streamed.
+"""
+
+import csv
+import gzip
+import itertools
+import json
+import os
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, TypeVar
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from datasets import (
+    Dataset,
+    DatasetDict,
+    Features,
+    IterableDataset,
+    IterableDatasetDict,
+    NamedSplit,
+    Value,
+    load_dataset,
+)
+from transformers import PreTrainedTokenizerBase
+from transformers.utils import logging
+
+
+logger = logging.get_logger(__name__)
+
+AnyDataset = TypeVar("AnyDataset", Dataset, DatasetDict, IterableDataset, IterableDatasetDict)
+Files = str | os.PathLike[str] | tuple[str | os.PathLike[str], str | os.PathLike[str]]
+NumberedPair = tuple[int, Any, Any]
+
+_PAIR_FEATURES = Features({"source": Value("string"), "target": Value("string")})
+# WMT and other translation sets of the Hub hold one column of {language: sentence}.
+_TRANSLATION = "translation"
+_NAMED_EMPTY_LINES = 10
+_CUT_COLUMNS = ("source_is_cut", "target_is_cut")
+
+
+def load_parallel_dataset(
+    dataset_name: str | None = None,
+    config_name: str | None = None,
+    *,
+    data_files: Mapping[str, Files] | None = None,
+    source_column: str = "source",
+    target_column: str = "target",
+    revision: str | None = None,
+    streaming: bool = False,
+) -> DatasetDict | IterableDatasetDict:
+    """Load sentence pairs, either a data set of the Hub by name or local files.
+
+    ```python
+    load_parallel_dataset("wmt14", "de-en", source_column="en", target_column="de")
+    load_parallel_dataset(data_files={"train": ("train.en.gz", "train.de.gz"), "validation": ("val.en", "val.de")})
+    load_parallel_dataset(data_files={"train": "train.jsonl"}, source_column="en", target_column="de")
+    ```
+
+    Pairs with an empty side (nothing but white space) are left out, and a warning names them by number.
+
+    Text files hold one sentence a line, line N of one file being the translation of line N of the other. Only the
+    newline character ends a line, with or without a carriage return before it; a byte-order mark is taken off. They
+    and JSON and CSV files are read once to the end before anything else happens, so that an error in the last line
+    shows at the start, streaming or not.
+
+    Args:
+        dataset_name (`str`, *optional*):
+            Name on the Hub, or whatever else `datasets.load_dataset` takes.
+        config_name (`str`, *optional*):
+            Configuration of that data set, for example `"de-en"`.
+        data_files (`Mapping[str, str | tuple[str, str]]`, *optional*):
+            Split name to file, or to (source file, target file) for plain text. One file may be `.json` (one object a
+            line, or one array of objects), `.jsonl`, `.csv` (with a header) or `.parquet`; all may end in `.gz`.
+        source_column (`str`):
+            Column of the source, or its language code in a `translation` column. Text files have no columns.
+        target_column (`str`):
+            The same for the target.
+        revision (`str`, *optional*):
+            Branch, tag or commit on the Hub.
+        streaming (`bool`):
+            Whether to read while training, for what is larger than memory and disk cache.
+
+    Returns:
+        `DatasetDict`, or `IterableDatasetDict` when streaming: splits with the columns `source` and `target`.
+
+    Raises:
+        ValueError: if both or neither of `dataset_name` and `data_files` are given, a column is missing, line counts
+            are unequal, a file is not UTF-8 or not what its name says, or no pair is left.
+        TypeError: if a column holds something else than strings, or a split has neither one file nor two.
+        FileNotFoundError: if a file does not exist.
+    """
+    if (dataset_name is None) == (not data_files):
+        raise ValueError(
+            "Pass either `dataset_name` or `data_files`, got " + ("neither." if not data_files else "both.")
+        )
+    if source_column == target_column:
+        raise ValueError(f"`source_column` and `target_column` must differ, both are {source_column!r}.")
+    columns = (source_column, target_column)
+    if dataset_name is not None:
+        loaded = load_dataset(dataset_name, config_name, revision=revision, streaming=streaming)
+        splits = {name: _pairs_of_table(split, columns, f"{dataset_name} ({name})") for name, split in loaded.items()}
+    else:
+        if config_name is not None or revision is not None:
+            raise ValueError("`config_name` and `revision` belong to `dataset_name`; leave them out for local files.")
+        paths = {name: _checked_paths(name, files) for name, files in (data_files or {}).items()}
+        splits = {name: _load_files(name, files, columns, streaming) for name, files in paths.items()}
+    return IterableDatasetDict(splits) if streaming else DatasetDict(splits)
+
+
+def tokenize_parallel_dataset(
+    dataset: AnyDataset,
+    tokenizer: PreTrainedTokenizerBase,
+    target_tokenizer: PreTrainedTokenizerBase | None = None,
+    *,
+    max_source_length: int | None = None,
+    max_target_length: int | None = None,
+    num_proc: int | None = None,
+) -> AnyDataset:
+    """Turn `source` and `target` into the `input_ids`, `attention_mask` and `labels` that the model is trained on.
+
+    A side that is too long keeps its left part and still ends in `</s>`. One warning tells how many there were; on
+    streaming data it comes as they are met, at 1, 10, 100... of them.
+
+    The result goes into `DataCollatorForSeq2Seq(tokenizer, model=model)` as it is, which pads each batch.
+
+    Args:
+        dataset (`Dataset`, `DatasetDict`, `IterableDataset` or `IterableDatasetDict`):
+            With the string columns `source` and `target`; other columns are dropped.
+        tokenizer (`PreTrainedTokenizerBase`):
+            Of the source, and of the target unless `target_tokenizer` is given.
+        target_tokenizer (`PreTrainedTokenizerBase`, *optional*):
+            For separate vocabularies.
+        max_source_length (`int`, *optional*):
+            Most tokens of a source, `</s>` included; no limit when not given.
+        max_target_length (`int`, *optional*):
+            Most tokens of a label, `</s>` included; no limit when not given.
+        num_proc (`int`, *optional*):
+            Processes to share the work; not for streaming data.
+
+    Returns:
+        The same kind of data set, with the columns `input_ids`, `attention_mask` and `labels`.
+
+    Raises:
+        ValueError: if a column is missing, a text is none, a maximum leaves no room for text, or `num_proc` is given
+            for streaming data.
+        TypeError: if `dataset` is of another class or a maximum is no integer.
+    """
+    target_tokenizer = tokenizer if target_tokenizer is None else target_tokenizer
+    _check_max_length("max_source_length", max_source_length, tokenizer)
+    _check_max_length("max_target_length", max_target_length, target_tokenizer)
+    pair_tokenizer = _PairTokenizer(tokenizer, target_tokenizer, max_source_length, max_target_length)
+    if isinstance(dataset, DatasetDict | IterableDatasetDict):
+        return type(dataset)(
+            {name: _tokenize_split(split, pair_tokenizer, num_proc, name) for name, split in dataset.items()}
+        )
+    return _tokenize_split(dataset, pair_tokenizer, num_proc, "the data set")
+
+
+def _checked_paths(split: str, files: Files) -> tuple[str, ...]:
+    """Return one or two absolute paths of files that exist."""
+    paths = (files,) if isinstance(files, str | os.PathLike) else tuple(files)
+    if not 1 <= len(paths) <= 2 or not all(isinstance(path, str | os.PathLike) for path in paths):
+        raise TypeError(
+            f"`data_files[{split!r}]` must be one file, or a source file and a target file, got {files!r}."
+        )
+    for path in paths:
+        if not os.path.isfile(path):
+            raise FileNotFoundError(f"`data_files[{split!r}]` must name existing files, but there is no file {path}.")
+    return tuple(os.path.abspath(path) for path in paths)
+
+
+def _load_files(
+    split: str, paths: tuple[str, ...], columns: tuple[str, str], streaming: bool
+) -> Dataset | IterableDataset:
+    """Check one split's files to the end, then load or stream them."""
+    if len(paths) == 1 and _kind(paths[0]) == ".parquet":
+        table = load_dataset("parquet", data_files=paths[0], split="train", streaming=streaming)
+        return _pairs_of_table(table, columns, paths[0])
+    pairs = 0
+    empty = []
+    for number, source, target in _read_pairs(paths, columns):
+        if _is_empty(source) or _is_empty(target):
+            empty.append(number)
+        else:
+            pairs += 1
+    _report_empty(empty, pairs, " and ".join(paths))
+    # The cache must notice a file that was changed in place.
+    stamps = tuple((os.stat(path).st_size, os.stat(path).st_mtime_ns) for path in paths)
+    arguments = {"paths": paths, "columns": columns, "stamps": stamps}
+    kind = IterableDataset if streaming else Dataset
+    return kind.from_generator(_generate_pairs, features=_PAIR_FEATURES, gen_kwargs=arguments, split=NamedSplit(split))
+
+
+def _generate_pairs(
+    paths: tuple[str, ...], columns: tuple[str, str], stamps: tuple[tuple[int, int], ...]
+) -> Iterator[dict[str, str]]:
+    """Yield the rows of one split, without the pairs that have an empty side."""
+    for _, source, target in _read_pairs(paths, columns):
+        if not (_is_empty(source) or _is_empty(target)):
+            yield {"source": source, "target": target}
+
+
+def _read_pairs(paths: tuple[str, ...], columns: tuple[str, str]) -> Iterator[NumberedPair]:
+    """Yield (line number from 1, source, target) of one split, empty ones included."""
+    if len(paths) == 2:
+        yield from _read_text_files(*paths)
+        return
+    kind = _kind(paths[0])
+    if kind == ".csv":
+        rows = _read_csv(paths[0], columns)
+    elif kind in (".json", ".jsonl"):
+        rows = _read_json(paths[0], columns)
+    else:
+        raise ValueError(
+            f"`data_files` must end in .json, .jsonl, .csv or .parquet (or that and .gz), got {paths[0]}; for plain "
+            "text give two files, source and target."
+        )
+    for number, source, target in rows:
+        for column, text in zip(columns, (source, target), strict=True):
+            if text is not None and not isinstance(text, str):
+                raise TypeError(
+                    f"{paths[0]}, line {number}: {column!r} must be a string, got {text!r} ({type(text).__name__})."
+                )
+        yield number, source, target
+
+
+def _kind(path: str) -> str:
+    """Return the ending of a file name without `.gz`, in lower case."""
+    name = path.lower()
+    return os.path.splitext(name.removesuffix(".gz"))[1]
+
+
+def _read_text_files(source_file: str, target_file: str) -> Iterator[NumberedPair]:
+    """Yield the line pairs of two files; raise at the end of the shorter one."""
+    files = (source_file, target_file)
+    sides = [_read_lines(path) for path in files]
+    for number, pair in enumerate(itertools.zip_longest(*sides), start=1):
+        if None in pair:
+            counts = [number - 1 if line is None else number for line in pair]
+            counts = [count + sum(1 for _ in side) for count, side in zip(counts, sides, strict=True)]
+            raise ValueError(
+                "Source and target file must have equally many lines, but "
+                + " and ".join(f"{path} has {count}" for path, count in zip(files, counts, strict=True))
+                + "; line N of one must be the translation of line N of the other."
+            )
+        yield number, *(line.removesuffix("\n").removesuffix("\r") for line in pair)
+
+
+def _read_lines(path: str) -> Iterator[str]:
+    """Yield the lines of a UTF-8 file with their endings; only a newline character ends a line."""
+    opener = gzip.open if path.lower().endswith(".gz") else open
+    number = 0
+    with opener(path, "rb") as file:
+        try:
+            for number, line in enumerate(file, start=1):
+                yield line.decode("utf-8-sig" if number == 1 else "utf-8")
+        except UnicodeDecodeError as error:
+            raise ValueError(
+                f"{path} must be UTF-8, but line {number} is not: {error.reason} at byte {error.start} of the line "
+                f"(0x{error.object[error.start]:02x}). Convert it, for example with `iconv -t UTF-8`."
+            ) from None
+        except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+            raise ValueError(f"{path} must be a whole gzip file, but after line {number}: {error}.") from None
+
+
+def _read_csv(path: str, columns: tuple[str, str]) -> Iterator[NumberedPair]:
+    """Yield the two columns of a CSV file with a header; a field may hold newline characters."""
+    reader = csv.reader(_read_lines(path), strict=True)
+    try:
+        header = next(reader, [])
+        _check_columns(columns, header, path)
+        indices = [header.index(column) for column in columns]
+        for row in reader:
+            if not row:
+                continue
+            if len(row) != len(header):
+                raise ValueError(
+                    f"{path}, line {reader.line_num}: must have {len(header)} fields as the header has, got {len(row)}."
+                )
+            yield reader.line_num, *(row[index] for index in indices)
+    except csv.Error as error:
+        raise ValueError(f"{path} must be valid CSV, but line {reader.line_num}: {error}.") from None
+
+
+def _read_json(path: str, columns: tuple[str, str]) -> Iterator[NumberedPair]:
+    """Yield two fields of each object, one object a line or one array of them."""
+    lines = _read_lines(path)
+    first = next(lines, "")
+    if first.lstrip().startswith("["):
+        try:
+            rows: Iterable[tuple[int, Any]] = enumerate(json.loads(first + "".join(lines)), start=1)
+        except json.JSONDecodeError as error:
+            raise ValueError(f"{path} must be valid JSON, but line {error.lineno}: {error.msg}.") from None
+    else:
+        rows = _parse_json_lines(path, itertools.chain([first], lines))
+    for number, row in rows:
+        if not isinstance(row, dict):
+            raise ValueError(f"{path}, line {number}: must be a JSON object, got {type(row).__name__}.")
+        nested = row.get(_TRANSLATION)
+        fields = nested if isinstance(nested, dict) else row
+        _check_columns(columns, list(fields), f"{path}, line {number}")
+        yield number, *(fields[column] for column in columns)
+
+
+def _parse_json_lines(path: str, lines: Iterable[str]) -> Iterator[tuple[int, Any]]:
+    """Yield (line number, value) of each line that is not blank."""
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        try:
+            yield number, json.loads(line)
+        except json.JSONDecodeError as error:
+            raise ValueError(f"{path} must have one JSON object a line, but line {number}: {error.msg}.") from None
+
+
+def _check_columns(columns: tuple[str, str], existing: list[str], where: str) -> None:
+    """Raise if a column does not exist, and name those that do."""
+    for name, column in zip(("source_column", "target_column"), columns, strict=True):
+        if column not in existing:
+            raise ValueError(
+                f"`{name}` must name a column, but {where} has no {column!r}; it has {', '.join(map(repr, existing))}."
+            )
+
+
+def _is_empty(text: str | None) -> bool:
+    """Tell whether there is nothing to learn from: no text at all or only white space."""
+    return text is None or not text.strip()
+
+
+def _report_empty(numbers: list[int], pairs: int, where: str) -> None:
+    """Warn about the pairs that are left out, and raise if these are all."""
+    if not pairs:
+        raise ValueError(f"{where} must have at least one pair with text on both sides, but has none.")
+    if numbers:
+        named = ", ".join(map(str, numbers[:_NAMED_EMPTY_LINES]))
+        more = ", ..." if len(numbers) > _NAMED_EMPTY_LINES else ""
+        logger.warning(
+            f"{where}: left out {len(numbers)} of {len(numbers) + pairs} pairs because a side is empty "
+            f"(number {named}{more})."
+        )
+
+
+def _pairs_of_table(
+    table: Dataset | IterableDataset, columns: tuple[str, str], where: str
+) -> Dataset | IterableDataset:
+    """Reduce a table of `datasets` to the columns `source` and `target`."""
+    if isinstance(table, IterableDataset):
+        return _pairs_of_stream(table, columns, where)
+    if columns[0] not in table.column_names and _TRANSLATION in table.column_names:
+        _check_columns(columns, list(table[0][_TRANSLATION]), f"the column {_TRANSLATION!r} of {where}")
+        table = table.select_columns([_TRANSLATION]).flatten()
+        columns = (f"{_TRANSLATION}.{columns[0]}", f"{_TRANSLATION}.{columns[1]}")
+    _check_columns(columns, table.column_names, where)
+    for column in columns:
+        dtype = getattr(table.features[column], "dtype", None)
+        if dtype not in ("string", "large_string"):
+            raise TypeError(f"{where}: column {column!r} must hold strings, got {dtype or table.features[column]}.")
+    table = table.select_columns(list(columns)).rename_columns(dict(zip(columns, _PAIR_FEATURES, strict=True)))
+    kept = []
+    for block in table.with_format("arrow").iter(batch_size=100_000):
+        texts = [pc.utf8_trim_whitespace(pc.fill_null(block[side], "")) for side in _PAIR_FEATURES]
+        kept.append(pc.and_(*(pc.not_equal(side, "") for side in texts)))
+    mask = pa.chunked_array([part for chunked in kept for part in chunked.chunks], type=pa.bool_()).to_numpy()
+    _report_empty(((~mask).nonzero()[0] + 1).tolist(), int(mask.sum()), where)
+    return table if mask.all() else table.select(mask.nonzero()[0])
+
+
+def _pairs_of_stream(table: IterableDataset, columns: tuple[str, str], where: str) -> IterableDataset:
+    """Do the same for a stream, where what a row holds is known only when it comes."""
+    names = table.column_names or list(next(iter(table), {}))
+    nested = columns[0] not in names and _TRANSLATION in names
+    if nested:
+        first = next(iter(table))
+        _check_columns(columns, list(first[_TRANSLATION]), f"the column {_TRANSLATION!r} of {where}")
+    else:
+        _check_columns(columns, names, where)
+    pick = _ColumnPicker(columns, nested, where)
+    pairs = table.map(pick, with_indices=True, remove_columns=names, features=_PAIR_FEATURES)
+    return pairs.filter(_has_both_sides, input_columns=list(_PAIR_FEATURES))
+
+
+def _has_both_sides(source: str | None, target: str | None) -> bool:
+    """Tell whether a pair has text on both sides."""
+    return not (_is_empty(source) or _is_empty(target))
+
+
+class _ColumnPicker:
+    """Take source and target out of a row of a stream, and warn about the first pairs that have an empty side."""
+
+    def __init__(self, columns: tuple[str, str], nested: bool, where: str) -> None:
+        self.columns = columns
+        self.nested = nested
+        self.where = where
+        self.empty = 0
+
+    def __call__(self, row: Mapping[str, Any], index: int) -> dict[str, str | None]:
+        fields = row[_TRANSLATION] if self.nested else row
+        source, target = (fields[column] for column in self.columns)
+        if not _has_both_sides(source, target) and self.empty < _NAMED_EMPTY_LINES:
+            self.empty += 1
+            last = "; further ones are not named" if self.empty == _NAMED_EMPTY_LINES else ""
+            logger.warning(f"{self.where}: left out pair {index + 1} because a side is empty{last}.")
+        return {"source": source, "target": target}
+
+
+def _check_max_length(name: str, max_length: int | None, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Raise unless `max_length` leaves room for a token beside the special ones."""
+    if max_length is None:
+        return
+    if not isinstance(max_length, int) or isinstance(max_length, bool):
+        raise TypeError(f"`{name}` must be an integer or none, got {max_length!r}.")
+    special = tokenizer.num_special_tokens_to_add()
+    if max_length <= special:
+        raise ValueError(
+            f"`{name}` must be at least {special + 1} ({special} special tokens and one of text), got {max_length}."
+        )
+
+
+def _tokenize_split(split: Any, pair_tokenizer: "_PairTokenizer", num_proc: int | None, name: str) -> Any:
+    """Tokenise one split and tell how many of its texts were cut."""
+    if not isinstance(split, Dataset | IterableDataset):
+        raise TypeError(f"`dataset` must come from `datasets`, got {type(split).__name__}.")
+    names = split.column_names or list(next(iter(split), {}))
+    missing = [column for column in _PAIR_FEATURES if column not in names]
+    if missing:
+        raise ValueError(
+            f"`dataset` ({name}) must have the columns 'source' and 'target', but has {', '.join(map(repr, names))}; "
+            "`load_parallel_dataset` makes them."
+        )
+    if isinstance(split, IterableDataset):
+        if num_proc is not None:
+            raise ValueError("`num_proc` is not for streaming data; use `dataloader_num_workers` in training.")
+        counting = _CountingPairTokenizer(pair_tokenizer, name)
+        return split.map(counting, batched=True, with_indices=True, remove_columns=names)
+    tokenized = split.map(
+        pair_tokenizer,
+        batched=True,
+        with_indices=True,
+        remove_columns=names,
+        num_proc=num_proc,
+        desc=f"Tokenizing {name}",
+    )
+    # Counted from a column and not while mapping, for a cached result is not mapped again.
+    counts = [pc.sum(tokenized.data.column(column)).as_py() or 0 for column in _CUT_COLUMNS]
+    if any(counts):
+        pair_tokenizer.warn_of_cut(name, counts, len(tokenized))
+    return tokenized.remove_columns(list(_CUT_COLUMNS))
+
+
+class _PairTokenizer:
+    """Tokenise a batch of pairs, and say which texts were too long."""
+
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        target_tokenizer: PreTrainedTokenizerBase,
+        max_source_length: int | None,
+        max_target_length: int | None,
+    ) -> None:
+        self.tokenizer = tokenizer
+        self.target_tokenizer = target_tokenizer
+        self.max_source_length = max_source_length
+        self.max_target_length = max_target_length
+
+    def __call__(self, rows: Mapping[str, list[str]], indices: list[int]) -> dict[str, list[Any]]:
+        for side in _PAIR_FEATURES:
+            for index, text in zip(indices, rows[side], strict=True):
+                if not isinstance(text, str):
+                    raise ValueError(
+                        f"`dataset` must hold text on both sides, but {side!r} of row {index} is {text!r}."
+                    )
+        source_ids, source_cut = _encode(self.tokenizer, "text", rows["source"], self.max_source_length)
+        target_ids, target_cut = _encode(self.target_tokenizer, "text_target", rows["target"], self.max_target_length)
+        return {
+            "input_ids": source_ids,
+            "attention_mask": [[1] * len(ids) for ids in source_ids],
+            "labels": target_ids,
+            **dict(zip(_CUT_COLUMNS, (source_cut, target_cut), strict=True)),
+        }
+
+    def warn_of_cut(self, name: str, counts: list[int], pairs: int) -> None:
+        """Say how many sources and targets of `pairs` pairs lost their right part."""
+        sides = (
+            ("sources", counts[0], "max_source_length", self.max_source_length),
+            ("targets", counts[1], "max_target_length", self.max_target_length),
+        )
+        cut = " and ".join(
+            f"{count} {side} to `{argument}` ({limit} tokens)" for side, count, argument, limit in sides if count
+        )
+        logger.warning(f"{name}: of {pairs} pairs, cut {cut}; the left part is kept.")
+
+
+def _encode(
+    tokenizer: PreTrainedTokenizerBase, argument: str, texts: list[str], max_length: int | None
+) -> tuple[list[list[int]], list[bool]]:
+    """Return the ids of each text, cut to `max_length`, and whether it was cut."""
+    ids = tokenizer(**{argument: texts}, verbose=False)["input_ids"]
+    is_cut = [max_length is not None and len(sequence) > max_length for sequence in ids]
+    # The tokenizer itself cuts, so that what it puts at the end of a text is still there.
+    too_long = [text for text, cut in zip(texts, is_cut, strict=True) if cut]
+    if too_long:
+        shortened = iter(tokenizer(**{argument: too_long}, truncation=True, max_length=max_length)["input_ids"])
+        ids = [next(shortened) if cut else sequence for sequence, cut in zip(ids, is_cut, strict=True)]
+    return ids, is_cut
+
+
+class _CountingPairTokenizer:
+    """Tokenise a stream, and warn when 1, 10, 100... of its pairs were too long."""
+
+    def __init__(self, pair_tokenizer: _PairTokenizer, name: str) -> None:
+        self.pair_tokenizer = pair_tokenizer
+        self.name = name
+        self.pairs = 0
+        self.counts = [0, 0]
+        self.next_warning = 1
+
+    def __call__(self, rows: Mapping[str, list[str]], indices: list[int]) -> dict[str, list[Any]]:
+        columns = self.pair_tokenizer(rows, indices)
+        self.pairs += len(indices)
+        for side, column in enumerate(_CUT_COLUMNS):
+            self.counts[side] += sum(columns.pop(column))
+        if sum(self.counts) >= self.next_warning:
+            self.pair_tokenizer.warn_of_cut(f"{self.name} so far", self.counts, self.pairs)
+            self.next_warning = 10 ** len(str(sum(self.counts)))
+        return columns

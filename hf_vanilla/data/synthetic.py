@@ -1,0 +1,197 @@
+"""Tasks that need no download: copying a sequence, and dates written in many ways into ISO 8601."""
+
+import datetime
+import random
+from collections.abc import Iterable
+
+import numpy as np
+from datasets import Dataset
+
+
+# Every date of these years has one two-digit form: 50 to 99 mean 1950 to 1999, 00 to 49 mean 2000 to 2049.
+_FIRST_DAY = datetime.date(1950, 1, 1)
+_LAST_DAY = datetime.date(2049, 12, 31)
+# The limit keeps drawing fast: fewer than half of all texts are ever taken.
+_MAX_DATES = 500_000
+
+_MONTHS = (
+    "January", "February", "March", "April", "May", "June",
+    "July", "August", "September", "October", "November", "December",
+)  # fmt: skip
+_SHORT_MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
+_ROMAN_MONTHS = ("I", "II", "III", "IV", "V", "VI", "VII", "VIII", "IX", "X", "XI", "XII")
+_WEEKDAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
+_ORDINAL_WORDS = (
+    "first", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth", "tenth",
+    "eleventh", "twelfth", "thirteenth", "fourteenth", "fifteenth", "sixteenth", "seventeenth", "eighteenth",
+    "nineteenth", "twentieth", "twenty-first", "twenty-second", "twenty-third", "twenty-fourth", "twenty-fifth",
+    "twenty-sixth", "twenty-seventh", "twenty-eighth", "twenty-ninth", "thirtieth", "thirty-first",
+)  # fmt: skip
+
+# In numerals alone, dots always mean day.month.year, and slashes or nothing year/month/day: no text has two meanings.
+_DATE_FORMATS = (
+    "{month} {day}, {year}",
+    "{month} {day} {year}",
+    "{month} {ordinal}, {year}",
+    "{month} the {ordinal}, {year}",
+    "{month} the {ordinal_word}, {year}",
+    "{short_month} {day}, {year}",
+    "{short_month} {day}, '{short_year}",
+    "{short_month}. {ordinal}, {year}",
+    "{day} {month} {year}",
+    "{day} {short_month} {year}",
+    "{day} {short_month} {short_year}",
+    "{day}. {month} {year}",
+    "{day}-{short_month}-{year}",
+    "{day:02}-{short_month}-{short_year}",
+    "{ordinal} {month} {year}",
+    "{ordinal} of {month} '{short_year}",
+    "the {ordinal} of {month} {year}",
+    "the {ordinal} of {short_month} {year}",
+    "the {ordinal_word} of {month} {year}",
+    "{weekday}, {day} {month} {year}",
+    "{weekday}, {month} {ordinal}, {year}",
+    "{weekday}, the {ordinal} of {month} {year}",
+    "{short_weekday} {day} {short_month} {year}",
+    "{short_weekday}, {short_month} {day}, '{short_year}",
+    "{year}, {month} {ordinal}",
+    "{year} {short_month} {day}",
+    "{day:02}.{month_number:02}.{year}",
+    "{day}.{month_number}.{year}",
+    "{day}.{month_number}.{short_year}",
+    "{day}.{roman_month}.{year}",
+    "{year}/{month_number}/{day}",
+    "{year}/{month_number:02}/{day:02}",
+    "{year}{month_number:02}{day:02}",
+    "{year}年{month_number}月{day}日",
+)
+
+
+def copy_task(num_examples: int, *, vocab_size: int = 11, length: int = 10, seed: int = 0) -> Dataset:
+    """Draw sequences whose translation is the sequence itself, the first test of a sequence-to-sequence model.
+
+    A sequence is `length` ids from 1 to `vocab_size - 1`, the first of them 1; id 0 is padding. There is no end token:
+    all ids are symbols and the length is fixed. `labels` is the sequence from its second id on, so with
+    `decoder_start_token_id=1` the decoder reads the first `length - 1` ids and predicts the last `length - 1`, and what
+    `generate` returns, start token included, is the source again:
+
+    ```python
+    config = VanillaTransformerConfig(vocab_size=11, pad_token_id=0, eos_token_id=None, decoder_start_token_id=1, ...)
+    copied = model.generate(input_ids, max_new_tokens=length - 1)
+    (copied == input_ids).all()
+    ```
+
+    Args:
+        num_examples (`int`):
+            Number of sequences. They are drawn independently, so some may be equal.
+        vocab_size (`int`):
+            Number of ids, padding included.
+        length (`int`):
+            Ids of a sequence.
+        seed (`int`):
+            Decides the sequences.
+
+    Returns:
+        `Dataset` with `input_ids` and `attention_mask` of `length`, and `labels` of `length - 1` ids.
+
+    Raises:
+        ValueError: if `num_examples` or `seed` is negative, `vocab_size` is below 2 or `length` is below 2.
+
+    Source: Rush 2018, The Annotated Transformer, "Synthetic Data" (vocabulary 11, length 10).
+    """
+    _check_at_least(0, num_examples=num_examples, seed=seed)
+    _check_at_least(2, vocab_size=vocab_size, length=length)
+    sequences = np.random.default_rng(seed).integers(1, vocab_size, size=(num_examples, length))
+    sequences[:, :1] = 1
+    return Dataset.from_dict(
+        {
+            "input_ids": sequences.tolist(),
+            "attention_mask": np.ones_like(sequences).tolist(),
+            "labels": sequences[:, 1:].tolist(),
+        }
+    )
+
+
+def date_corpus(num_examples: int, *, seed: int = 0, exclude: Iterable[str] = ()) -> Dataset:
+    """Draw dates written as people write them, each with its ISO 8601 form.
+
+    `"March 3rd, 1998"`, `"3 Mar 98"`, `"Tuesday, the 3rd of March 1998"`, `"3.3.1998"`, `"1998/3/3"`,
+    `"1998年3月3日"` and the like, some in lower or upper case, all mean `1998-03-03`. The dates are those of 1950 to
+    2049. Each text means one date: dots stand for day.month.year, slashes for year/month/day, and a two-digit year from
+    50 on for the 20th century. No text occurs twice.
+
+    A held-out set has other texts than the training set:
+
+    ```python
+    train = date_corpus(20_000)
+    test = date_corpus(1_000, seed=1, exclude=train["source"])
+    ```
+
+    Args:
+        num_examples (`int`):
+            Number of pairs, at most 500,000 together with those of `exclude`.
+        seed (`int`):
+            Decides the dates and how they are written.
+        exclude (`Iterable[str]`):
+            Texts that must not occur.
+
+    Returns:
+        `Dataset` with the string columns `source` and `target`.
+
+    Raises:
+        ValueError: if `num_examples` or `seed` is negative, or more texts are asked for than the limit.
+        TypeError: if `exclude` is one string.
+    """
+    _check_at_least(0, num_examples=num_examples, seed=seed)
+    if isinstance(exclude, str):
+        raise TypeError("`exclude` must be an iterable of strings, got a single string.")
+    seen = set(exclude)
+    if num_examples + len(seen) > _MAX_DATES:
+        raise ValueError(
+            f"`num_examples` ({num_examples}) and the texts of `exclude` ({len(seen)}) must be at most {_MAX_DATES} "
+            "together; ask for fewer."
+        )
+    generator = random.Random(seed)
+    days = (_LAST_DAY - _FIRST_DAY).days + 1
+    sources, targets = [], []
+    while len(sources) < num_examples:
+        date = _FIRST_DAY + datetime.timedelta(days=generator.randrange(days))
+        text = _write_date(date, generator.choice(_DATE_FORMATS))
+        case = generator.randrange(8)
+        text = text.lower() if case == 0 else text.upper() if case == 1 else text
+        if text not in seen:
+            seen.add(text)
+            sources.append(text)
+            targets.append(date.isoformat())
+    return Dataset.from_dict({"source": sources, "target": targets})
+
+
+def _write_date(date: datetime.date, date_format: str) -> str:
+    """Write a date in one of the formats of the corpus."""
+    weekday = _WEEKDAYS[date.weekday()]
+    return date_format.format(
+        day=date.day,
+        ordinal=_ordinal(date.day),
+        ordinal_word=_ORDINAL_WORDS[date.day - 1],
+        month=_MONTHS[date.month - 1],
+        short_month=_SHORT_MONTHS[date.month - 1],
+        month_number=date.month,
+        roman_month=_ROMAN_MONTHS[date.month - 1],
+        year=date.year,
+        short_year=f"{date.year % 100:02}",
+        weekday=weekday,
+        short_weekday=weekday[:3],
+    )
+
+
+def _ordinal(number: int) -> str:
+    """Write 1 as 1st, 2 as 2nd, 11 as 11th; right up to 31."""
+    ending = {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
+    return f"{number}th" if 11 <= number <= 13 else f"{number}{ending}"
+
+
+def _check_at_least(minimum: int, **values: int) -> None:
+    """Raise for the first argument that is below `minimum`."""
+    for name, value in values.items():
+        if value < minimum:
+            raise ValueError(f"`{name}` must be at least {minimum}, got {value}.")

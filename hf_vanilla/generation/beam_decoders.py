@@ -1,0 +1,301 @@
+"""How a beam search asks a model for the next words: the way any model understands, and a faster one for our own.
+
+Shapes: `rows` is the number of beams of each sentence that are asked about: 1 at the first step, where all beams are
+still the same, or `num_beams`.
+"""
+
+from typing import Any, Protocol
+
+import torch
+from transformers.cache_utils import Cache, DynamicLayer, EncoderDecoderCache
+from transformers.generation import GenerationConfig
+from transformers.masking_utils import create_bidirectional_mask
+from transformers.modeling_utils import PreTrainedModel
+from transformers.utils import ModelOutput
+
+from ..models.modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
+
+
+# Room for this many positions of a beam is made at first, and twice as much whenever it is used up.
+FIRST_CAPACITY = 16
+# What the side-by-side decoder understands of the things that `generate()` prepares for a model.
+_UNDERSTOOD = {"encoder_outputs", "attention_mask", "past_key_values", "use_cache"}
+
+
+class BeamDecoder(Protocol):
+    """What a beam search needs of a model."""
+
+    can_drop: bool
+    past_key_values: Cache | None
+
+    def start(self) -> torch.Tensor:
+        """Read the prompt: the logits of the first word, of shape `(batch, rows, vocab)`."""
+
+    def step(self, sequences: torch.Tensor, parents: torch.Tensor) -> torch.Tensor:
+        """Read the last word of each beam: the logits of the next, of shape `(batch, num_beams, vocab)`."""
+
+    def keep(self, sentences: torch.Tensor) -> None:
+        """Drop all sentences but these."""
+
+
+class PlainDecoder:
+    """Asks a model through its `forward`, as transformers' beam search does.
+
+    Args:
+        model (`PreTrainedModel`): An encoder-decoder model.
+        input_ids (`torch.LongTensor` of shape `(batch * num_beams, tgt_len)`): What the decoder starts with.
+        generation_config (`GenerationConfig`): Says what to record besides the logits.
+        model_kwargs (`dict[str, Any]`): What `generate()` has prepared for the model.
+    """
+
+    can_drop = False
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        input_ids: torch.LongTensor,
+        generation_config: GenerationConfig,
+        model_kwargs: dict[str, Any],
+    ):
+        self.model = model
+        self.input_ids = input_ids
+        self.generation_config = generation_config
+        self.model_kwargs = model_kwargs
+        self.recorded: dict[str, tuple] = {}
+        if generation_config.return_dict_in_generate and generation_config.output_attentions:
+            self.recorded |= {"decoder_attentions": (), "cross_attentions": ()}
+        if generation_config.return_dict_in_generate and generation_config.output_hidden_states:
+            self.recorded |= {"decoder_hidden_states": ()}
+
+    @property
+    def past_key_values(self) -> Cache | None:
+        """The model's cache."""
+        return self.model_kwargs.get("past_key_values")
+
+    def start(self) -> torch.Tensor:
+        """Read the prompt.
+
+        Returns:
+            `torch.Tensor` of shape `(batch, num_beams, vocab)`: the logits of the first word.
+        """
+        outputs = self.model._prefill(
+            self.input_ids, self.generation_config, self.model_kwargs, is_first_iteration=True
+        )
+        return self._take(outputs)
+
+    def step(self, sequences: torch.Tensor, parents: torch.Tensor) -> torch.Tensor:
+        """Let the cache follow the beams, and read the last word of each.
+
+        Args:
+            sequences (`torch.LongTensor` of shape `(batch, num_beams, tgt_len)`): The beams.
+            parents (`torch.LongTensor` of shape `(batch, num_beams)`): Which beam of the step before each continues.
+
+        Returns:
+            `torch.Tensor` of shape `(batch, num_beams, vocab)`: the logits of the next word.
+        """
+        cache = self.past_key_values
+        if cache is not None:
+            batch, num_beams = parents.shape
+            rows = (parents + num_beams * torch.arange(batch, device=parents.device)[:, None]).flatten()
+            if hasattr(self.model, "_reorder_cache"):
+                self.model_kwargs["past_key_values"] = self.model._reorder_cache(cache, rows)
+            else:
+                cache.reorder_cache(rows)
+        inputs = self.model.prepare_inputs_for_generation(
+            sequences.flatten(0, 1),
+            next_sequence_length=1 if self.model_kwargs["use_cache"] else None,
+            **self.model_kwargs,
+        )
+        return self._take(self.model(**inputs, return_dict=True))
+
+    def keep(self, sentences: torch.Tensor) -> None:
+        """Do nothing: what is recorded must have all sentences at all steps.
+
+        Args:
+            sentences (`torch.LongTensor`): Not used.
+        """
+
+    def _take(self, outputs: ModelOutput) -> torch.Tensor:
+        """Record what was asked for, and return the logits of the last position: (batch, num_beams, vocab)."""
+        self.model_kwargs = self.model._update_model_kwargs_for_generation(
+            outputs, self.model_kwargs, is_encoder_decoder=True
+        )
+        for name in self.recorded:
+            self.recorded[name] += (outputs[name],)
+        return outputs.logits[:, -1].unflatten(0, (-1, self.generation_config.num_beams))
+
+
+class SideBySideDecoder:
+    """Runs the decoder's layers on the beams of a sentence side by side, as if they were one sequence.
+
+    A sentence is one row of the batch. The keys and values of its beams are written one behind another, step after step,
+    and stay where they are when beams change places: a mask says what each beam descends from.
+
+    ```
+                      step 1     step 2     step 3
+        slots       a1 b1 c1   a2 b2 c2   a3 b3 c3
+        beam a sees  x            x        x           a3 continues b2, b2 continues a1
+        beam b sees  x            x           x
+        beam c sees        x   x                 x
+    ```
+
+    Args:
+        model (`VanillaTransformerForConditionalGeneration`): The model.
+        input_ids (`torch.LongTensor` of shape `(batch * num_beams, tgt_len)`): What the decoder starts with; the beams
+            of a sentence start with the same.
+        generation_config (`GenerationConfig`): Says how many beams there are.
+        model_kwargs (`dict[str, Any]`): `encoder_outputs` and `attention_mask`, with one row for each sentence.
+    """
+
+    can_drop = True
+    past_key_values = None
+
+    def __init__(
+        self,
+        model: VanillaTransformerForConditionalGeneration,
+        input_ids: torch.LongTensor,
+        generation_config: GenerationConfig,
+        model_kwargs: dict[str, Any],
+    ):
+        self.decoder, self.lm_head = model.model.decoder, model.lm_head
+        self.num_beams = generation_config.num_beams
+        self.prompt = input_ids[:: self.num_beams]
+        self.encoder_hidden_states = model_kwargs["encoder_outputs"][0]
+        self.encoder_mask = create_bidirectional_mask(
+            config=model.config,
+            inputs_embeds=self.encoder_hidden_states[:, :1],
+            attention_mask=model_kwargs.get("attention_mask"),
+            encoder_hidden_states=self.encoder_hidden_states,
+        )
+        layers = len(self.decoder.layers)
+        self.cache = EncoderDecoderCache(
+            Cache(layers=[_GrowingLayer() for _ in range(layers)]),
+            Cache(layers=[DynamicLayer() for _ in range(layers)]),
+        )
+        self.length = 0
+        self.mask: torch.Tensor | None = None
+        self.recorded: dict[str, tuple] = {}
+
+    @staticmethod
+    def fits(model: PreTrainedModel, input_ids: torch.Tensor, generation_config: GenerationConfig, model_kwargs: dict) -> bool:
+        """Whether this decoder can do what is asked for.
+
+        Args:
+            model (`PreTrainedModel`): The model.
+            input_ids (`torch.LongTensor` of shape `(batch * num_beams, tgt_len)`): What the decoder starts with.
+            generation_config (`GenerationConfig`): The options.
+            model_kwargs (`dict[str, Any]`): What `generate()` has prepared for the model.
+
+        Returns:
+            `bool`: true if so.
+        """
+        cache = model_kwargs.get("past_key_values")
+        return (
+            isinstance(model, VanillaTransformerForConditionalGeneration)
+            and model.config._attn_implementation in ("eager", "sdpa")
+            and model_kwargs.keys() <= _UNDERSTOOD
+            and cache is not None
+            and cache.get_seq_length() == 0
+            and model_kwargs["encoder_outputs"][0].shape[0] * generation_config.num_beams == input_ids.shape[0]
+            and not (generation_config.output_attentions or generation_config.output_hidden_states)
+            and len(set(getattr(model, "hf_device_map", {}).values())) < 2
+        )
+
+    def start(self) -> torch.Tensor:
+        """Read the prompt once for all beams.
+
+        Returns:
+            `torch.Tensor` of shape `(batch, 1, vocab)`: the logits of the first word.
+        """
+        batch, length = self.prompt.shape
+        lowest = torch.finfo(self.encoder_hidden_states.dtype).min
+        hidden = self.encoder_hidden_states
+        causal = torch.full((length, length), lowest, dtype=hidden.dtype, device=hidden.device).triu(1)
+        position_ids = torch.arange(length, device=hidden.device)[None]
+        logits = self._decode(self.prompt, position_ids, causal[None, None], last=1)
+        self.length = length
+        self.mask = hidden.new_zeros(batch, self.num_beams, length)
+        itself = torch.eye(self.num_beams, dtype=torch.bool, device=hidden.device)
+        self.itself = hidden.new_full(itself.shape, lowest).masked_fill(itself, 0.0)
+        return logits
+
+    def step(self, sequences: torch.Tensor, parents: torch.Tensor) -> torch.Tensor:
+        """Let the mask follow the beams, and read the last word of each.
+
+        Args:
+            sequences (`torch.LongTensor` of shape `(batch, num_beams, tgt_len)`): The beams.
+            parents (`torch.LongTensor` of shape `(batch, num_beams)`): Which beam of the step before each continues.
+
+        Returns:
+            `torch.Tensor` of shape `(batch, num_beams, vocab)`: the logits of the next word.
+        """
+        batch = parents.shape[0]
+        inherited = self.mask[torch.arange(batch, device=parents.device)[:, None], parents]  # (batch, num_beams, slots)
+        itself = self.itself.expand(batch, -1, -1)  # (batch, num_beams, num_beams)
+        self.mask = torch.cat((inherited, itself), dim=-1)  # (batch, num_beams, slots + num_beams)
+        position_ids = torch.full((1, 1), self.length, device=parents.device)
+        logits = self._decode(sequences[..., -1], position_ids, self.mask[:, None], last=self.num_beams)
+        self.length += 1
+        return logits
+
+    def keep(self, sentences: torch.Tensor) -> None:
+        """Drop all sentences but these.
+
+        Args:
+            sentences (`torch.LongTensor`): Their numbers in the present batch.
+        """
+        self.encoder_hidden_states = self.encoder_hidden_states[sentences]
+        if isinstance(self.encoder_mask, torch.Tensor):
+            self.encoder_mask = self.encoder_mask[sentences]
+        self.mask = self.mask[sentences]
+        self.cache.batch_select_indices(sentences)
+
+    def _decode(
+        self, tokens: torch.Tensor, position_ids: torch.Tensor, mask: torch.Tensor, last: int
+    ) -> torch.Tensor:
+        """Run the layers on tokens (batch, length), and return the logits of the last few: (batch, last, vocab)."""
+        decoder = self.decoder
+        decoder._check_length(self.length + 1)
+        hidden_states = decoder._embed(decoder.embed_tokens(tokens), position_ids)  # (batch, length, d_model)
+        for layer in decoder.layers:
+            hidden_states = layer(hidden_states, mask, self.encoder_hidden_states, self.encoder_mask, self.cache)
+        return self.lm_head(decoder.norm(hidden_states[:, -last:]))  # (batch, last, vocab)
+
+
+class _GrowingLayer(DynamicLayer):
+    """A cache layer with spare room behind its keys and values, so that new ones are written without copying the old."""
+
+    def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
+        super().lazy_initialization(key_states, value_states)
+        self.length = 0
+        self.room = (self._room_for(key_states, FIRST_CAPACITY), self._room_for(value_states, FIRST_CAPACITY))
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *args, **kwargs
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+        start, end = self.length, self.length + key_states.shape[2]
+        if end > self.room[0].shape[2]:
+            self.room = tuple(self._doubled(room, end) for room in self.room)
+        for room, states in zip(self.room, (key_states, value_states), strict=True):
+            room[:, :, start:end] = states
+        self.length = end
+        self.keys, self.values = (room[:, :, :end] for room in self.room)
+        return self.keys, self.values
+
+    def batch_select_indices(self, indices: torch.Tensor) -> None:
+        self.room = tuple(room.index_select(0, indices) for room in self.room)
+        self.keys, self.values = (room[:, :, : self.length] for room in self.room)
+
+    @staticmethod
+    def _room_for(states: torch.Tensor, capacity: int) -> torch.Tensor:
+        """Allocate (batch, heads, capacity, width)."""
+        batch, heads, _, width = states.shape
+        return states.new_empty(batch, heads, capacity, width)
+
+    def _doubled(self, room: torch.Tensor, needed: int) -> torch.Tensor:
+        """Copy into room that is twice as large, or larger if even that is not enough."""
+        larger = self._room_for(room, max(2 * room.shape[2], needed))
+        larger[:, :, : self.length] = room[:, :, : self.length]
+        return larger

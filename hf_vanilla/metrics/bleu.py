@@ -1,0 +1,63 @@
+"""BLEU (Papineni et al. 2002) as sacreBLEU computes it (Post 2018)."""
+
+from typing import Any
+
+import evaluate
+from sacrebleu.metrics import BLEU
+
+from hf_vanilla.metrics.corpus_metric import TEXT_FEATURES, CorpusMetric, reference_streams
+
+
+# sacreBLEU's tokenizers that come with it. The others download a model or need another package.
+TOKENIZERS = ("13a", "zh", "none", "char", "intl")
+
+
+class Bleu(CorpusMetric):
+    """Corpus BLEU: the geometric mean of clipped n-gram precisions, times a penalty for short output.
+
+    `compute(predictions=..., references=...)` takes detokenised text and two settings:
+
+    - `tokenize` (`str`, defaults to `"13a"`): sacreBLEU's tokenizer. `"13a"` is WMT's for languages with spaces,
+      `"zh"` the one for Chinese, `"intl"` splits on all Unicode punctuation, `"char"` into characters, and `"none"`
+      takes text that is tokenised already.
+    - `lowercase` (`bool`, defaults to `False`): ignore case.
+
+    It returns a `dict` of the names that `evaluate`'s own sacrebleu metric uses: `score` and `precisions` (of 1- to
+    4-grams) in percent, `counts` and `totals` of matched and of all n-grams, `bp` the brevity penalty, `sys_len` and
+    `ref_len` in tokens; and `signature`, sacreBLEU's note of all settings, which belongs beside every published score.
+
+    Example:
+        >>> result = Bleu().compute(predictions=["The cat sat."], references=[["The cat sat.", "A cat sat down."]])
+        >>> round(result["score"], 1), result["sys_len"]
+        (100.0, 4)
+    """
+
+    def _info(self) -> evaluate.MetricInfo:
+        return evaluate.MetricInfo(
+            description="Corpus BLEU in percent, computed by sacreBLEU.",
+            citation="Post, 2018. A Call for Clarity in Reporting BLEU Scores. WMT 2018.",
+            inputs_description=(
+                f"\nSettings: `tokenize` (one of {', '.join(TOKENIZERS)}; default 13a), `lowercase` (default False)."
+            ),
+            features=TEXT_FEATURES,
+            reference_urls=["https://aclanthology.org/W18-6319", "https://github.com/mjpost/sacrebleu"],
+        )
+
+    def _compute(
+        self, *, predictions: list[str], references: list[list[str]], tokenize: str = "13a", lowercase: bool = False
+    ) -> dict[str, Any]:
+        if tokenize not in TOKENIZERS:
+            raise ValueError(f"`tokenize` must be one of {', '.join(TOKENIZERS)}, got {tokenize!r}.")
+        # `force` silences a warning that the text looks tokenised, which is what "none" is for.
+        bleu = BLEU(tokenize=tokenize, lowercase=lowercase, force=tokenize == "none")
+        result = bleu.corpus_score(predictions, reference_streams(references))
+        return {
+            "score": result.score,
+            "counts": result.counts,
+            "totals": result.totals,
+            "precisions": result.precisions,
+            "bp": result.bp,
+            "sys_len": result.sys_len,
+            "ref_len": result.ref_len,
+            "signature": str(bleu.get_signature()),
+        }

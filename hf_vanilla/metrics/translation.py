@@ -1,0 +1,85 @@
+"""Scores of a translation model during training and evaluation with `Seq2SeqTrainer`."""
+
+from typing import Any
+
+import numpy as np
+from transformers import EvalPrediction, PreTrainedTokenizerBase
+
+from .bleu import Bleu
+from .chrf import ChrF
+
+
+class TranslationMetrics:
+    """Score generated translations: `Seq2SeqTrainer(..., compute_metrics=TranslationMetrics(tokenizer))`.
+
+    Needs `predict_with_generate=True`. Translations and references are decoded without special tokens, whatever
+    padding they carry: the pad token, the -100 that hides label positions from the loss, and the -100 that the trainer
+    fills up with where batches or processes differ in length.
+
+    The references are the decoded labels. Text that was cut off to fit a maximum length, or that the tokenizer changed
+    (lower-cased, say), is missing in them; a score to be published is computed from the reference file.
+
+    Args:
+        tokenizer (`PreTrainedTokenizerBase`): Tokenizer of the target language.
+        tokenize (`str`, *optional*, defaults to `"13a"`): sacreBLEU's tokenizer for BLEU: `"13a"`, `"zh"`, `"none"`,
+            `"char"` or `"intl"`.
+        lowercase (`bool`, *optional*, defaults to `False`): Ignore case, in both scores.
+        word_order (`int`, *optional*, defaults to 0): Longest word n-gram of chrF; 2 gives chrF++.
+
+    Raises:
+        ValueError: if `tokenizer` has no pad token.
+    """
+
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        *,
+        tokenize: str = "13a",
+        lowercase: bool = False,
+        word_order: int = 0,
+    ) -> None:
+        if tokenizer.pad_token_id is None:
+            raise ValueError("`tokenizer` must have a pad token, to stand where arrays hold -100; got one without.")
+        self.tokenizer = tokenizer
+        self.bleu_settings: dict[str, Any] = {"tokenize": tokenize, "lowercase": lowercase}
+        self.chrf_settings: dict[str, Any] = {"word_order": word_order, "lowercase": lowercase}
+
+    def __call__(self, eval_prediction: EvalPrediction) -> dict[str, float]:
+        """Score the predictions of one evaluation.
+
+        Args:
+            eval_prediction (`EvalPrediction`): `predictions`, the generated ids of shape `(examples, tgt_len)`, or a
+                tuple that begins with them; and `label_ids` of shape `(examples, label_len)`.
+
+        Returns:
+            `dict[str, float]`: `bleu` and `chrf` in percent, and `gen_len`, the mean number of tokens of a
+            translation, without padding, start and end token.
+
+        Raises:
+            ValueError: if either is missing or does not have the shape of ids.
+        """
+        predictions = eval_prediction.predictions
+        if isinstance(predictions, tuple):
+            predictions = predictions[0]
+        generated = self._real_ids("predictions", predictions)
+        hypotheses = self.tokenizer.batch_decode(generated, skip_special_tokens=True)
+        references = self.tokenizer.batch_decode(
+            self._real_ids("label_ids", eval_prediction.label_ids), skip_special_tokens=True
+        )
+        frame = [self.tokenizer.pad_token_id, self.tokenizer.bos_token_id, self.tokenizer.eos_token_id]
+        inside = ~np.isin(generated, [token for token in frame if token is not None])
+        bleu = Bleu().compute(predictions=hypotheses, references=references, **self.bleu_settings)
+        chrf = ChrF().compute(predictions=hypotheses, references=references, **self.chrf_settings)
+        return {"bleu": bleu["score"], "chrf": chrf["score"], "gen_len": float(inside.sum(axis=1).mean())}
+
+    def _real_ids(self, name: str, ids: Any) -> np.ndarray:
+        """Put the pad token where `ids` holds none, or tell what is wrong with them."""
+        if ids is None:
+            raise ValueError(f"`{name}` must be token ids, got None; give the evaluation data `labels`.")
+        ids = np.asarray(ids)
+        if ids.ndim != 2 or not np.issubdtype(ids.dtype, np.integer):
+            raise ValueError(
+                f"`{name}` must be token ids of shape (examples, length), got {ids.dtype} of shape {ids.shape}; "
+                "set `predict_with_generate=True` in the training arguments."
+            )
+        return np.where(ids < 0, self.tokenizer.pad_token_id, ids)

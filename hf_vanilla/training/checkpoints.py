@@ -1,0 +1,389 @@
+"""Averages of checkpoints: the paper's models are the mean of the last 5 (base) or 20 (big) checkpoints of a run."""
+
+import json
+import math
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from transformers.trainer import TRAINER_STATE_NAME
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
+from transformers.utils import CONFIG_NAME, SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME, WEIGHTS_NAME, logging
+
+
+logger = logging.get_logger(__name__)
+
+# State of one moment of training. It fits none of the averaged weights, so nothing can be resumed from it.
+TRAINING_STATE_FILES = re.compile(
+    r"(optimizer|scheduler|scaler|rng_state)[^/]*\.(pt|pth|bin)|trainer_state\.json|training_args\.bin|.*\.safetensors"
+    r"|.*\.safetensors\.index\.json|latest|zero_to_fp32\.py|(global_step|optimizer_|pytorch_model_fsdp_)\d+"
+)
+
+
+def average_checkpoints(
+    checkpoints: Sequence[str | os.PathLike], output_dir: str | os.PathLike, *, overwrite: bool = False
+) -> Path:
+    """Write the mean of the weights of several checkpoints of one model as a new checkpoint.
+
+    Sums are kept in float64 and stored in the dtype of the checkpoints. Tensors that are not of floating point must be
+    equal. Config, generation config, tokenizer and every other file of the model come from the last checkpoint; the
+    state of the training (optimiser, schedule, random numbers) is left out. The folder appears whole or not at all.
+
+    Args:
+        checkpoints (`Sequence[str]`):
+            Folders with `model.safetensors`, or with shards and their index.
+        output_dir (`str`):
+            The folder to write.
+        overwrite (`bool`, *optional*, defaults to `False`):
+            Whether to replace `output_dir` if there is anything in it.
+
+    Returns:
+        `Path`: `output_dir`.
+
+    Raises:
+        ValueError: if there are no checkpoints, one is given twice, one has no safetensors weights or broken ones,
+            their configs, tensors, shapes or dtypes differ, a weight is nan or infinite, or `output_dir` is not empty,
+            is one of the checkpoints or can't be written.
+
+    Source: Vaswani et al. 2017, 6.1.
+    """
+    folders = [Path(checkpoint) for checkpoint in checkpoints]
+    target = Path(output_dir)
+    _check_folders(folders, target, overwrite)
+    weights = [_Weights(folder) for folder in folders]
+    _check_configs(folders)
+    _check_tensors(weights)
+    temporary = _temporary_folder_beside(target)
+    try:
+        _write_average(weights, temporary)
+        _copy_model_files(folders[-1], temporary)
+        _put_in_place(temporary, target)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+    logger.info(f"Averaged {len(folders)} checkpoints into {target}: {', '.join(str(folder) for folder in folders)}")
+    return target
+
+
+def last_checkpoints(run_dir: str | os.PathLike, n: int) -> list[Path]:
+    """Find the last checkpoints of a run.
+
+    Args:
+        run_dir (`str`):
+            The `output_dir` of a `Trainer`, with folders `checkpoint-<step>`.
+        n (`int`):
+            How many.
+
+    Returns:
+        `list[Path]`: `n` folders in order of their steps.
+
+    Raises:
+        ValueError: if `n` is below 1, or `run_dir` does not exist or holds fewer checkpoints with safetensors weights.
+    """
+    checkpoints = _checkpoints_by_step(Path(run_dir))
+    _check_enough(n, len(checkpoints), f"`run_dir` ({run_dir}) holds", checkpoints)
+    return list(checkpoints.values())[-n:]
+
+
+def best_checkpoints(
+    run_dir: str | os.PathLike, n: int, metric: str | None = None, *, greater_is_better: bool | None = None
+) -> list[Path]:
+    """Find the checkpoints of a run that its evaluations found best.
+
+    Args:
+        run_dir (`str`):
+            The `output_dir` of a `Trainer`, with folders `checkpoint-<step>`.
+        n (`int`):
+            How many.
+        metric (`str`, *optional*):
+            Name of the metric, with or without `eval_`. The default is the run's own `metric_for_best_model`, or
+            `eval_loss` where the run had none.
+        greater_is_better (`bool`, *optional*):
+            Whether more is better. The default is the run's own rule for its `metric_for_best_model`, and for any
+            other metric the rule of `TrainingArguments`: yes, unless the name ends in `loss`.
+
+    Returns:
+        `list[Path]`: `n` folders in order of their steps. Of two equally good ones the later counts as better.
+
+    Raises:
+        ValueError: if `n` is below 1, `run_dir` does not exist, there is no such metric, or fewer checkpoints have it.
+    """
+    checkpoints = _checkpoints_by_step(Path(run_dir))
+    _check_enough(n, len(checkpoints), f"`run_dir` ({run_dir}) holds", checkpoints)
+    state = _read_json(list(checkpoints.values())[-1] / TRAINER_STATE_NAME)
+    run_metric, run_greater_is_better = _metric_of_the_run(state)
+    if metric is None:
+        metric = run_metric or "eval_loss"
+    elif not metric.startswith("eval_"):
+        metric = f"eval_{metric}"
+    if greater_is_better is None:
+        greater_is_better = run_greater_is_better if metric == run_metric else not metric.endswith("loss")
+    values = _metric_by_step(state, metric)
+    measured = [step for step in checkpoints if math.isfinite(values.get(step, math.nan))]
+    _check_enough(n, len(measured), f"`{metric}` was measured for", measured)
+    sign = 1 if greater_is_better else -1
+    best = sorted(measured, key=lambda step: (sign * values[step], step))[-n:]
+    return [checkpoints[step] for step in sorted(best)]
+
+
+class _Weights:
+    """The tensors of one checkpoint, in one safetensors file or in several."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        index = folder / SAFE_WEIGHTS_INDEX_NAME
+        if index.is_file():
+            self.file_of = dict(_read_json(index)["weight_map"])
+        elif (folder / SAFE_WEIGHTS_NAME).is_file():
+            with self._open(SAFE_WEIGHTS_NAME) as file:
+                self.file_of = dict.fromkeys(file.keys(), SAFE_WEIGHTS_NAME)
+        else:
+            hint = "give folders of the kind that `save_pretrained` writes"
+            if (folder / WEIGHTS_NAME).is_file():
+                hint = f"load its {WEIGHTS_NAME} with `from_pretrained` and save it again"
+            raise ValueError(f"`checkpoints`: {folder} has no {SAFE_WEIGHTS_NAME}; {hint}.")
+        self.names = sorted(self.file_of)
+
+    def _open(self, file: str) -> Any:
+        try:
+            return safe_open(self.folder / file, framework="pt")
+        except (SafetensorError, OSError) as error:
+            raise ValueError(f"`checkpoints`: {self.folder / file} can't be read: {error}.") from error
+
+    def forms(self) -> dict[str, tuple[list[int], str]]:
+        """Return shape and dtype of each tensor without reading it."""
+        forms = {}
+        for file_name in sorted(set(self.file_of.values())):
+            with self._open(file_name) as file:
+                for name in file.keys():  # noqa: SIM118 (a safetensors file is no dict)
+                    tensor = file.get_slice(name)
+                    forms[name] = (tensor.get_shape(), tensor.get_dtype())
+        missing = sorted(set(self.file_of) - set(forms))
+        if missing:
+            raise ValueError(f"`checkpoints`: the index of {self.folder} names `{missing[0]}`, which no file holds.")
+        return forms
+
+    def tensor(self, name: str) -> torch.Tensor:
+        """Read one tensor."""
+        with self._open(self.file_of[name]) as file:
+            return file.get_tensor(name)
+
+
+def last_complete_checkpoint(run_dir: str | os.PathLike) -> str | None:
+    """Find the newest checkpoint from which a run can be resumed.
+
+    `Trainer` writes the state of the run last, so a checkpoint without a readable one was cut off and is passed over.
+
+    Args:
+        run_dir (`str`):
+            The `output_dir` of a `Trainer`, with folders `checkpoint-<step>`, or a folder that does not exist.
+
+    Returns:
+        `str`: the folder, for `Trainer.train(resume_from_checkpoint=...)`; `None` if there is none.
+    """
+    checkpoints = _checkpoints_by_step(Path(run_dir)) if Path(run_dir).is_dir() else {}
+    for folder in reversed(checkpoints.values()):
+        try:
+            _read_json(folder / TRAINER_STATE_NAME)
+        except (OSError, ValueError):
+            logger.warning(f"{folder} is incomplete: its writing was cut off. It is passed over.")
+        else:
+            return str(folder)
+    return None
+
+
+def _check_folders(folders: list[Path], target: Path, overwrite: bool) -> None:
+    """Check what can be known from names alone."""
+    if not folders:
+        raise ValueError("`checkpoints` must name at least one folder, got none.")
+    resolved = [folder.resolve() for folder in folders]
+    for folder, path in zip(folders, resolved, strict=True):
+        if not folder.is_dir():
+            raise ValueError(f"`checkpoints`: {folder} is no folder.")
+        if resolved.count(path) > 1:
+            raise ValueError(f"`checkpoints` must differ, {folder} is given {resolved.count(path)} times.")
+    if target.resolve() in resolved:
+        raise ValueError(f"`output_dir` ({target}) must not be one of `checkpoints`.")
+    if target.exists() and not target.is_dir():
+        raise ValueError(f"`output_dir` ({target}) must be a folder, there is a file of that name.")
+    if target.is_dir() and any(target.iterdir()) and not overwrite:
+        raise ValueError(f"`output_dir` ({target}) is not empty; choose another, or allow it with `overwrite`.")
+
+
+def _check_configs(folders: list[Path]) -> None:
+    """Check that all checkpoints are of one model."""
+    configs = [_read_json(folder / CONFIG_NAME) for folder in folders]
+    for folder, config in zip(folders, configs, strict=True):
+        names = sorted(set(config) | set(configs[-1]))
+        differing = [name for name in names if config.get(name) != configs[-1].get(name)]
+        differing = [name for name in differing if name not in ("transformers_version", "_name_or_path")]
+        if differing:
+            name = differing[0]
+            raise ValueError(
+                f"`checkpoints` must have one config, but `{name}` is {config.get(name)!r} in {folder} and "
+                f"{configs[-1].get(name)!r} in {folders[-1]} ({len(differing)} differences: {', '.join(differing)})."
+            )
+
+
+def _check_tensors(weights: list[_Weights]) -> None:
+    """Check that all checkpoints have the same tensors, of the same shapes and dtypes."""
+    last = weights[-1]
+    expected = last.forms()
+    for other in weights[:-1]:
+        forms = other.forms()
+        if set(forms) != set(expected):
+            odd = sorted(set(forms) ^ set(expected))
+            raise ValueError(
+                f"`checkpoints` must have the same tensors, but {len(odd)} are only in one of {other.folder} and "
+                f"{last.folder}: {', '.join(odd[:5])}."
+            )
+        for name, form in forms.items():
+            if form != expected[name]:
+                raise ValueError(
+                    f"`checkpoints` must have tensors of the same shape and dtype, but `{name}` is {form[1]} "
+                    f"{form[0]} in {other.folder} and {expected[name][1]} {expected[name][0]} in {last.folder}."
+                )
+
+
+def _average(name: str, weights: list[_Weights]) -> torch.Tensor:
+    """Return the mean of one tensor, or the tensor itself where it holds integers."""
+    first = weights[0].tensor(name)
+    if not first.is_floating_point():
+        for other in weights[1:]:
+            if not torch.equal(first, other.tensor(name)):
+                raise ValueError(
+                    f"`checkpoints`: `{name}` holds {first.dtype} and has no mean, but it differs between "
+                    f"{weights[0].folder} and {other.folder}."
+                )
+        return first
+    total = first.to(torch.float64)
+    for other in weights[1:]:
+        total += other.tensor(name)
+    mean = (total / len(weights)).to(first.dtype)
+    if not torch.isfinite(mean).all():
+        raise ValueError(
+            f"`checkpoints`: `{name}` is nan or infinite in {_first_not_finite(name, weights)}; leave that one out."
+        )
+    return mean
+
+
+def _first_not_finite(name: str, weights: list[_Weights]) -> Path:
+    """Return the folder of the first checkpoint in which a tensor is not finite."""
+    broken = [each.folder for each in weights if not torch.isfinite(each.tensor(name)).all()]
+    return broken[0] if broken else weights[-1].folder
+
+
+def _write_average(weights: list[_Weights], folder: Path) -> None:
+    """Write the mean of all tensors into `folder`, in the same files as the last checkpoint, one after the other."""
+    last = weights[-1]
+    for file_name in sorted(set(last.file_of.values())):
+        names = [name for name in last.names if last.file_of[name] == file_name]
+        save_file({name: _average(name, weights) for name in names}, folder / file_name, metadata={"format": "pt"})
+    index = last.folder / SAFE_WEIGHTS_INDEX_NAME
+    if index.is_file():
+        shutil.copy2(index, folder)
+
+
+def _copy_model_files(source: Path, folder: Path) -> None:
+    """Copy what belongs to the model and not to the weights or the training."""
+    for path in sorted(source.iterdir()):
+        if TRAINING_STATE_FILES.fullmatch(path.name):
+            continue
+        if path.is_dir():
+            shutil.copytree(path, folder / path.name)
+        else:
+            shutil.copy2(path, folder)
+
+
+def _temporary_folder_beside(target: Path) -> Path:
+    """Make a folder on the file system of `target`."""
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        folder = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
+    except OSError as error:
+        raise ValueError(f"`output_dir` ({target}) can't be written: {error.strerror}.") from error
+    # `mkdtemp` shuts out all others, which is not what a folder of a model should do.
+    umask = os.umask(0)
+    os.umask(umask)
+    folder.chmod(0o777 & ~umask)
+    return folder
+
+
+def _put_in_place(folder: Path, target: Path) -> None:
+    """Move `folder` to `target`, and away with what is there."""
+    if not target.exists():
+        os.replace(folder, target)
+        return
+    old = Path(tempfile.mkdtemp(prefix=f".{target.name}.old.", dir=target.parent))
+    os.replace(target, old / target.name)
+    os.replace(folder, target)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def _checkpoints_by_step(run_dir: Path) -> dict[int, Path]:
+    """Return the checkpoints of a run that have weights, by ascending step."""
+    if not run_dir.is_dir():
+        raise ValueError(f"`run_dir` ({run_dir}) is no folder.")
+    found = {}
+    for path in run_dir.iterdir():
+        match = re.fullmatch(rf"{PREFIX_CHECKPOINT_DIR}-(\d+)", path.name)
+        if not match or not path.is_dir():
+            continue
+        # The trainer writes its state last: without it, the checkpoint was not finished.
+        has_weights = any((path / name).is_file() for name in (SAFE_WEIGHTS_NAME, SAFE_WEIGHTS_INDEX_NAME))
+        if has_weights and (path / TRAINER_STATE_NAME).is_file():
+            found[int(match.group(1))] = path
+        else:
+            logger.warning(f"Left out {path}: it has no safetensors weights or no {TRAINER_STATE_NAME}.")
+    return dict(sorted(found.items()))
+
+
+def _check_enough(n: int, available: int, subject: str, steps: Any) -> None:
+    """Check that there are `n` checkpoints."""
+    if n < 1:
+        raise ValueError(f"`n` must be at least 1, got {n}.")
+    if available < n:
+        raise ValueError(
+            f"{subject} {available} checkpoints, fewer than `n` ({n}): steps {sorted(steps)}. Ask for fewer, or keep "
+            "more while training (`save_total_limit`, `save_steps`)."
+        )
+
+
+def _metric_of_the_run(state: dict[str, Any]) -> tuple[str | None, bool]:
+    """Return the `metric_for_best_model` of a run and its direction, read off its log; `None` if it had none."""
+    best, step = state.get("best_metric"), state.get("best_global_step")
+    if best is None or step is None:
+        return None, False
+    at_best = [entry for entry in state["log_history"] if entry.get("step") == step]
+    names = [name for entry in at_best for name, value in entry.items() if name.startswith("eval_") and value == best]
+    if not names:
+        return None, False
+    values = list(_metric_by_step(state, names[0]).values())
+    if min(values) < best:
+        return names[0], True
+    if max(values) > best:
+        return names[0], False
+    return names[0], not names[0].endswith("loss")
+
+
+def _metric_by_step(state: dict[str, Any], metric: str) -> dict[int, float]:
+    """Return the values of one metric in a log; of two at one step, the later."""
+    values = {entry["step"]: entry[metric] for entry in state["log_history"] if metric in entry}
+    if not values:
+        names = sorted({name for entry in state["log_history"] for name in entry if name.startswith("eval_")})
+        raise ValueError(f"`metric` ({metric}) is not in the log of the run, which has {names}; was it evaluated?")
+    return values
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    """Read one JSON file of a checkpoint."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ValueError(f"`checkpoints`: {path} can't be read: {error}.") from error

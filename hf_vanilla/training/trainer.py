@@ -1,0 +1,723 @@
+"""A thin `Seq2SeqTrainer`: batches of a fixed number of tokens, the paper's schedule and scheduled sampling.
+
+Everything here is optional. The stock `Seq2SeqTrainer` trains the same models with its own batches; what this trainer
+adds is listed in the docstring of [`VanillaTrainer`], and each part goes through a method that `Trainer` documents as
+one to override.
+"""
+
+import functools
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import datasets
+import numpy as np
+import torch
+from torch.distributed.tensor import DTensor
+from torch.utils.data import DataLoader, Dataset, Sampler
+from transformers import (
+    DataCollatorForSeq2Seq,
+    EvalPrediction,
+    PreTrainedTokenizerBase,
+    Seq2SeqTrainer,
+    Seq2SeqTrainingArguments,
+    TrainerCallback,
+    TrainerControl,
+    TrainerState,
+    TrainingArguments,
+    get_inverse_sqrt_schedule,
+)
+from transformers.trainer_utils import EvalLoopOutput, SchedulerType, seed_worker
+from transformers.utils import logging
+
+from hf_vanilla.data.batching import TokenBudgetBatchSampler
+
+
+logger = logging.get_logger(__name__)
+
+IGNORED_LABEL = -100
+ROWS_PER_LENGTH_READ = 100_000
+
+
+@dataclass
+class VanillaTrainingArguments(Seq2SeqTrainingArguments):
+    """The arguments of `Seq2SeqTrainingArguments`, and those of [`VanillaTrainer`].
+
+    Args:
+        max_tokens_per_batch (`int`, *optional*):
+            Size of a batch of one device in tokens, padding counted, the larger of source and target side. Takes the
+            place of `per_device_train_batch_size` and `per_device_eval_batch_size`. `None` keeps the stock batches;
+            so does the stock `Seq2SeqTrainer`, which does not know this argument and the next.
+        teacher_forcing_ratio (`float`, *optional*, defaults to 1.0):
+            Share of the decoder inputs that are the gold tokens; the rest are the model's own predictions from a first
+            pass without gradient. Not the paper's, which always feeds the gold tokens (1.0).
+        logging_nan_inf_filter (`bool`, *optional*, defaults to `False`):
+            As in `TrainingArguments`, but off: a loss that is not finite stops the run, and a filtered one is
+            invisible. Off also saves a device synchronisation per step.
+
+    Raises:
+        ValueError: if a value is out of its range, or if `max_tokens_per_batch` is combined with an argument that also
+            decides what a batch is.
+
+    Source: scheduled sampling in two passes is Mihaylova & Martins 2019, "Scheduled Sampling for Transformers".
+    """
+
+    max_tokens_per_batch: int | None = field(
+        default=None,
+        metadata={
+            "help": "Size of a batch of one device in tokens, padding counted, the larger of source and target side. "
+            "Takes the place of the per_device batch sizes. Unset: the stock batches of a fixed number of sentences."
+        },
+    )
+    teacher_forcing_ratio: float = field(
+        default=1.0,
+        metadata={
+            "help": "Share of the decoder inputs that are the gold tokens; the rest are the model's own predictions "
+            "(scheduled sampling, a second pass per step). The paper's is 1.0."
+        },
+    )
+    logging_nan_inf_filter: bool = field(
+        default=False,
+        metadata={"help": "Hide losses that are nan or inf from the log. Off: such a loss stops the run."},
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0.0 <= self.teacher_forcing_ratio <= 1.0:
+            raise ValueError(f"`teacher_forcing_ratio` must be between 0 and 1, got {self.teacher_forcing_ratio}.")
+        if self.max_tokens_per_batch is None:
+            return
+        if self.max_tokens_per_batch < 1:
+            raise ValueError(f"`max_tokens_per_batch` must be at least 1 token, got {self.max_tokens_per_batch}.")
+        for name, is_in_the_way in self._rival_batch_arguments().items():
+            if is_in_the_way:
+                raise ValueError(
+                    f"`{name}` can't be combined with `max_tokens_per_batch` ({self.max_tokens_per_batch}), which "
+                    "makes batches of its own; leave one of the two at its default."
+                )
+        # accelerate before 1.14 refuses batches of unequal size otherwise. Nothing is lost: the samplers give every
+        # process the same number of batches.
+        accelerator_config: Any = self.accelerator_config
+        accelerator_config.even_batches = False
+
+    def _rival_batch_arguments(self) -> dict[str, bool]:
+        """Tell of each argument that shapes batches in another way whether it is set."""
+        accelerator_config: Any = self.accelerator_config
+        return {
+            "train_sampling_strategy": self.train_sampling_strategy != "random",
+            "auto_find_batch_size": bool(self.auto_find_batch_size),
+            "eval_do_concat_batches=False": not self.eval_do_concat_batches,
+            "accelerator_config.split_batches": bool(accelerator_config.split_batches),
+            "accelerator_config.dispatch_batches": bool(accelerator_config.dispatch_batches),
+        }
+
+
+class VanillaTrainer(Seq2SeqTrainer):
+    """`Seq2SeqTrainer` with token-budget batches, the paper's schedule, scheduled sampling and a watch over the loss.
+
+    - `max_tokens_per_batch` makes batches of a number of tokens instead of a number of sentences, in training with
+      [`~hf_vanilla.data.batching.TokenBudgetBatchSampler`], in evaluation longest first. Predictions come back, and
+      reach `compute_metrics`, in the order of the dataset. `eval_loss` is then the mean over tokens, exact over
+      batches and processes; with stock batches it is the stock mean over batches.
+    - `lr_scheduler_type="inverse_sqrt"` counts its steps from 1 as the paper's formula does. The stock trainer counts
+      from 0, so its first update has a learning rate of 0.
+    - `teacher_forcing_ratio` below 1 feeds the decoder partly with the model's own predictions.
+    - The data collator is `DataCollatorForSeq2Seq` when a `processing_class` is given and no collator.
+    - A loss that is not finite stops the run at the next log, and weights that are not finite are never saved.
+
+    Args:
+        model (`PreTrainedModel`, *optional*):
+            The model to train; `model_init` among the other arguments may stand in for it.
+        args (`VanillaTrainingArguments`, *optional*):
+            How to train.
+        data_collator (`Callable`, *optional*):
+            Makes a batch out of rows.
+        **kwargs (`Any`):
+            The other arguments of `Seq2SeqTrainer`.
+
+    Raises:
+        TypeError: if `args` is not a `VanillaTrainingArguments`.
+    """
+
+    args: VanillaTrainingArguments
+
+    def __init__(
+        self,
+        model: torch.nn.Module | None = None,
+        args: VanillaTrainingArguments | None = None,
+        data_collator: Any = None,
+        **kwargs: Any,
+    ) -> None:
+        if args is None:
+            args = VanillaTrainingArguments()
+        if not isinstance(args, VanillaTrainingArguments):
+            raise TypeError(
+                f"`args` must be a `VanillaTrainingArguments`, got a `{type(args).__name__}`; it takes the same "
+                "arguments, so only the name of the class has to change."
+            )
+        _check_has_length(kwargs.get("train_dataset"), args)
+        super().__init__(model, args, data_collator, **kwargs)
+        if data_collator is None and isinstance(self.processing_class, PreTrainedTokenizerBase):
+            self.data_collator = DataCollatorForSeq2Seq(self.processing_class, model=self.model)
+        self.add_callback(_EpochOfBatchSampler())
+        self._lengths_of_datasets: dict[int, tuple[Dataset, _Lengths]] = {}
+        self._sentences_per_update: int | None = None
+        self._token_loss: _TokenLoss | None = None
+
+    # Batches
+
+    def get_train_dataloader(self) -> DataLoader:
+        """Return the training dataloader, with batches of `max_tokens_per_batch` tokens where that is set.
+
+        Returns:
+            `DataLoader`: prepared by accelerate; each process has the same number of batches.
+
+        Raises:
+            ValueError: if the training data has no length, or holds a pair longer than the budget.
+        """
+        max_tokens = self.args.max_tokens_per_batch
+        if max_tokens is None or self.train_dataset is None:
+            return super().get_train_dataloader()
+        _check_has_length(self.train_dataset, self.args)
+        lengths = self._lengths(self.train_dataset)
+        if lengths.target is None:
+            raise ValueError("`train_dataset` must have a column `labels` to be trained on; tokenize the target side.")
+        batches_per_update = self.args.world_size * self.args.gradient_accumulation_steps
+        sampler = TokenBudgetBatchSampler(
+            lengths.source,
+            lengths.target,
+            max_tokens,
+            seed=self.args.data_seed if self.args.data_seed is not None else self.args.seed,
+            batches_per_step=batches_per_update,
+        )
+        self._sentences_per_update = max(1, round(len(lengths.source) * batches_per_update / max(1, len(sampler))))
+        return self._dataloader(self.train_dataset, sampler, "Training", is_training=True)
+
+    def get_eval_dataloader(self, eval_dataset: str | Dataset | None = None) -> DataLoader:
+        """Return the evaluation dataloader, with batches of `max_tokens_per_batch` tokens where that is set.
+
+        Args:
+            eval_dataset (`str` or `Dataset`, *optional*):
+                A dataset, or the name of one of `self.eval_dataset`; the default is `self.eval_dataset`.
+
+        Returns:
+            `DataLoader`: longest pairs first, each process the same number of batches and of rows.
+        """
+        dataset: Any = self.eval_dataset if eval_dataset is None else eval_dataset
+        if isinstance(dataset, str) and isinstance(self.eval_dataset, dict):
+            dataset = self.eval_dataset[dataset]
+        if self.args.max_tokens_per_batch is None or not _has_length(dataset):
+            return super().get_eval_dataloader(eval_dataset)
+        return self._sorted_dataloader(dataset, self.args.max_tokens_per_batch, "Evaluation")
+
+    def get_test_dataloader(self, test_dataset: Dataset) -> DataLoader:
+        """Return the dataloader of `predict`, with batches of `max_tokens_per_batch` tokens where that is set.
+
+        Args:
+            test_dataset (`Dataset`):
+                The rows to predict.
+
+        Returns:
+            `DataLoader`: longest pairs first, each process the same number of batches and of rows.
+        """
+        if self.args.max_tokens_per_batch is None or not _has_length(test_dataset):
+            return super().get_test_dataloader(test_dataset)
+        return self._sorted_dataloader(test_dataset, self.args.max_tokens_per_batch, "Prediction")
+
+    def get_total_train_batch_size(self, args: TrainingArguments) -> int:
+        """Return the number of sentences of one update, in the mean where batches are counted in tokens.
+
+        Args:
+            args (`TrainingArguments`):
+                The arguments of the run.
+
+        Returns:
+            `int`: sentences of one update over all processes and accumulated batches.
+        """
+        if self._sentences_per_update is None:
+            return super().get_total_train_batch_size(args)
+        return self._sentences_per_update
+
+    def _sorted_dataloader(self, dataset: Dataset, max_tokens: int, description: str) -> DataLoader:
+        """Batch `dataset` by tokens, longest first."""
+        lengths = self._lengths(dataset).longer_side()
+        sampler = LengthSortedBatchSampler(lengths, max_tokens, num_processes=self.args.world_size)
+        return self._dataloader(dataset, sampler, description, is_training=False)
+
+    def _dataloader(
+        self, dataset: Any, batch_sampler: Sampler[list[int]], description: str, *, is_training: bool
+    ) -> DataLoader:
+        """Build a dataloader over the batches of `batch_sampler`, with the arguments that the stock one would have."""
+        data_collator = self.data_collator
+        if isinstance(dataset, datasets.Dataset):
+            dataset = self._remove_unused_columns(dataset, description=description)
+        else:
+            data_collator = self._get_collator_with_removed_columns(data_collator, description=description)
+        num_workers = self.args.dataloader_num_workers
+        worker_init = functools.partial(seed_worker, num_workers=num_workers, rank=self.args.process_index)
+        dataloader = DataLoader(
+            dataset,
+            batch_sampler=batch_sampler,
+            collate_fn=data_collator,
+            num_workers=num_workers,
+            pin_memory=self.args.dataloader_pin_memory,
+            # An evaluation builds its loader anew, so workers that outlived it would pile up.
+            persistent_workers=self.args.dataloader_persistent_workers and is_training,
+            multiprocessing_context=self.args.dataloader_multiprocessing_context,
+            prefetch_factor=self.args.dataloader_prefetch_factor,
+            in_order=self.args.dataloader_in_order,
+            # Starting a loader draws a number; from a generator of its own, an evaluation leaves the training alone.
+            generator=None if is_training else torch.Generator(),
+            worker_init_fn=worker_init if is_training else None,
+        )
+        return self.accelerator.prepare(dataloader)
+
+    def _lengths(self, dataset: Dataset) -> "_Lengths":
+        """Measure `dataset` once; the dataset is kept beside its lengths so that its id stays its own."""
+        if id(dataset) not in self._lengths_of_datasets:
+            self._lengths_of_datasets[id(dataset)] = (dataset, _measure(dataset))
+        return self._lengths_of_datasets[id(dataset)][1]
+
+    # Optimisation
+
+    def create_scheduler(
+        self, num_training_steps: int, optimizer: torch.optim.Optimizer | None = None
+    ) -> torch.optim.lr_scheduler.LRScheduler:
+        """Create the scheduler; `inverse_sqrt` counts its steps from 1 as the paper's formula does.
+
+        Args:
+            num_training_steps (`int`):
+                Number of updates of the run.
+            optimizer (`torch.optim.Optimizer`, *optional*):
+                The optimizer to schedule; the default is the trainer's own.
+
+        Returns:
+            `LRScheduler`: the schedule.
+        """
+        optimizer = self.optimizer if optimizer is None else optimizer
+        is_inverse_sqrt = self.args.lr_scheduler_type == SchedulerType.INVERSE_SQRT
+        if self.lr_scheduler is not None or optimizer is None or not is_inverse_sqrt:
+            return super().create_scheduler(num_training_steps, optimizer)
+        warmup_steps = self.args.get_warmup_steps(num_training_steps)
+        scheduler_arguments: Any = self.args.lr_scheduler_kwargs or {}
+        self.lr_scheduler = inverse_sqrt_schedule_from_one(optimizer, warmup_steps, **scheduler_arguments)
+        self._created_lr_scheduler = True
+        return self.lr_scheduler
+
+    def compute_loss(
+        self,
+        model: torch.nn.Module,
+        inputs: dict[str, Any],
+        return_outputs: bool = False,
+        num_items_in_batch: torch.Tensor | int | None = None,
+    ) -> torch.Tensor | tuple[torch.Tensor, Any]:
+        """Compute the loss as the stock trainer does, after scheduled sampling where that is asked for.
+
+        Args:
+            model (`torch.nn.Module`):
+                The model, wrapped or not.
+            inputs (`dict`):
+                Its arguments.
+            return_outputs (`bool`, *optional*, defaults to `False`):
+                Whether to return the outputs beside the loss.
+            num_items_in_batch (`torch.Tensor` or `int`, *optional*):
+                Number of labels of the whole update.
+
+        Returns:
+            `torch.Tensor`, or the pair of it and the outputs of the model.
+        """
+        if model.training and self.args.teacher_forcing_ratio < 1.0:
+            inputs = self._mix_predictions(model, inputs)
+        if self._token_loss is not None:
+            # The plain mean of this batch: `_TokenLoss` does the weighting.
+            num_items_in_batch = None
+        return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
+
+    def _mix_predictions(self, model: torch.nn.Module, inputs: dict[str, Any]) -> dict[str, Any]:
+        """Replace a share of `1 - teacher_forcing_ratio` of the decoder inputs by what the model predicts there."""
+        labels = inputs["labels"]
+        gold = inputs.get("decoder_input_ids")
+        if gold is None:
+            gold = self.accelerator.unwrap_model(model).prepare_decoder_input_ids_from_labels(labels)
+        first_pass = {name: value for name, value in inputs.items() if name != "labels"}
+        model.eval()
+        with torch.no_grad(), self.compute_loss_context_manager():
+            logits = model(**{**first_pass, "decoder_input_ids": gold, "use_cache": False}).logits
+        model.train()
+        predicted = logits.argmax(dim=-1)[:, :-1]  # (batch, tgt_len - 1)
+        is_replaced = torch.rand(predicted.shape, device=predicted.device) >= self.args.teacher_forcing_ratio
+        is_replaced &= labels[:, :-1] != IGNORED_LABEL
+        mixed = torch.cat((gold[:, :1], torch.where(is_replaced, predicted, gold[:, 1:])), dim=1)  # (batch, tgt_len)
+        return {**inputs, "decoder_input_ids": mixed}
+
+    # Evaluation
+
+    def evaluation_loop(
+        self,
+        dataloader: DataLoader,
+        description: str,
+        prediction_loss_only: bool | None = None,
+        ignore_keys: list[str] | None = None,
+        metric_key_prefix: str = "eval",
+    ) -> EvalLoopOutput:
+        """Run the stock loop; with token-budget batches, restore the order of the rows and weigh the loss by tokens.
+
+        Args:
+            dataloader (`DataLoader`):
+                The batches.
+            description (`str`):
+                What the log calls the loop.
+            prediction_loss_only (`bool`, *optional*):
+                Whether to compute the loss alone.
+            ignore_keys (`list[str]`, *optional*):
+                Outputs of the model to leave out.
+            metric_key_prefix (`str`, *optional*, defaults to `"eval"`):
+                Put before the name of each metric.
+
+        Returns:
+            `EvalLoopOutput`: predictions and labels in the order of the dataset, and the metrics.
+        """
+        sampler = _inner_sampler(dataloader, LengthSortedBatchSampler)
+        loop = functools.partial(
+            super().evaluation_loop, dataloader, description, prediction_loss_only, ignore_keys, metric_key_prefix
+        )
+        if sampler is None:
+            return loop()
+        compute_metrics = self.compute_metrics
+        if compute_metrics is not None and not self.args.batch_eval_metrics:
+            self.compute_metrics = functools.partial(_compute_in_dataset_order, compute_metrics, sampler)
+        self._token_loss = token_loss = _TokenLoss(sampler, self.args.process_index, self.args.device)
+        try:
+            output = loop()
+        finally:
+            self.compute_metrics = compute_metrics
+            self._token_loss = None
+        metrics = dict(output.metrics or {})
+        loss_name = f"{metric_key_prefix}_loss"
+        if loss_name in metrics:
+            metrics[loss_name] = token_loss.mean(self.accelerator)
+        predictions, label_ids = sampler.restore(output.predictions), sampler.restore(output.label_ids)
+        return output._replace(predictions=predictions, label_ids=label_ids, metrics=metrics)
+
+    def prediction_step(
+        self,
+        model: torch.nn.Module,
+        inputs: dict[str, Any],
+        prediction_loss_only: bool,
+        ignore_keys: list[str] | None = None,
+        **gen_kwargs: Any,
+    ) -> tuple[Any, torch.Tensor | None, torch.Tensor | None]:
+        """Run the stock step, and note its loss and its number of tokens.
+
+        Args:
+            model (`torch.nn.Module`):
+                The model.
+            inputs (`dict`):
+                Its arguments.
+            prediction_loss_only (`bool`):
+                Whether to compute the loss alone.
+            ignore_keys (`list[str]`, *optional*):
+                Outputs of the model to leave out.
+            **gen_kwargs (`Any`):
+                Arguments of `generate`.
+
+        Returns:
+            loss (`torch.Tensor`), predictions and labels; each may be `None`.
+        """
+        # `DataCollatorForSeq2Seq` makes `labels=None` of rows without labels, which the stock step takes for labels.
+        inputs = {name: value for name, value in inputs.items() if value is not None}
+        if self._token_loss is not None and "labels" in inputs:
+            inputs["labels"] = self._token_loss.hide_repeated_rows(inputs["labels"])
+        step = super().prediction_step(model, inputs, prediction_loss_only, ignore_keys, **gen_kwargs)
+        if self._token_loss is not None and step[0] is not None:
+            self._token_loss.add(step[0], inputs["labels"])
+        return step
+
+    # Watching the loss
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        """Log `logs`, and stop the run when its loss is not finite.
+
+        Args:
+            logs (`dict[str, float]`):
+                The values to log.
+            start_time (`float`, *optional*):
+                When the training started.
+
+        Raises:
+            ValueError: if the training loss since the last log is nan or infinite.
+        """
+        super().log(logs, start_time)
+        loss = logs.get("loss", logs.get("train_loss", 0.0))
+        if not math.isfinite(loss):
+            raise ValueError(
+                f"The training loss is {loss} at step {self.state.global_step} (or at a step since the log before "
+                "it); checkpoints already saved are sound. Lower the learning rate, warm up longer, or train in "
+                "float32."
+            )
+
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        """Save the model, unless its weights have been spoilt.
+
+        Args:
+            output_dir (`str`, *optional*):
+                Where to; the default is the folder of the run.
+            _internal_call (`bool`, *optional*, defaults to `False`):
+                Whether the trainer itself is calling.
+
+        Raises:
+            ValueError: if a weight is nan or infinite; nothing is written then.
+        """
+        broken = _first_broken_parameter(self.model) if self.model is not None else None
+        if broken is not None:
+            raise ValueError(
+                f"The weights `{broken}` hold nan or infinity at step {self.state.global_step}, and so they are not "
+                "saved. Resume from the last checkpoint with a lower learning rate or a longer warm-up."
+            )
+        super().save_model(output_dir, _internal_call)
+
+
+class LengthSortedBatchSampler(Sampler[list[int]]):
+    """Batches of at most `max_tokens` tokens in order of length, longest first, for evaluation.
+
+    Made so that processes can gather what they predict: the `num_processes` batches of one step have the same number
+    of rows, and the number of batches is a multiple of `num_processes`. Where the number of rows is no such multiple,
+    the last row is repeated at the very end. A row longer than the budget gets a batch of its own.
+
+    Args:
+        lengths (`np.ndarray` of shape `(rows,)`):
+            Number of tokens of the longer side of each row.
+        max_tokens (`int`):
+            Budget of a batch, padding counted.
+        num_processes (`int`, *optional*, defaults to 1):
+            Number of processes that share the batches.
+    """
+
+    def __init__(self, lengths: np.ndarray, max_tokens: int, *, num_processes: int = 1) -> None:
+        order = np.argsort(-lengths, kind="stable")
+        self.num_rows = len(order)
+        self.num_repeated = -self.num_rows % num_processes
+        order = np.concatenate((order, order[-1:].repeat(self.num_repeated)))
+        self.batches: list[np.ndarray] = []
+        start = 0
+        while start < len(order):
+            rows = max(1, int(max_tokens // max(1, lengths[order[start]])))
+            stop = min(start + rows * num_processes, len(order))
+            self.batches.extend(np.split(order[start:stop], num_processes))
+            start = stop
+        self.num_processes = num_processes
+        # Where each row of the dataset comes first in the concatenated batches.
+        self.positions = np.zeros(self.num_rows, dtype=np.int64)
+        self.positions[order[: self.num_rows]] = np.arange(self.num_rows)
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        for batch in self.batches:
+            yield batch.tolist()
+
+    def repeated_rows(self, step: int, process_index: int) -> int:
+        """Count the rows at the end of a batch that repeat an earlier row.
+
+        Args:
+            step (`int`):
+                Number of the step, from 0.
+            process_index (`int`):
+                Which process the batch belongs to.
+
+        Returns:
+            `int`: 0 but in the last step.
+        """
+        if step < len(self.batches) // self.num_processes - 1:
+            return 0
+        rows = len(self.batches[-1])
+        repeated_after = (self.num_processes - 1 - process_index) * rows
+        return min(rows, max(0, self.num_repeated - repeated_after))
+
+    def restore(self, gathered: Any) -> Any:
+        """Put gathered rows into the order of the dataset and drop the repeated ones.
+
+        Args:
+            gathered (`np.ndarray`, or a tuple, list or dict of such):
+                Rows in the order of the batches. What has another number of rows is returned as it is.
+
+        Returns:
+            The same with one row per row of the dataset.
+        """
+        if isinstance(gathered, tuple | list):
+            return type(gathered)(self.restore(part) for part in gathered)
+        if isinstance(gathered, dict):
+            return {name: self.restore(part) for name, part in gathered.items()}
+        if getattr(gathered, "ndim", 0) and len(gathered) == self.num_rows + self.num_repeated:
+            return gathered[self.positions]
+        return gathered
+
+
+class _TokenLoss:
+    """Sums the losses of an evaluation over tokens, on the device and without a synchronisation per step."""
+
+    def __init__(self, sampler: LengthSortedBatchSampler, process_index: int, device: torch.device) -> None:
+        self.sampler = sampler
+        self.process_index = process_index
+        self.step = 0
+        self.totals = torch.zeros(2, device=device, dtype=torch.float64 if device.type != "mps" else torch.float32)
+
+    def hide_repeated_rows(self, labels: torch.Tensor) -> torch.Tensor:
+        """Take the labels of repeated rows out of the loss, and go on to the next step."""
+        repeated = self.sampler.repeated_rows(self.step, self.process_index)
+        self.step += 1
+        if repeated:
+            labels = labels.clone()
+            labels[-repeated:] = IGNORED_LABEL
+        return labels
+
+    def add(self, loss: Any, labels: torch.Tensor) -> None:
+        """Add the mean loss of a batch."""
+        tokens = (labels != IGNORED_LABEL).sum().to(self.totals)
+        loss = loss.to(self.totals)
+        # The mean over no token is nan, and such a batch is a batch of repeated rows.
+        self.totals += torch.stack((torch.where(tokens > 0, loss * tokens, torch.zeros_like(loss)), tokens))
+
+    def mean(self, accelerator: Any) -> float:
+        """Return the mean over the tokens of all processes."""
+        loss, tokens = accelerator.reduce(self.totals, reduction="sum").tolist()
+        return loss / tokens if tokens else math.nan
+
+
+class _EpochOfBatchSampler(TrainerCallback):
+    """Tells the batch sampler which epoch begins, also where a resumed run skips batches.
+
+    The loader that skips batches hides the sampler from `set_epoch`, so it is told directly.
+    """
+
+    def __init__(self) -> None:
+        self.next_epoch = 0
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        if _inner_sampler(kwargs["train_dataloader"], TokenBudgetBatchSampler) is None:
+            return
+        updates_per_epoch = max(1, math.ceil(len(kwargs["train_dataloader"]) / args.gradient_accumulation_steps))
+        self.next_epoch = state.global_step // updates_per_epoch
+
+    def on_epoch_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        sampler = _inner_sampler(kwargs["train_dataloader"], TokenBudgetBatchSampler)
+        if sampler is not None:
+            sampler.set_epoch(self.next_epoch)
+        self.next_epoch += 1
+
+
+@dataclass
+class _Lengths:
+    """Number of tokens of each row; `target` is `None` where there are no labels."""
+
+    source: np.ndarray
+    target: np.ndarray | None
+
+    def longer_side(self) -> np.ndarray:
+        """Return the larger of the two lengths of each row."""
+        return self.source if self.target is None else np.maximum(self.source, self.target)
+
+
+def inverse_sqrt_schedule_from_one(
+    optimizer: torch.optim.Optimizer, num_warmup_steps: int, timescale: int | None = None
+) -> torch.optim.lr_scheduler.LambdaLR:
+    """Return transformers' `inverse_sqrt` schedule with the steps counted from 1.
+
+    The first update is step 1 as in the paper's formula; stock, it is step 0, with a learning rate of 0.
+
+    Args:
+        optimizer (`torch.optim.Optimizer`):
+            The optimizer; its learning rate is that of the last warm-up step, the largest.
+        num_warmup_steps (`int`):
+            Number of warm-up steps.
+        timescale (`int`, *optional*):
+            Time scale of the decay; the default is `num_warmup_steps`.
+
+    Returns:
+        `LambdaLR`: the schedule.
+
+    Source: Vaswani et al. 2017, 5.3.
+    """
+    # `last_epoch=0` says that step 0 is over. torch then asks for the base learning rate by this name.
+    for group in optimizer.param_groups:
+        group.setdefault("initial_lr", group["lr"])
+    return get_inverse_sqrt_schedule(optimizer, num_warmup_steps, timescale=timescale, last_epoch=0)
+
+
+def _has_length(dataset: Any) -> bool:
+    """Tell whether `dataset` is one whose rows can be picked by number."""
+    return hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__") and not isinstance(dataset, dict)
+
+
+def _check_has_length(train_dataset: Any, args: VanillaTrainingArguments) -> None:
+    """Refuse token-budget batches of a stream."""
+    if train_dataset is None or args.max_tokens_per_batch is None or _has_length(train_dataset):
+        return
+    raise ValueError(
+        f"`max_tokens_per_batch` ({args.max_tokens_per_batch}) needs a `train_dataset` with a length, got a "
+        f"`{type(train_dataset).__name__}`; load it without streaming (it is read from disk as it is needed, not into "
+        "memory), or leave `max_tokens_per_batch` unset."
+    )
+
+
+def _measure(dataset: Any) -> _Lengths:
+    """Read the lengths of `input_ids` and `labels`; of a `datasets.Dataset`, without making Python objects."""
+    if not isinstance(dataset, datasets.Dataset):
+        rows = [dataset[index] for index in range(len(dataset))]
+        source = np.array([len(row["input_ids"]) for row in rows], dtype=np.int64)
+        has_labels = bool(rows) and rows[0].get("labels") is not None
+        return _Lengths(source, np.array([len(row["labels"]) for row in rows]) if has_labels else None)
+    if "input_ids" not in dataset.column_names:
+        raise ValueError(
+            f"The dataset must have a column `input_ids`, it has {dataset.column_names}; tokenize it first."
+        )
+    names = [name for name in ("input_ids", "labels") if name in dataset.column_names]
+    lengths: dict[str, list[np.ndarray]] = {name: [np.zeros(0, dtype=np.int64)] for name in names}
+    arrow_dataset = dataset.select_columns(names).with_format("arrow")
+    for table in arrow_dataset.iter(batch_size=ROWS_PER_LENGTH_READ):
+        for name in names:
+            for chunk in table[name].chunks:
+                # A row that is null has no tokens.
+                lengths[name].append(chunk.value_lengths().fill_null(0).to_numpy().astype(np.int64))
+    measured = {name: np.concatenate(parts) for name, parts in lengths.items()}
+    return _Lengths(measured["input_ids"], measured.get("labels"))
+
+
+def _first_broken_parameter(model: torch.nn.Module) -> str | None:
+    """Return the name of the first parameter with a value that is not finite. One device synchronisation."""
+    parameters = dict(model.named_parameters())
+    # Of a sharded parameter the local part: a collective would hang where one process saves alone.
+    local = (each.to_local() if isinstance(each, DTensor) else each for each in parameters.values())
+    is_finite = [torch.isfinite(each).all() for each in local]
+    if not is_finite or torch.stack(is_finite).all():
+        return None
+    return next(name for name, finite in zip(parameters, is_finite, strict=True) if not finite)
+
+
+def _inner_sampler(dataloader: Any, sampler_class: type) -> Any:
+    """Return the batch sampler of `sampler_class` inside accelerate's wrappers, or `None`."""
+    sampler = getattr(dataloader, "batch_sampler", None)
+    while sampler is not None and not isinstance(sampler, sampler_class):
+        sampler = getattr(sampler, "batch_sampler", None)
+    return sampler
+
+
+def _compute_in_dataset_order(
+    compute_metrics: Any, sampler: LengthSortedBatchSampler, prediction: EvalPrediction
+) -> dict[str, float]:
+    """Call `compute_metrics` with the rows in the order of the dataset."""
+    inputs = prediction.inputs
+    return compute_metrics(
+        EvalPrediction(
+            predictions=sampler.restore(prediction.predictions),
+            label_ids=sampler.restore(prediction.label_ids),
+            inputs=None if inputs is None else sampler.restore(inputs),
+            losses=prediction.losses,
+        )
+    )

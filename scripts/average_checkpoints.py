@@ -1,0 +1,102 @@
+"""Average checkpoints of a training run, as the paper does with the last 5 (base) or 20 (big) of its own.
+
+The mean of the weights of several checkpoints usually translates better than any one of them. The result is a folder
+like any checkpoint: `AutoModelForSeq2SeqLM.from_pretrained("averaged")` loads it.
+
+For example, the last five checkpoints of the run in the folder `out`:
+    python scripts/average_checkpoints.py --run_dir out --last 5 --output_dir averaged
+the five with the highest BLEU on the validation data:
+    python scripts/average_checkpoints.py --run_dir out --best 5 --metric eval_bleu --output_dir averaged
+or these two:
+    python scripts/average_checkpoints.py --checkpoints out/checkpoint-900 out/checkpoint-1000 --output_dir averaged
+"""
+
+import argparse
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from accelerate import PartialState
+from transformers import HfArgumentParser
+
+from hf_vanilla.training import average_checkpoints, best_checkpoints, last_checkpoints
+
+
+@dataclass
+class AverageArguments:
+    """What to average, and where to write it. Say which checkpoints in one way: `last`, `best` or `checkpoints`."""
+
+    output_dir: str = field(metadata={"help": "Folder to write the averaged model to; it must be new or empty."})
+    run_dir: str | None = field(
+        default=None,
+        metadata={
+            "help": "Folder of a training run (its --output_dir), which holds checkpoint-1000, checkpoint-2000 ..."
+        },
+    )
+    last: int | None = field(default=None, metadata={"help": "Average this many checkpoints from the end of the run."})
+    best: int | None = field(
+        default=None, metadata={"help": "Average this many checkpoints, those with the best value of --metric."}
+    )
+    metric: str | None = field(
+        default=None,
+        metadata={
+            "help": "What --best compares: the name of a figure in the run's evaluations, such as eval_bleu or "
+            "eval_loss. Unset: the run's own metric_for_best_model, or else eval_loss."
+        },
+    )
+    checkpoints: list[str] | None = field(
+        default=None,
+        metadata={"help": "Folders to average, instead of --run_dir. The config is that of the last one."},
+    )
+    overwrite: bool = field(default=False, metadata={"help": "Replace --output_dir if there is something in it."})
+
+    def __post_init__(self) -> None:
+        ways = [name for name in ("last", "best", "checkpoints") if getattr(self, name) is not None]
+        if len(ways) != 1:
+            given = " and ".join(f"--{name}" for name in ways) or "none"
+            raise ValueError(f"Say which checkpoints with one of --last, --best and --checkpoints; got {given}.")
+        if (self.run_dir is None) != (ways == ["checkpoints"]):
+            raise ValueError("--last and --best need --run_dir, and --checkpoints stands without it.")
+        if self.metric is not None and self.best is None:
+            raise ValueError("--metric is for --best, which is not given.")
+
+
+def choose_checkpoints(arguments: AverageArguments) -> list[Path]:
+    """Return the folders that the arguments ask for, in order of their steps."""
+    if arguments.run_dir is None:
+        return [Path(checkpoint) for checkpoint in arguments.checkpoints or []]
+    if arguments.best is not None:
+        return best_checkpoints(arguments.run_dir, arguments.best, arguments.metric)
+    return last_checkpoints(arguments.run_dir, arguments.last or 0)
+
+
+def main() -> int:
+    """Average on the first process; the others wait for it.
+
+    Returns:
+        `int`: the exit status, 0 for success.
+    """
+    # The formatter that `HfArgumentParser` would take prints "(default: None)" behind every argument.
+    formatter = argparse.RawDescriptionHelpFormatter
+    parser = HfArgumentParser(AverageArguments, description=__doc__, formatter_class=formatter)  # type: ignore[arg-type]
+    try:
+        (arguments,) = parser.parse_args_into_dataclasses()
+    except ValueError as error:
+        parser.error(str(error))
+    processes = PartialState(cpu=True)
+    status = 0
+    if processes.is_main_process:
+        try:
+            checkpoints = choose_checkpoints(arguments)
+            print("Averaging", *checkpoints, sep="\n  ")
+            print("Written to", average_checkpoints(checkpoints, arguments.output_dir, overwrite=arguments.overwrite))
+        except ValueError as error:
+            print(f"error: {error}", file=sys.stderr)
+            status = 1
+    processes.wait_for_everyone()
+    processes.destroy_process_group()
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())

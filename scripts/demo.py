@@ -1,0 +1,160 @@
+#!/usr/bin/env python
+"""Train a small Transformer to read dates as people write them, and look at what it learnt. Takes about two minutes.
+
+    python scripts/demo.py --output_dir demo_output
+
+Everything is made on the spot: the corpus ("Tuesday, the 3rd of March 1998" -> "1998-03-03"), the tokenizer and the
+model, which transformers' own Seq2SeqTrainer trains. Then a second Python process loads the result with
+AutoModelForSeq2SeqLM and must translate as the first one did.
+"""
+
+import json
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from transformers import (
+    AutoModelForSeq2SeqLM,
+    AutoTokenizer,
+    DataCollatorForSeq2Seq,
+    HfArgumentParser,
+    Seq2SeqTrainer,
+    set_seed,
+)
+
+from hf_vanilla import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
+from hf_vanilla.data import date_corpus, tokenize_parallel_dataset
+from hf_vanilla.tokenization import train_tokenizer
+from hf_vanilla.training import paper_optimizers, paper_training_arguments
+from hf_vanilla.visualization import plot_attention, plot_training_curve
+
+
+EXPECTED_ACCURACY = 0.99
+SHOWN_EXAMPLES = 8
+
+
+@dataclass
+class DemoArguments:
+    """Options of the demo."""
+
+    output_dir: str = field(default="demo_output", metadata={"help": "Folder of the model and the pictures."})
+    train_size: int = field(default=20_000, metadata={"help": "Number of dates to learn from."})
+    test_size: int = field(default=1_000, metadata={"help": "Number of other dates to be asked for."})
+    epochs: int = field(default=6, metadata={"help": "How often to go through them."})
+    seed: int = field(default=0, metadata={"help": "Decides the dates, the first weights and the order."})
+    reload_from: str | None = field(
+        default=None, metadata={"help": "Only translate, with the model in this folder: lines in, a JSON list out."}
+    )
+
+
+def build_model(tokenizer) -> VanillaTransformerForConditionalGeneration:
+    """Build the paper's model, much smaller."""
+    config = VanillaTransformerConfig(
+        vocab_size=len(tokenizer), d_model=96, d_ff=384, num_heads=4, encoder_layers=2, decoder_layers=2, dropout=0.05
+    )
+    return VanillaTransformerForConditionalGeneration(config)
+
+
+def train(model, tokenizer, dataset, arguments: DemoArguments) -> Seq2SeqTrainer:
+    """Train with the stock trainer, the paper's optimiser and its schedule."""
+    training_args = paper_training_arguments(
+        model.config,
+        arguments.output_dir,
+        warmup_steps=300,
+        num_train_epochs=arguments.epochs,
+        per_device_train_batch_size=128,
+        train_sampling_strategy="group_by_length",
+        logging_steps=25,
+        save_strategy="no",
+        seed=arguments.seed,
+    )
+    trainer = Seq2SeqTrainer(
+        model=model,
+        args=training_args,
+        train_dataset=dataset,
+        processing_class=tokenizer,
+        data_collator=DataCollatorForSeq2Seq(tokenizer, model=model),
+        optimizers=paper_optimizers(model.to(training_args.device), training_args),
+    )
+    trainer.train()
+    return trainer
+
+
+@torch.no_grad()
+def translate(model, tokenizer, texts: list[str], batch_size: int = 250) -> list[str]:
+    """Translate greedily."""
+    model.eval()
+    translations = []
+    for start in range(0, len(texts), batch_size):
+        batch = tokenizer(texts[start : start + batch_size], padding=True, return_tensors="pt").to(model.device)
+        translations += tokenizer.batch_decode(model.generate(**batch), skip_special_tokens=True)
+    return translations
+
+
+def translate_in_new_process(folder: Path, texts: list[str]) -> list[str]:
+    """Let a fresh Python process load the folder and translate."""
+    command = [sys.executable, __file__, "--reload_from", str(folder)]
+    result = subprocess.run(command, input="\n".join(texts), capture_output=True, text=True, check=True)
+    return json.loads(result.stdout.splitlines()[-1])
+
+
+@torch.no_grad()
+def draw_attention(model, tokenizer, text: str, path: Path) -> None:
+    """Draw what each written token looked at."""
+    source = tokenizer(text, return_tensors="pt").to(model.device)
+    target = model.generate(**source)
+    model.set_attn_implementation("eager")
+    outputs = model(**source, decoder_input_ids=target[:, :-1], output_attentions=True)
+    figure = plot_attention(
+        outputs.cross_attentions,
+        [tokenizer.decode(token_id) for token_id in source["input_ids"][0]],
+        [tokenizer.decode(token_id) for token_id in target[0, 1:]],
+        title=f"{text}  →  {tokenizer.decode(target[0], skip_special_tokens=True)}",
+    )
+    figure.savefig(path, dpi=120)
+
+
+def show_results(test, translations: list[str]) -> float:
+    """Print a few examples and return the share of exact matches."""
+    for source, expected, got in list(zip(test["source"], test["target"], translations, strict=True))[:SHOWN_EXAMPLES]:
+        print(f"  {source:<40} {got}{'' if got == expected else f'   (should be {expected})'}")
+    right = sum(got == expected for got, expected in zip(translations, test["target"], strict=True))
+    print(f"\n{right} of {len(translations)} dates that it never saw are right: {right / len(translations):.1%}")
+    return right / len(translations)
+
+
+def main() -> None:
+    (arguments,) = HfArgumentParser(DemoArguments, description=__doc__).parse_args_into_dataclasses()
+    if arguments.reload_from is not None:
+        model = AutoModelForSeq2SeqLM.from_pretrained(arguments.reload_from)
+        tokenizer = AutoTokenizer.from_pretrained(arguments.reload_from)
+        print(json.dumps(translate(model, tokenizer, sys.stdin.read().split("\n"))))
+        return
+
+    set_seed(arguments.seed)
+    output_dir = Path(arguments.output_dir)
+    pairs = date_corpus(arguments.train_size, seed=arguments.seed)
+    test = date_corpus(arguments.test_size, seed=arguments.seed + 1, exclude=pairs["source"])
+    tokenizer = train_tokenizer([*pairs["source"], *pairs["target"]], vocab_size=400, show_progress=False)
+    model = build_model(tokenizer)
+    print(f"\nTraining {model.num_parameters():,} parameters on {len(pairs):,} dates.\n")
+    trainer = train(model, tokenizer, tokenize_parallel_dataset(pairs, tokenizer), arguments)
+
+    print("\nDates that it never saw:\n")
+    translations = translate(model, tokenizer, test["source"])
+    accuracy = show_results(test, translations)
+
+    trainer.save_model()
+    same = translate_in_new_process(output_dir, test["source"]) == translations
+    print(f"Saved to {output_dir}/; a new process that loads it translates {'just the same' if same else 'DIFFERENTLY'}.")
+    plot_training_curve(trainer.state.log_history).savefig(output_dir / "training_curve.png", dpi=120)
+    draw_attention(model, tokenizer, "Tuesday, the 3rd of March 1998", output_dir / "attention.png")
+    print(f"Pictures: {output_dir / 'attention.png'} and {output_dir / 'training_curve.png'}")
+    if not same or accuracy < EXPECTED_ACCURACY:
+        sys.exit(f"Expected the same translations and at least {EXPECTED_ACCURACY:.0%} of the dates right.")
+
+
+if __name__ == "__main__":
+    main()

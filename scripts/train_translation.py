@@ -1,0 +1,315 @@
+#!/usr/bin/env python
+"""Train an encoder-decoder Transformer to translate, from raw parallel text to a model that loads with the Auto classes.
+
+Two text files, line N of one being the translation of line N of the other:
+
+    python scripts/train_translation.py \
+        --train_source_file train.en --train_target_file train.de \
+        --validation_source_file val.en --validation_target_file val.de \
+        --vocab_size 10000 --max_tokens_per_batch 4096 --max_steps 10000 --output_dir runs/en-de
+
+A data set of the Hub: --dataset_name wmt14 --dataset_config_name de-en --source_column en --target_column de.
+A JSON, CSV or Parquet file: --train_file train.jsonl --source_column en --target_column de.
+
+The optimiser and schedule are the paper's unless you say otherwise. Run the same command again to go on with a run that
+was stopped. `accelerate launch` and `torchrun` in place of `python` use several devices. All options may also stand in
+one JSON file, which is then the only argument.
+"""
+
+import logging
+import math
+import os
+import sys
+import tempfile
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import transformers
+from transformers import (
+    AutoModelForSeq2SeqLM,
+    AutoTokenizer,
+    DataCollatorForSeq2Seq,
+    HfArgumentParser,
+    Seq2SeqTrainer,
+    set_seed,
+)
+
+from hf_vanilla import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
+from hf_vanilla.data import load_parallel_dataset, tokenize_parallel_dataset
+from hf_vanilla.metrics import TranslationMetrics
+from hf_vanilla.tokenization import train_tokenizer
+from hf_vanilla.training import (
+    VanillaTrainer,
+    VanillaTrainingArguments,
+    average_checkpoints,
+    last_checkpoints,
+    last_complete_checkpoint,
+    noam_learning_rate,
+    paper_optimizers,
+)
+
+
+logger = logging.getLogger("train_translation")
+
+TARGET_TOKENIZER = "target_tokenizer"
+MODEL_SIZES = ("d_model", "d_ff", "num_heads", "d_k", "d_v", "encoder_layers", "decoder_layers")
+MODEL_CHOICES = ("dropout", "norm_position", "position_type", "label_smoothing", "label_smoothing_type")
+
+
+@dataclass
+class ModelArguments:
+    """Which model and tokenizer to train."""
+
+    model_name_or_path: str | None = field(
+        default=None,
+        metadata={"help": "Go on from this model and its tokenizer (folder or Hub name) instead of starting anew."},
+    )
+    preset: str = field(default="base", metadata={"help": "Row of the paper's Table 3 to start from: base, big, ..."})
+    d_model: int | None = field(default=None, metadata={"help": "Width of the model. Default: the preset's, as below."})
+    d_ff: int | None = field(default=None, metadata={"help": "Inner width of the feed-forward networks."})
+    num_heads: int | None = field(default=None, metadata={"help": "Number of attention heads."})
+    d_k: int | None = field(default=None, metadata={"help": "Width of a head's keys. Default: d_model / num_heads."})
+    d_v: int | None = field(default=None, metadata={"help": "Width of a head's values. Default: d_model / num_heads."})
+    encoder_layers: int | None = field(default=None, metadata={"help": "Number of encoder layers."})
+    decoder_layers: int | None = field(default=None, metadata={"help": "Number of decoder layers."})
+    dropout: float | None = field(default=None, metadata={"help": "Dropout rate of the paper's two places."})
+    norm_position: str | None = field(default=None, metadata={"help": "post (the paper) or pre."})
+    position_type: str | None = field(
+        default=None, metadata={"help": "sinusoidal (the paper), sinusoidal_split, sinusoidal_t2t or learned."}
+    )
+    label_smoothing: float | None = field(default=None, metadata={"help": "Share taken from the true token (0 to 1)."})
+    label_smoothing_type: str | None = field(default=None, metadata={"help": "uniform, t2t or annotated."})
+    tokenizer_name_or_path: str | None = field(
+        default=None, metadata={"help": "Use this tokenizer (folder or Hub name) instead of training one."}
+    )
+    vocab_size: int = field(default=37000, metadata={"help": "Size of the vocabulary to train (of each, if separate)."})
+    tokenizer_algorithm: str = field(default="bpe", metadata={"help": "bpe (the paper) or unigram."})
+    lowercase: bool = field(default=False, metadata={"help": "Lower-case all text before it is tokenized."})
+    separate_vocabularies: bool = field(
+        default=False, metadata={"help": "One vocabulary per language instead of a joint one (Chinese and English, say)."}
+    )
+
+
+@dataclass
+class DataArguments:
+    """Where the sentence pairs come from."""
+
+    dataset_name: str | None = field(default=None, metadata={"help": "A data set of the Hub."})
+    dataset_config_name: str | None = field(default=None, metadata={"help": "Its configuration, such as de-en."})
+    dataset_revision: str | None = field(default=None, metadata={"help": "Its branch, tag or commit."})
+    train_file: str | None = field(default=None, metadata={"help": "A .json(l), .csv or .parquet file, or .gz of it."})
+    validation_file: str | None = field(default=None, metadata={"help": "The same, for validation."})
+    source_column: str = field(default="source", metadata={"help": "Column of the source, or its language code."})
+    target_column: str = field(default="target", metadata={"help": "Column of the target, or its language code."})
+    train_source_file: str | None = field(default=None, metadata={"help": "Text file, one source sentence a line."})
+    train_target_file: str | None = field(default=None, metadata={"help": "Its translations, line by line."})
+    validation_source_file: str | None = field(default=None, metadata={"help": "The same, for validation."})
+    validation_target_file: str | None = field(default=None, metadata={"help": "The same, for validation."})
+    max_source_length: int = field(default=256, metadata={"help": "Longest source in tokens; more is cut on the right."})
+    max_target_length: int = field(default=256, metadata={"help": "Longest target in tokens; more is cut on the right."})
+    streaming: bool = field(default=False, metadata={"help": "Read while training, for text larger than memory."})
+    preprocessing_num_workers: int | None = field(default=None, metadata={"help": "Processes that tokenize."})
+    bleu_tokenize: str = field(
+        default="13a", metadata={"help": "sacreBLEU's tokenizer for validation: 13a, zh, none, char or intl."}
+    )
+
+
+@dataclass
+class TranslationTrainingArguments(VanillaTrainingArguments):
+    """How to train; the defaults are the paper's optimiser and schedule (section 5.3)."""
+
+    output_dir: str | None = field(default=None, metadata={"help": "Folder of the checkpoints and the final model."})
+    learning_rate: float | None = field(
+        default=None, metadata={"help": "Peak learning rate. Default: d_model^-0.5 * warmup_steps^-0.5, the paper's."}
+    )
+    lr_scheduler_type: str = field(default="inverse_sqrt", metadata={"help": "inverse_sqrt (the paper), linear, ..."})
+    warmup_steps: float = field(default=4000, metadata={"help": "Updates over which the learning rate grows."})
+    adam_beta2: float = field(default=0.98, metadata={"help": "Adam's second decay rate."})
+    adam_epsilon: float = field(default=1e-9, metadata={"help": "Adam's epsilon."})
+    max_grad_norm: float = field(default=0.0, metadata={"help": "Clip gradients at this norm; 0 does not (the paper)."})
+    predict_with_generate: bool = field(default=True, metadata={"help": "Measure BLEU and chrF when validating."})
+    average_last: int = field(
+        default=0, metadata={"help": "The final model is the mean of this many last checkpoints (the paper: 5 or 20)."}
+    )
+
+    def __post_init__(self):
+        if self.output_dir is None:
+            raise ValueError("`output_dir` is missing: say where the model shall go, as in --output_dir runs/en-de.")
+        self._given_learning_rate = self.learning_rate
+        self.learning_rate = 1.0 if self.learning_rate is None else self.learning_rate
+        super().__post_init__()
+
+    def set_paper_learning_rate(self, d_model: int) -> None:
+        """Take the paper's peak learning rate unless one was given."""
+        if self._given_learning_rate is None:
+            steps = max(1, int(self.warmup_steps))
+            self.learning_rate = noam_learning_rate(steps, d_model, steps)
+
+
+def check_output_dir(output_dir: str) -> None:
+    """Fail now rather than after hours if nothing can be written."""
+    try:
+        os.makedirs(output_dir, exist_ok=True)
+        with tempfile.TemporaryFile(dir=output_dir):
+            pass
+    except OSError as error:
+        raise ValueError(f"`output_dir` ({output_dir}) must be a folder that can be written to: {error}.") from error
+
+
+def load_data(arguments: DataArguments):
+    """Load the pairs as splits `train` and perhaps `validation`, with the columns `source` and `target`."""
+    data_files = {}
+    for split in ("train", "validation"):
+        file = getattr(arguments, f"{split}_file")
+        pair = (getattr(arguments, f"{split}_source_file"), getattr(arguments, f"{split}_target_file"))
+        if (pair[0] is None) != (pair[1] is None):
+            raise ValueError(f"Pass both of `{split}_source_file` and `{split}_target_file`, or neither; got {pair}.")
+        if file is not None and pair[0] is not None:
+            raise ValueError(f"Pass either `{split}_file` or `{split}_source_file` and `{split}_target_file`.")
+        if file is not None or pair[0] is not None:
+            data_files[split] = file if file is not None else pair
+    if data_files and "train" not in data_files:
+        raise ValueError("There is no text to train on: pass `train_file`, or a source and a target file.")
+    return load_parallel_dataset(
+        arguments.dataset_name,
+        arguments.dataset_config_name,
+        data_files=data_files or None,
+        source_column=arguments.source_column,
+        target_column=arguments.target_column,
+        revision=arguments.dataset_revision,
+        streaming=arguments.streaming,
+    )
+
+
+def get_tokenizers(arguments: ModelArguments, pairs, output_dir: Path):
+    """Load the tokenizers of source and target, or train them; they are the same object unless separate."""
+    path = arguments.tokenizer_name_or_path or arguments.model_name_or_path
+    if path is None and (output_dir / "tokenizer.json").exists():
+        path = str(output_dir)
+    if path is not None:
+        tokenizer = AutoTokenizer.from_pretrained(path)
+        has_target = (Path(path) / TARGET_TOKENIZER).is_dir()
+        return tokenizer, AutoTokenizer.from_pretrained(path, subfolder=TARGET_TOKENIZER) if has_target else tokenizer
+
+    def texts(columns):
+        return (row[column] for row in pairs for column in columns)
+
+    settings = {"algorithm": arguments.tokenizer_algorithm, "lowercase": arguments.lowercase}
+    if arguments.separate_vocabularies:
+        target_tokenizer = train_tokenizer(texts(["target"]), arguments.vocab_size, **settings)
+        target_tokenizer.save_pretrained(output_dir / TARGET_TOKENIZER)
+        tokenizer = train_tokenizer(texts(["source"]), arguments.vocab_size, **settings)
+    else:
+        tokenizer = target_tokenizer = train_tokenizer(texts(["source", "target"]), arguments.vocab_size, **settings)
+    tokenizer.save_pretrained(output_dir)
+    return tokenizer, target_tokenizer
+
+
+def get_model(arguments: ModelArguments, tokenizer, target_tokenizer):
+    """Load the model to go on from, or build a new one that fits the tokenizers."""
+    if arguments.model_name_or_path is not None:
+        return AutoModelForSeq2SeqLM.from_pretrained(arguments.model_name_or_path)
+    given = {name: getattr(arguments, name) for name in MODEL_SIZES + MODEL_CHOICES}
+    is_joint = target_tokenizer is tokenizer
+    config = VanillaTransformerConfig.preset(
+        arguments.preset,
+        **{name: value for name, value in given.items() if value is not None},
+        vocab_size=len(target_tokenizer),
+        source_vocab_size=None if is_joint else len(tokenizer),
+        share_encoder_decoder_embeddings=is_joint,
+        pad_token_id=target_tokenizer.pad_token_id,
+        bos_token_id=target_tokenizer.bos_token_id,
+        eos_token_id=target_tokenizer.eos_token_id,
+    )
+    return VanillaTransformerForConditionalGeneration(config)
+
+
+def build_trainer(model, tokenizer, target_tokenizer, data, training_args, bleu_tokenize: str) -> Seq2SeqTrainer:
+    """Make the stock trainer, or ours where something is asked for that the stock one has not."""
+    kwargs = {
+        "model": model,
+        "args": training_args,
+        "train_dataset": data["train"],
+        "eval_dataset": data.get("validation"),
+        "processing_class": tokenizer,
+        "data_collator": DataCollatorForSeq2Seq(tokenizer, model=model),
+    }
+    if training_args.predict_with_generate and "validation" in data:
+        kwargs["compute_metrics"] = TranslationMetrics(target_tokenizer, tokenize=bleu_tokenize)
+    if training_args.max_tokens_per_batch is not None or training_args.teacher_forcing_ratio < 1:
+        return VanillaTrainer(**kwargs)
+    if training_args.lr_scheduler_type == "inverse_sqrt":
+        kwargs["optimizers"] = paper_optimizers(model.to(training_args.device), training_args)
+    return Seq2SeqTrainer(**kwargs)
+
+
+def use_average_of_last(trainer: Seq2SeqTrainer, count: int) -> None:
+    """Replace the trained weights by the mean of the last `count` checkpoints (Vaswani et al. 2017, 6.1)."""
+    folder = Path(trainer.args.output_dir) / "averaged"
+    with trainer.args.main_process_first(desc="averaging checkpoints"):
+        if trainer.is_world_process_zero():
+            average_checkpoints(last_checkpoints(trainer.args.output_dir, count), folder, overwrite=True)
+    averaged = type(trainer.model).from_pretrained(folder)
+    trainer.model.load_state_dict(averaged.state_dict())
+
+
+def parse_arguments():
+    """Read the three groups of options from the command line or from one JSON file."""
+    parser = HfArgumentParser(
+        (ModelArguments, DataArguments, TranslationTrainingArguments), description=__doc__, allow_abbrev=False
+    )
+    if len(sys.argv) == 2 and sys.argv[1].endswith(".json"):
+        return parser.parse_json_file(json_file=sys.argv[1])
+    return parser.parse_args_into_dataclasses()
+
+
+def main() -> None:
+    model_args, data_args, training_args = parse_arguments()
+    logging.basicConfig(format="%(message)s", level=logging.INFO if training_args.should_log else logging.WARNING)
+    transformers.utils.logging.set_verbosity(training_args.get_process_log_level())
+    check_output_dir(training_args.output_dir)
+    set_seed(training_args.seed)
+
+    # 1. text -> tokenizers -> token ids; the first process does the work and the others find it done
+    output_dir = Path(training_args.output_dir)
+    with training_args.main_process_first(desc="preparing the data"):
+        data = load_data(data_args)
+        tokenizer, target_tokenizer = get_tokenizers(model_args, data["train"], output_dir)
+        data = tokenize_parallel_dataset(
+            data,
+            tokenizer,
+            target_tokenizer,
+            max_source_length=data_args.max_source_length,
+            max_target_length=data_args.max_target_length,
+            num_proc=data_args.preprocessing_num_workers,
+        )
+
+    # 2. model and trainer
+    model = get_model(model_args, tokenizer, target_tokenizer)
+    training_args.set_paper_learning_rate(model.config.d_model)
+    logger.info(f"{model.num_parameters():,} parameters, vocabulary {model.config.vocab_size:,}")
+    trainer = build_trainer(model, tokenizer, target_tokenizer, data, training_args, data_args.bleu_tokenize)
+
+    # 3. training, from the last checkpoint if there is one
+    checkpoint = training_args.resume_from_checkpoint or last_complete_checkpoint(output_dir)
+    if checkpoint is not None:
+        logger.info(f"Going on from {checkpoint}; for a new run give another --output_dir.")
+    result = trainer.train(resume_from_checkpoint=checkpoint)
+    trainer.log_metrics("train", result.metrics)
+    trainer.save_metrics("train", result.metrics)
+
+    # 4. the final model: averaged if asked for, measured, saved
+    if training_args.average_last > 0:
+        use_average_of_last(trainer, training_args.average_last)
+    if "validation" in data:
+        metrics = trainer.evaluate()
+        metrics["eval_perplexity"] = math.exp(min(metrics["eval_loss"], 700.0))
+        trainer.log_metrics("eval", metrics)
+        trainer.save_metrics("eval", metrics)
+    trainer.save_model()
+    trainer.save_state()
+    logger.info(f"The model is in {output_dir}. To translate: scripts/translate.py --model {output_dir}")
+
+
+if __name__ == "__main__":
+    main()

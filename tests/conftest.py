@@ -1,0 +1,40 @@
+"""What every test runs under: no network, caches of its own, one thread, fixed seeds."""
+
+import atexit
+import os
+import shutil
+import tempfile
+
+import pytest
+
+
+# The libraries read these when they are imported, so they are set before any of them is; the processes that a test
+# starts inherit them.
+_CACHE = tempfile.mkdtemp(prefix="hf_vanilla_tests_")
+atexit.register(shutil.rmtree, _CACHE, ignore_errors=True)
+os.environ["HF_HOME"] = _CACHE
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("MKL_NUM_THREADS", "1")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+import torch  # noqa: E402
+import transformers  # noqa: E402
+
+
+torch.set_num_threads(1)
+# Also fills memory that is not initialised with NaN, so a test that reads it fails every time.
+torch.use_deterministic_algorithms(True)
+
+
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    """One worker for each core that this process may use, which in a container can be fewer than the machine has."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+@pytest.fixture(autouse=True)
+def fixed_seeds() -> None:
+    """Start every test from the same seeds of Python, NumPy and torch."""
+    transformers.set_seed(0)

@@ -1,0 +1,337 @@
+import sys
+
+import numpy as np
+import pytest
+import torch
+from matplotlib import font_manager
+
+from hf_vanilla import visualization
+from hf_vanilla.visualization import (
+    plot_attention,
+    plot_learning_rate,
+    plot_position_encodings,
+    plot_training_curve,
+)
+
+
+SOURCE = ["A", "man", "sleeps", ".", "</s>"]
+TARGET = ["<s>", "Ein", "Mann", "schläft", ".", "</s>", "<pad>"]
+LAYERS, BATCH, HEADS = 3, 2, 4
+WEIGHTS = torch.randn(LAYERS, BATCH, HEADS, len(TARGET), len(SOURCE), generator=torch.manual_seed(0)).softmax(-1)
+
+
+def panels_of(figure):
+    return [axes for axes in figure.axes if axes.get_label() != "<colorbar>"]
+
+
+def shown_arrays(figure):
+    return [np.asarray(axes.get_images()[0].get_array()) for axes in panels_of(figure)]
+
+
+def labels_of(axis):
+    return [label.get_text() for label in axis.get_ticklabels()]
+
+
+def write(figure, folder):
+    path = folder / "picture.png"
+    figure.savefig(path)
+    assert path.read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
+    assert path.stat().st_size > 5_000
+
+
+def test_attention_of_the_last_layer_is_averaged_over_heads():
+    figure = plot_attention(tuple(WEIGHTS), SOURCE, TARGET, title="Cross-attention")
+    (panel,) = panels_of(figure)
+    np.testing.assert_allclose(shown_arrays(figure)[0], WEIGHTS[-1, 0].mean(0), atol=1e-6)
+    assert labels_of(panel.xaxis) == SOURCE
+    assert labels_of(panel.yaxis) == TARGET
+    assert (panel.get_xlabel(), panel.get_ylabel(), panel.get_title()) == ("source", "target", "mean of 4 heads")
+    assert figure.get_suptitle() == "Cross-attention"
+    bottom, top = panel.get_ylim()
+    assert bottom > top  # the first target token is the top row
+
+
+def test_attention_of_chosen_heads_layer_and_example():
+    figure = plot_attention(tuple(WEIGHTS), SOURCE, TARGET, layer=1, heads=[3, 0, -2], example=1)
+    assert [panel.get_title() for panel in panels_of(figure)] == ["head 3", "head 0", "head 2"]
+    for array, head in zip(shown_arrays(figure), [3, 0, 2], strict=True):
+        np.testing.assert_allclose(array, WEIGHTS[1, 1, head], atol=1e-6)
+    colors = {panel.get_images()[0].get_clim() for panel in panels_of(figure)}
+    assert len(colors) == 1  # one colour bar holds for all panels
+    assert labels_of(panels_of(figure)[1].yaxis) == []
+
+
+@pytest.mark.parametrize(
+    "weights",
+    [
+        list(WEIGHTS),
+        WEIGHTS[-1],
+        WEIGHTS[-1, 0],
+        WEIGHTS[-1, 0].mean(0),
+        WEIGHTS[-1].numpy(),
+        WEIGHTS[-1, 0].mean(0).tolist(),
+        WEIGHTS[-1].to(torch.bfloat16).requires_grad_(),
+    ],
+    ids=["layers", "4 dimensions", "3 dimensions", "2 dimensions", "NumPy", "lists", "bfloat16 with gradient"],
+)
+def test_forms_of_attention_weights(weights):
+    (array,) = shown_arrays(plot_attention(weights, SOURCE, TARGET))
+    np.testing.assert_allclose(array, WEIGHTS[-1, 0].mean(0), atol=4e-3)
+
+
+@pytest.mark.parametrize(
+    ("count", "grid"), [(1, (1, 1)), (3, (1, 3)), (5, (2, 3)), (7, (2, 4)), (8, (2, 4))], ids=lambda value: str(value)
+)
+def test_panels_stand_in_a_grid_whose_edges_are_labelled(count, grid):
+    weights = WEIGHTS[0, 0, :1].expand(8, -1, -1)
+    panels = panels_of(plot_attention(weights, SOURCE, TARGET, heads=range(count)))
+    assert len(panels) == count
+    specification = panels[0].get_subplotspec().get_gridspec()
+    assert (specification.nrows, specification.ncols) == grid
+    columns = grid[1]
+    assert all((labels_of(panel.yaxis) == TARGET) == (i % columns == 0) for i, panel in enumerate(panels))
+    assert all((labels_of(panel.xaxis) == SOURCE) == (i + columns >= count) for i, panel in enumerate(panels))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"weights": WEIGHTS[0, 0].mT}, "the 7 `target_tokens` .* the 5 `source_tokens`, got 5 rows and 7 columns"),
+        ({"source_tokens": SOURCE[:-1]}, "the 4 `source_tokens`, got 7 rows and 5 columns"),
+        ({"weights": WEIGHTS}, r"`weights` must be .* got shape \(3, 2, 4, 7, 5\)"),
+        ({"weights": WEIGHTS[0, 0, 0, 0]}, r"`weights` must be .* got shape \(5,\)"),
+        ({"weights": WEIGHTS[0, 0, :0]}, r"none of them 0; got shape \(0, 7, 5\)"),
+        ({"layer": 3}, r"`layer` must be in \[-3, 3\), got 3"),
+        ({"example": -3}, r"`example` must be in \[-2, 2\), got -3"),
+        ({"heads": [0, 4]}, r"`heads` must be in \[-4, 4\), got 4"),
+        ({"heads": []}, "`heads` must name at least one head"),
+    ],
+    ids=[
+        "transposed",
+        "too few tokens",
+        "5 dimensions",
+        "1 dimension",
+        "empty",
+        "layer",
+        "example",
+        "head",
+        "no head",
+    ],
+)
+def test_attention_that_does_not_fit(changes, message):
+    arguments = {"weights": tuple(WEIGHTS), "source_tokens": SOURCE, "target_tokens": TARGET, **changes}
+    with pytest.raises(ValueError, match=message):
+        plot_attention(**arguments)
+
+
+@pytest.mark.parametrize(
+    ("token", "label"),
+    [
+        (" word", "␣word"),
+        ("two words  ", "two words␣␣"),
+        ("   ", "␣␣␣"),
+        ("a\nb\t\x00", r"a\nb\t\x00"),
+        ("\u00a0", r"\xa0"),
+        ("נה\u200dא", "נה\u200dא"),
+        ("x" * 20, "x" * 20),
+        ("x" * 21, "x" * 19 + "…"),
+        ("$\\alpha$", "$\\alpha$"),
+        ("\ud800", r"\ud800"),
+        ("", ""),
+    ],
+)
+def test_tokens_are_readable(token, label, tmp_path):
+    figure = plot_attention(np.eye(2), [token, "b"], ["c", token])
+    assert labels_of(panels_of(figure)[0].xaxis) == [label, "b"]
+    assert labels_of(panels_of(figure)[0].yaxis) == ["c", label]
+    write(figure, tmp_path)
+
+
+@pytest.mark.parametrize("script", ["Привет", "Γειά", "שלום", "مرحبا", "naïve", "𝔸"])
+def test_scripts_of_the_default_font_need_no_other(script, caplog):
+    figure = plot_attention(np.eye(1), [script], [script])
+    assert labels_of(panels_of(figure)[0].xaxis) == [script]
+    assert caplog.text == ""
+
+
+def test_signs_of_other_fonts_are_taken_from_them(tmp_path):
+    sign = "\u24b6"  # matplotlib brings it in STIXGeneral, not in its default font
+    figure = plot_attention(np.eye(1), [f"a{sign}"], ["b"])
+    (label,) = panels_of(figure)[0].get_xticklabels()
+    assert label.get_text() == f"a{sign}"
+    assert label.get_fontfamily()[0] == "DejaVu Sans"
+    assert len(label.get_fontfamily()) == 2
+    write(figure, tmp_path)
+
+
+def test_signs_without_a_font_are_shown_as_code_points(tmp_path, monkeypatch):
+    messages = []
+    monkeypatch.setattr(font_manager.fontManager, "ttflist", [])
+    monkeypatch.setattr(visualization.logger, "warning", messages.append)
+    figure = plot_attention(np.eye(1), ["中a文"], ["b"])
+    assert labels_of(panels_of(figure)[0].xaxis) == [r"\u4e2da\u6587"]
+    assert messages == ["No installed font shows 2 signs of the tokens (U+4E2D U+6587); install one that does."]
+
+
+def test_long_lists_grow_the_picture_and_keep_every_label(tmp_path):
+    tokens = [f"word{i}" for i in range(120)]
+    figure = plot_attention(np.eye(120), tokens, tokens)
+    (panel,) = panels_of(figure)
+    assert labels_of(panel.xaxis) == tokens
+    write(figure, tmp_path)
+    height = panel.get_window_extent().height / figure.dpi / 120  # inches from label to label
+    assert panel.get_yticklabels()[0].get_fontsize() / 72 < height
+
+
+def test_lists_too_long_for_all_labels_show_some_at_their_places():
+    tokens = [f"word{i}" for i in range(700)]
+    figure = plot_attention(np.eye(700), tokens, tokens)
+    (panel,) = panels_of(figure)
+    positions = panel.get_xticks().tolist()
+    assert labels_of(panel.xaxis) == [tokens[position] for position in positions]
+    assert 200 < len(positions) < 400
+    assert max(figure.get_size_inches()) < 45
+
+
+def test_position_encodings(tmp_path):
+    table = torch.randn(11, 16)
+    figure = plot_position_encodings(table, dimensions=[2, 5, 6], title="Learned")
+    left, right = panels_of(figure)
+    np.testing.assert_allclose(left.get_images()[0].get_array(), table)
+    low, high = left.get_images()[0].get_clim()
+    assert -low == high == pytest.approx(table.abs().max().item())  # white is zero
+    assert (left.get_xlabel(), left.get_ylabel()) == ("dimension", "position")
+    assert (right.get_xlabel(), right.get_ylabel()) == ("position", "value")
+    for line, dimension in zip(right.get_lines(), [2, 5, 6], strict=True):
+        np.testing.assert_allclose(line.get_ydata(), table[:, dimension])
+        assert line.get_label() == f"dimension {dimension}"
+    assert figure.get_suptitle() == "Learned"
+    write(figure, tmp_path)
+
+
+@pytest.mark.parametrize(("d_model", "dimensions"), [(1, [0]), (4, [0, 1, 2]), (512, [0, 64, 128, 256])])
+def test_position_encodings_choose_their_dimensions(d_model, dimensions):
+    figure = plot_position_encodings(np.zeros((3, d_model)))
+    labels = [line.get_label() for line in panels_of(figure)[1].get_lines()]
+    assert labels == [f"dimension {dimension}" for dimension in dimensions]
+
+
+@pytest.mark.parametrize(
+    ("shape", "dimensions", "message"),
+    [
+        ((1, 7, 4), None, r"`encodings` must have shape \(positions, d_model\), .* got \(1, 7, 4\)"),
+        ((0, 4), None, r"neither of them 0, got \(0, 4\)"),
+        ((7, 4), [0, 4], r"`dimensions` must be in \[-4, 4\), got 4"),
+    ],
+)
+def test_position_encodings_of_another_shape(shape, dimensions, message):
+    with pytest.raises(ValueError, match=message):
+        plot_position_encodings(np.zeros(shape), dimensions=dimensions)
+
+
+def test_learning_rate(tmp_path):
+    schedules = {"warm-up 2": [1e-4, 3e-4, 2e-4], "constant": torch.full((4,), 1e-3)}
+    figure = plot_learning_rate(schedules, title="Schedules")
+    (axes,) = figure.axes
+    assert (axes.get_xlabel(), axes.get_ylabel()) == ("step", "learning rate")
+    first, second = axes.get_lines()
+    assert (first.get_xdata().tolist(), first.get_ydata().tolist()) == ([1, 2, 3], [1e-4, 3e-4, 2e-4])
+    assert second.get_xdata().tolist() == [1, 2, 3, 4]
+    assert first.get_color() != second.get_color()
+    assert axes.get_ylim()[0] == 0
+    texts = [text.get_text() for text in axes.get_legend().get_texts()]
+    assert texts == ["warm-up 2 (peak 3.00e-04 at step 2)", "constant (peak 1.00e-03 at step 1)"]
+    write(figure, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("schedules", "message"),
+    [
+        ({}, "`schedules` must hold at least one list of learning rates, got none"),
+        ({"a": []}, r"`schedules` must hold .* got shape \(0,\) for 'a'"),
+        ({"a": [1.0], "b": [[1.0]]}, r"got shape \(1, 1\) for 'b'"),
+    ],
+)
+def test_learning_rates_that_are_none(schedules, message):
+    with pytest.raises(ValueError, match=message):
+        plot_learning_rate(schedules)
+
+
+LOG = [
+    {"loss": 5.0, "grad_norm": 1.0, "learning_rate": 1e-3, "epoch": 0.5, "step": 10},
+    {"loss": 4.0, "grad_norm": 1.0, "learning_rate": 1e-3, "epoch": 1.0, "step": 20},
+    {
+        "eval_loss": 4.5,
+        "eval_bleu": 11.0,
+        "eval_de_loss": 6.5,
+        "eval_runtime": 1.5,
+        "eval_samples_per_second": 2.0,
+        "eval_steps_per_second": 3.0,
+        "eval_model_preparation_time": 0.1,
+        "epoch": 1.0,
+        "step": 20,
+    },
+    {"eval_bleu": 12.0, "step": 30},
+    {"train_runtime": 9.0, "train_loss": 4.2, "total_flos": 1.0, "step": 30},
+]
+
+
+def curves_of(axes):
+    return {line.get_label(): list(zip(line.get_xdata(), line.get_ydata(), strict=True)) for line in axes.get_lines()}
+
+
+def test_training_curve(tmp_path):
+    figure = plot_training_curve(LOG, title="Run")
+    losses, bleu = figure.axes
+    assert (losses.get_xlabel(), losses.get_ylabel()) == ("step", "loss")
+    assert curves_of(losses) == {
+        "training": [(10, 5.0), (20, 4.0)],
+        "evaluation": [(20, 4.5)],
+        "evaluation de": [(20, 6.5)],
+    }
+    assert [text.get_text() for text in losses.get_legend().get_texts()] == list(curves_of(losses))
+    assert bleu.get_ylabel() == "bleu"
+    assert curves_of(bleu) == {"bleu": [(20, 11.0), (30, 12.0)]}
+    assert bleu.get_lines()[0].get_marker() == "o"
+    assert figure.get_suptitle() == "Run"
+    write(figure, tmp_path)
+
+
+@pytest.mark.parametrize(("scores", "grid"), [(0, (1, 1)), (2, (1, 3)), (3, (2, 2)), (4, (2, 3))])
+def test_training_curve_has_a_panel_for_each_score(scores, grid):
+    log = [{"loss": 1.0, "step": 1}, {f"eval_score{i}": 1.0 for i in range(scores)} | {"step": 1}]
+    axes = plot_training_curve(log).axes
+    assert [panel.get_ylabel() for panel in axes] == ["loss", *(f"score{i}" for i in range(scores))]
+    specification = axes[0].get_subplotspec().get_gridspec()
+    assert (specification.nrows, specification.ncols) == grid
+
+
+def test_training_curve_of_evaluations_alone():
+    assert [panel.get_ylabel() for panel in plot_training_curve([{"eval_bleu": 1.0, "step": 1}]).axes] == ["bleu"]
+
+
+@pytest.mark.parametrize("log", [[], [{"train_loss": 1.0, "step": 3}]], ids=["empty", "summary alone"])
+def test_training_curve_of_nothing(log):
+    with pytest.raises(ValueError, match=f"`log_history` must hold .* got none in {len(log)} entries"):
+        plot_training_curve(log)
+
+
+@pytest.mark.parametrize(
+    "plot",
+    [
+        lambda: plot_attention(np.eye(1), ["a"], ["b"]),
+        lambda: plot_position_encodings(np.eye(3)),
+        lambda: plot_learning_rate({"a": [1.0]}),
+        lambda: plot_training_curve(LOG),
+    ],
+    ids=["attention", "positions", "learning rate", "training curve"],
+)
+def test_missing_matplotlib(plot, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with pytest.raises(ImportError, match=r"pip install hf_vanilla\[viz\]"):
+        plot()
+
+
+def test_pictures_leave_pyplot_alone():
+    plot_training_curve(LOG)
+    assert "matplotlib.pyplot" not in sys.modules or not sys.modules["matplotlib.pyplot"].get_fignums()

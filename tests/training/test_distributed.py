@@ -1,0 +1,117 @@
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import run_two_ranks
+import torch
+from tiny_translation import Recorder, tiny_collator, tiny_model, tiny_pairs, tiny_tokenizer
+from transformers import Seq2SeqTrainer
+
+from hf_vanilla.training import VanillaTrainer, VanillaTrainingArguments
+
+
+SCRIPT = Path(run_two_ranks.__file__)
+TORCHRUN = ("torch.distributed.run", "--standalone", "--nproc_per_node", "2")
+ACCELERATE = ("accelerate.commands.launch", "--cpu", "--num_processes", "1", "--num_machines", "1")
+
+
+def launch(launcher, folder):
+    """Run the script under a launcher and return what each rank wrote."""
+    command = [sys.executable, "-m", *launcher, str(SCRIPT), str(folder)]
+    finished = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, env=dict(os.environ))
+    assert finished.returncode == 0, finished.stderr[-4000:]
+    return {path.stem: torch.load(path) for path in sorted(folder.glob("rank-*.pt"))}
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory):
+    return launch(TORCHRUN, tmp_path_factory.mktemp("two_ranks"))
+
+
+def assert_close(actual, expected, tolerance=1e-5):
+    assert set(actual) == set(expected)
+    for name, tensor in expected.items():
+        torch.testing.assert_close(
+            actual[name], tensor, rtol=0, atol=tolerance, msg=lambda text, name=name: f"{name}: {text}"
+        )
+
+
+def test_two_ranks_ran(ranks):
+    assert sorted(ranks) == ["rank-0", "rank-1"]
+    assert [rank["world_size"] for rank in ranks.values()] == [2, 2]
+
+
+@pytest.mark.parametrize("kind", ["stock", "vanilla"])
+def test_two_ranks_train_as_one_process_with_the_same_global_batch(ranks, kind, tmp_path):
+    alone = run_two_ranks.train(kind, tmp_path, gradient_accumulation_steps=2)
+    assert len(alone["losses"]) >= 10
+    assert max(each.abs().max() for each in alone["gradients"].values()) > 0.05
+    for rank in ranks.values():
+        assert_close(rank[kind]["gradients"], alone["gradients"])
+        assert rank[kind]["losses"] == pytest.approx(alone["losses"], abs=1e-4)
+        assert_close(rank[kind]["weights"], alone["weights"], 1e-4)
+
+
+def test_two_ranks_resume_in_the_middle_of_an_epoch_to_the_same_bits(ranks):
+    for rank in ranks.values():
+        updates_per_epoch = len(rank["vanilla"]["losses"]) / 2
+        assert updates_per_epoch < run_two_ranks.SAVED_STEP < 2 * updates_per_epoch
+        assert_close(rank["resumed"], rank["vanilla"]["weights"], 0)
+
+
+def test_two_ranks_predict_every_row_once_and_in_order(ranks, tmp_path):
+    alone = run_two_ranks.predict(tmp_path)
+    for rank in ranks.values():
+        assert rank["predicted"]["loss"] == pytest.approx(alone["loss"], rel=1e-6)
+        assert torch.equal(rank["predicted"]["labels"], alone["labels"])
+        is_target = alone["labels"] != -100
+        torch.testing.assert_close(rank["predicted"]["logits"][is_target], alone["logits"][is_target])
+
+
+def gradients(trainer_class, output_dir, batch_size, accumulation):
+    """Return the gradients of the first update over the first 8 pairs, and its loss."""
+    arguments = VanillaTrainingArguments(
+        str(output_dir),
+        per_device_train_batch_size=batch_size,
+        gradient_accumulation_steps=accumulation,
+        max_steps=1,
+        logging_steps=1,
+        train_sampling_strategy="sequential",
+        save_strategy="no",
+        use_cpu=True,
+        disable_tqdm=True,
+        dataloader_pin_memory=False,
+    )
+    recorder, model = Recorder(), tiny_model()
+    trainer_class(
+        model,
+        arguments,
+        tiny_collator(model),
+        train_dataset=tiny_pairs(8),
+        processing_class=tiny_tokenizer(),
+        callbacks=[recorder],
+    ).train()
+    return recorder.gradients, recorder.losses
+
+
+@pytest.mark.parametrize("accumulation", [2, 4, 8])
+@pytest.mark.parametrize("trainer_class", [Seq2SeqTrainer, VanillaTrainer])
+def test_accumulated_batches_are_one_large_batch(tmp_path, trainer_class, accumulation):
+    lengths = [len(row["labels"]) for row in tiny_pairs(8)]
+    size = 8 // accumulation
+    assert len({sum(lengths[start : start + size]) for start in range(0, 8, size)}) > 1
+    expected, expected_loss = gradients(trainer_class, tmp_path, 8, 1)
+    actual, loss = gradients(trainer_class, tmp_path, size, accumulation)
+    assert_close(actual, expected)
+    assert loss == pytest.approx(expected_loss, abs=1e-5)
+
+
+@pytest.mark.slow
+def test_accelerate_launch_trains_as_a_plain_process(tmp_path):
+    launched = launch(ACCELERATE, tmp_path)
+    assert sorted(launched) == ["rank-0"]
+    for kind in run_two_ranks.SETTINGS:
+        alone = run_two_ranks.train(kind, tmp_path / "alone")
+        assert_close(launched["rank-0"][kind]["weights"], alone["weights"], 1e-6)

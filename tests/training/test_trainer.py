@@ -1,0 +1,533 @@
+import math
+import os
+
+import numpy as np
+import pytest
+import torch
+from datasets import IterableDataset
+from tiny_translation import Recorder, tiny_collator, tiny_model, tiny_pairs, tiny_tokenizer
+from transformers import (
+    DataCollatorForSeq2Seq,
+    HfArgumentParser,
+    Seq2SeqTrainer,
+    Seq2SeqTrainingArguments,
+    TrainerCallback,
+)
+
+from hf_vanilla.training import VanillaTrainer, VanillaTrainingArguments
+from hf_vanilla.training.trainer import LengthSortedBatchSampler
+
+
+BUDGET = 40
+
+
+def make_arguments(output_dir, **changes):
+    quiet = {"use_cpu": True, "disable_tqdm": True, "save_strategy": "no", "dataloader_pin_memory": False}
+    budget = {"max_tokens_per_batch": BUDGET, "logging_steps": 1, "learning_rate": 0.01}
+    return VanillaTrainingArguments(str(output_dir), **{**quiet, **budget, **changes})
+
+
+def make_trainer(output_dir, model=None, *, pairs=None, callbacks=None, data_collator=None, **changes):
+    model = tiny_model() if model is None else model
+    pairs = tiny_pairs() if pairs is None else pairs
+    arguments = make_arguments(output_dir, **changes)
+    tokenizer = tiny_tokenizer()
+    return VanillaTrainer(
+        model, arguments, data_collator, train_dataset=pairs, processing_class=tokenizer, callbacks=callbacks
+    )
+
+
+def weights_of(trainer):
+    return {name: each.detach().clone() for name, each in trainer.model.named_parameters()}
+
+
+def are_equal(left, right):
+    return set(left) == set(right) and all(torch.equal(left[name], right[name]) for name in left)
+
+
+class SpyCollator:
+    """The default collator, which notes what it was given."""
+
+    def __init__(self):
+        self.collate = tiny_collator(tiny_model())
+        self.batches = []
+
+    def __call__(self, rows):
+        self.batches.append([tuple(row["input_ids"]) for row in rows])
+        batch = self.collate(rows)
+        assert batch["input_ids"].numel() <= BUDGET
+        assert batch["labels"].numel() <= BUDGET
+        return batch
+
+
+# Arguments
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"max_tokens_per_batch": 0}, "`max_tokens_per_batch` must be at least 1 token, got 0"),
+        ({"teacher_forcing_ratio": 1.5}, r"`teacher_forcing_ratio` must be between 0 and 1, got 1\.5"),
+        ({"teacher_forcing_ratio": -0.1}, r"`teacher_forcing_ratio` must be between 0 and 1, got -0\.1"),
+        (
+            {"train_sampling_strategy": "group_by_length"},
+            "`train_sampling_strategy` can't be combined with .* [(]40[)]",
+        ),
+        ({"auto_find_batch_size": True}, "`auto_find_batch_size` can't be combined"),
+        ({"eval_do_concat_batches": False}, "`eval_do_concat_batches=False` can't be combined"),
+        ({"accelerator_config": {"split_batches": True}}, "`accelerator_config.split_batches` can't be combined"),
+        (
+            {"accelerator_config": {"dispatch_batches": True}},
+            "`accelerator_config.dispatch_batches` can't be combined",
+        ),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_arguments_refuse_nonsense(tmp_path, changes, message):
+    with pytest.raises(ValueError, match=message):
+        make_arguments(tmp_path, **changes)
+
+
+def test_arguments_without_a_budget_are_the_stock_ones(tmp_path):
+    arguments = make_arguments(tmp_path, max_tokens_per_batch=None, train_sampling_strategy="group_by_length")
+    assert arguments.teacher_forcing_ratio == 1.0
+    assert arguments.accelerator_config.even_batches is True
+
+
+def test_arguments_come_from_the_command_line_with_help(tmp_path):
+    parser = HfArgumentParser(VanillaTrainingArguments)
+    line = ["--output_dir", str(tmp_path), "--max_tokens_per_batch", "321", "--teacher_forcing_ratio", "0.5"]
+    (arguments,) = parser.parse_args_into_dataclasses([*line, "--use_cpu"])
+    assert (arguments.max_tokens_per_batch, arguments.teacher_forcing_ratio) == (321, 0.5)
+    text = " ".join(parser.format_help().split())
+    assert "padding counted, the larger of source and target side" in text
+    assert "the model's own predictions (scheduled sampling" in text
+
+
+def test_trainer_refuses_stock_arguments(tmp_path):
+    arguments = Seq2SeqTrainingArguments(str(tmp_path), use_cpu=True)
+    with pytest.raises(TypeError, match="`args` must be a `VanillaTrainingArguments`, got a `Seq2SeqTrainingArg"):
+        VanillaTrainer(tiny_model(), arguments)
+
+
+def test_trainer_refuses_token_budgets_of_a_stream(tmp_path):
+    stream = IterableDataset.from_generator(lambda: iter(tiny_pairs()))
+    with pytest.raises(ValueError, match=r"needs a `train_dataset` with a length, got a `IterableDataset`; load it"):
+        make_trainer(tmp_path, pairs=stream, max_steps=2)
+
+
+@pytest.mark.parametrize(
+    ("column", "message"),
+    [("labels", "must have a column `labels`"), ("input_ids", "must have a column `input_ids`, it has")],
+)
+def test_trainer_names_a_missing_column(tmp_path, column, message):
+    trainer = make_trainer(tmp_path, pairs=tiny_pairs().remove_columns(column))
+    with pytest.raises(ValueError, match=message):
+        trainer.train()
+
+
+def test_trainer_refuses_a_pair_longer_than_the_budget(tmp_path):
+    with pytest.raises(ValueError, match=r"more than `max_tokens` \(8\) in a batch of its own"):
+        make_trainer(tmp_path, max_tokens_per_batch=8).train()
+
+
+def test_trainer_takes_the_collator_of_the_paper_task_unless_given_one(tmp_path):
+    trainer = make_trainer(tmp_path)
+    assert isinstance(trainer.data_collator, DataCollatorForSeq2Seq)
+    assert trainer.data_collator.model is trainer.model
+    given = SpyCollator()
+    assert make_trainer(tmp_path, data_collator=given).data_collator is given
+
+
+# Training batches
+
+
+@pytest.mark.parametrize("accumulation", [1, 3])
+def test_an_epoch_has_every_pair_once_and_no_batch_over_the_budget(tmp_path, accumulation):
+    collator = SpyCollator()
+    trainer = make_trainer(
+        tmp_path, data_collator=collator, num_train_epochs=2, gradient_accumulation_steps=accumulation
+    )
+    result = trainer.train()
+    num_batches = len(trainer.get_train_dataloader())
+    assert num_batches % accumulation == 0
+    assert len(collator.batches) == 2 * num_batches
+    assert result.global_step == trainer.state.max_steps == 2 * num_batches // accumulation
+    assert trainer.state.epoch == 2.0
+    epochs = (collator.batches[:num_batches], collator.batches[num_batches:])
+    everything = sorted(tuple(row["input_ids"]) for row in tiny_pairs())
+    for epoch in epochs:
+        assert sorted(row for batch in epoch for row in batch) == everything
+    assert epochs[0] != epochs[1]
+
+
+def test_the_size_of_an_update_is_told_in_sentences(tmp_path):
+    trainer = make_trainer(tmp_path, max_steps=7, gradient_accumulation_steps=2)
+    metrics = trainer.train().metrics
+    num_updates = len(trainer.get_train_dataloader()) // 2
+    seen = metrics["train_samples_per_second"] * metrics["train_runtime"]
+    assert seen == pytest.approx(7 * 45 / num_updates, rel=0.1)
+
+
+def test_without_a_budget_the_batches_are_the_stock_ones(tmp_path):
+    stock = Seq2SeqTrainer(
+        tiny_model(), make_arguments(tmp_path, max_steps=5), tiny_collator(tiny_model()), train_dataset=tiny_pairs()
+    )
+    stock.train()
+    vanilla = make_trainer(tmp_path, max_steps=5, max_tokens_per_batch=None)
+    vanilla.train()
+    assert are_equal(weights_of(stock), weights_of(vanilla))
+
+
+def test_training_depends_on_the_seed_alone(tmp_path):
+    workers = {"dataloader_num_workers": 2, "dataloader_persistent_workers": True}
+    runs = []
+    for changes in ({}, workers, {"seed": 43}):
+        trainer = make_trainer(tmp_path, num_train_epochs=2, **changes)
+        trainer.train()
+        runs.append(weights_of(trainer))
+    assert are_equal(runs[0], runs[1])
+    assert not are_equal(runs[0], runs[2])
+
+
+def test_the_seed_of_the_data_alone_changes_the_batches(tmp_path):
+    orders = [list(make_trainer(tmp_path, data_seed=seed).get_train_dataloader().batch_sampler) for seed in (1, 1, 2)]
+    assert orders[0] == orders[1] != orders[2]
+
+
+@pytest.mark.parametrize(
+    ("epoch", "changes"),
+    [
+        (1, {}),
+        (0, {"gradient_accumulation_steps": 2}),
+        (1, {"dataloader_num_workers": 1, "teacher_forcing_ratio": 0.5}),
+    ],
+    ids=["second epoch", "accumulation", "worker and scheduled sampling"],
+)
+def test_a_resumed_run_ends_with_the_same_bits(tmp_path, changes, epoch):
+    whole = make_trainer(tmp_path / "whole", tiny_model(dropout=0.2), num_train_epochs=2, **changes)
+    whole.train()
+    stop = epoch * whole.state.max_steps // 2 + 2
+    saving = {"num_train_epochs": 2, "save_strategy": "steps", "save_steps": stop, **changes}
+    first = make_trainer(tmp_path / "parts", tiny_model(dropout=0.2), callbacks=[StopAt(stop)], **saving)
+    first.train()
+    assert first.state.global_step == stop
+    second = make_trainer(tmp_path / "parts", tiny_model(dropout=0.2), **saving)
+    second.train(resume_from_checkpoint=True)
+    assert second.state.global_step == whole.state.global_step > stop
+    assert are_equal(weights_of(whole), weights_of(second))
+
+
+def test_a_run_resumed_at_the_end_of_an_epoch_ends_with_the_same_bits(tmp_path):
+    saving = {"save_strategy": "epoch", "num_train_epochs": 2}
+    whole = make_trainer(tmp_path, tiny_model(dropout=0.2), **saving)
+    whole.train()
+    second = make_trainer(tmp_path, tiny_model(dropout=0.2), **saving)
+    second.train(resume_from_checkpoint=str(tmp_path / f"checkpoint-{whole.state.max_steps // 2}"))
+    assert are_equal(weights_of(whole), weights_of(second))
+
+
+class StopAt(TrainerCallback):
+    def __init__(self, step):
+        self.step = step
+
+    def on_step_end(self, args, state, control, **kwargs):
+        control.should_training_stop = state.global_step >= self.step
+
+
+class CountingPairs(torch.utils.data.Dataset):
+    """Pairs in a plain torch dataset, which counts how often it is asked for a row."""
+
+    def __init__(self, pairs):
+        self.rows = [{name: pair[name] for name in ("input_ids", "attention_mask", "labels")} for pair in pairs]
+        self.asked = 0
+
+    def __len__(self):
+        return len(self.rows)
+
+    def __getitem__(self, index):
+        self.asked += 1
+        return self.rows[index]
+
+
+def test_any_kind_of_dataset_gives_the_same_batches(tmp_path):
+    order = np.random.default_rng(2).permutation(45)
+    shuffled = tiny_pairs().select(order)  # an index over the table, which is not in this order
+    plain = CountingPairs(shuffled)
+    batches = [
+        list(make_trainer(tmp_path, pairs=pairs).get_train_dataloader().batch_sampler) for pairs in (shuffled, plain)
+    ]
+    assert batches[0] == batches[1]
+    lengths = np.array([max(len(row["input_ids"]), len(row["labels"])) for row in shuffled])
+    assert all(len(batch) * lengths[batch].max() <= BUDGET for batch in batches[0])
+
+
+def test_lengths_are_read_once(tmp_path):
+    pairs = CountingPairs(tiny_pairs())
+    trainer = make_trainer(tmp_path, pairs=pairs)
+    for _ in range(3):
+        trainer.get_train_dataloader()
+        trainer.get_eval_dataloader(pairs)
+    assert pairs.asked == len(pairs)
+
+
+# Evaluation
+
+
+@pytest.mark.parametrize("num_processes", [1, 2, 3])
+@pytest.mark.parametrize("num_rows", [1, 4, 7, 40])
+def test_sorted_batches_can_be_gathered_and_put_back(num_rows, num_processes):
+    lengths = np.random.default_rng(num_rows).integers(1, 30, num_rows)
+    sampler = LengthSortedBatchSampler(lengths, 28, num_processes=num_processes)
+    batches = list(sampler)
+    assert len(batches) == len(sampler)
+    assert len(batches) % num_processes == 0
+    steps = [batches[start : start + num_processes] for start in range(0, len(batches), num_processes)]
+    for step in steps:
+        assert len({len(batch) for batch in step}) == 1
+    assert all(len(batch) == 1 or len(batch) * lengths[batch].max() <= 28 for batch in batches)
+    gathered = np.concatenate(batches)
+    assert sorted(set(gathered)) == list(range(num_rows))
+    assert len(gathered) - num_rows == -num_rows % num_processes
+    assert lengths[gathered].tolist() == sorted(lengths[gathered], reverse=True)
+    assert sampler.restore((gathered, {"twice": 2 * gathered}))[0].tolist() == list(range(num_rows))
+    assert sampler.restore((gathered, {"twice": 2 * gathered}))[1]["twice"].tolist() == list(range(0, 2 * num_rows, 2))
+    seen: list[int] = []
+    for number, step in enumerate(steps):
+        for process_index, batch in enumerate(step):
+            kept = len(batch) - sampler.repeated_rows(number, process_index)
+            seen.extend(batch[:kept])
+    assert sorted(seen) == list(range(num_rows))
+
+
+def test_what_has_no_row_for_each_row_is_not_reordered():
+    sampler = LengthSortedBatchSampler(np.array([3, 9, 5]), 10)
+    assert sampler.restore(None) is None
+    assert sampler.restore(np.arange(2)).tolist() == [0, 1]
+    assert sampler.restore(np.arange(3)).tolist() == [2, 0, 1]
+
+
+def test_an_empty_dataset_has_no_batches():
+    assert list(LengthSortedBatchSampler(np.zeros(0, dtype=np.int64), 10, num_processes=2)) == []
+
+
+def loss_of_each_row(model, pairs):
+    """Return the summed loss and the number of tokens of each row, computed alone."""
+    sums = []
+    for row in pairs:
+        labels = torch.tensor([row["labels"]])
+        with torch.no_grad():
+            loss = model.eval()(input_ids=torch.tensor([row["input_ids"]]), labels=labels).loss
+        sums.append((loss.item() * labels.numel(), labels.numel()))
+    return np.array(sums)
+
+
+@pytest.mark.parametrize("generate", [False, True], ids=["teacher forcing", "generate"])
+def test_eval_loss_is_the_mean_over_tokens(tmp_path, generate):
+    trainer = make_trainer(tmp_path, predict_with_generate=generate, generation_max_length=4)
+    total, tokens = loss_of_each_row(trainer.model, tiny_pairs()).sum(axis=0)
+    assert trainer.evaluate(tiny_pairs())["eval_loss"] == pytest.approx(total / tokens, rel=1e-6)
+
+
+def test_eval_loss_of_stock_batches_is_the_stock_one(tmp_path):
+    trainer = make_trainer(tmp_path, max_tokens_per_batch=None)
+    stock = Seq2SeqTrainer(trainer.model, trainer.args, trainer.data_collator)
+    total, tokens = loss_of_each_row(trainer.model, tiny_pairs()).sum(axis=0)
+    loss = trainer.evaluate(tiny_pairs())["eval_loss"]
+    assert loss == stock.evaluate(tiny_pairs())["eval_loss"]
+    assert abs(loss - total / tokens) > 1e-4  # what the test above would not find
+
+
+def test_evaluation_batches_stay_in_the_budget(tmp_path):
+    collator = SpyCollator()
+    trainer = make_trainer(tmp_path, data_collator=collator)
+    trainer.evaluate(tiny_pairs())
+    assert sum(len(batch) for batch in collator.batches) == 45
+    assert len(collator.batches) > 5
+    assert len(collator.batches[0][0]) == 9  # longest first: what does not fit shows at once
+
+
+def test_a_row_longer_than_the_budget_is_predicted_alone(tmp_path):
+    trainer = make_trainer(tmp_path, max_tokens_per_batch=3)
+    assert trainer.predict(tiny_pairs(7)).label_ids.shape[0] == 7
+
+
+@pytest.mark.parametrize("accumulation", [None, 2])
+def test_predictions_come_in_the_order_of_the_dataset(tmp_path, accumulation):
+    pairs = tiny_pairs()
+    trainer = make_trainer(tmp_path, eval_accumulation_steps=accumulation)
+    output = trainer.predict(pairs)
+    logits = output.predictions[0]
+    for index, row in enumerate(pairs):
+        length = len(row["labels"])
+        assert output.label_ids[index, :length].tolist() == row["labels"]
+        with torch.no_grad():
+            alone = trainer.model(torch.tensor([row["input_ids"]]), labels=torch.tensor([row["labels"]])).logits[0]
+        np.testing.assert_allclose(logits[index, :length], alone.numpy(), atol=1e-5)
+
+
+def test_translations_come_in_the_order_of_the_dataset(tmp_path):
+    pairs = tiny_pairs()
+    model = tiny_model(tie_word_embeddings=False)
+    trainer = make_trainer(tmp_path, model, predict_with_generate=True, generation_max_length=6)
+    predictions = trainer.predict(pairs).predictions
+    for index, row in enumerate(pairs):
+        alone = trainer.model.generate(torch.tensor([row["input_ids"]]), max_length=6)[0].tolist()
+        assert predictions[index, : len(alone)].tolist() == alone
+    assert len({tuple(row) for row in predictions.tolist()}) > 5
+
+
+def test_rows_without_labels_are_predicted_in_order(tmp_path):
+    pairs = tiny_pairs()
+    model = tiny_model(tie_word_embeddings=False)
+    trainer = make_trainer(tmp_path, model, predict_with_generate=True, generation_max_length=5)
+    with_labels, without = (trainer.predict(each) for each in (pairs, pairs.remove_columns("labels")))
+    assert without.label_ids is None
+    assert without.predictions.tolist() == with_labels.predictions.tolist()
+
+
+def test_metrics_are_computed_in_the_order_of_the_dataset(tmp_path):
+    pairs = tiny_pairs()
+    seen = []
+
+    def compute_metrics(prediction):
+        seen.append(prediction)
+        return {"rows": len(prediction.label_ids)}
+
+    trainer = make_trainer(tmp_path, include_for_metrics=["inputs"])
+    trainer.compute_metrics = compute_metrics
+    metrics = trainer.evaluate({"valid": pairs, "half": pairs.select(range(22))})
+    assert (metrics["eval_valid_rows"], metrics["eval_half_rows"]) == (45, 22)
+    for index, row in enumerate(pairs):
+        assert seen[0].label_ids[index, : len(row["labels"])].tolist() == row["labels"]
+        assert seen[0].inputs[index, : len(row["input_ids"])].tolist() == row["input_ids"]
+    assert trainer.compute_metrics is compute_metrics
+
+
+def test_evaluation_during_training_does_not_change_it(tmp_path):
+    runs = []
+    for changes in ({}, {"eval_strategy": "steps", "eval_steps": 2}):
+        trainer = VanillaTrainer(
+            tiny_model(dropout=0.2),
+            make_arguments(tmp_path, max_steps=5, **changes),
+            train_dataset=tiny_pairs(),
+            eval_dataset=tiny_pairs(9, seed=6),
+            processing_class=tiny_tokenizer(),
+        )
+        trainer.train()
+        runs.append(weights_of(trainer))
+    assert [entry["step"] for entry in trainer.state.log_history if "eval_loss" in entry] == [2, 4, 5]
+    assert are_equal(*runs)
+
+
+# Scheduled sampling
+
+
+def decoder_inputs_of(trainer, batch):
+    """Return what the decoder is fed in the passes of one training step."""
+    fed = []
+    hook = trainer.model.model.decoder.register_forward_pre_hook(
+        lambda module, args, kwargs: fed.append(
+            (kwargs["input_ids"].clone(), module.training, torch.is_grad_enabled())
+        ),
+        with_kwargs=True,
+    )
+    trainer.model.train()
+    loss = trainer.compute_loss(trainer.model, dict(batch))
+    hook.remove()
+    return fed, loss
+
+
+def test_decoder_is_fed_gold_tokens_by_default(tmp_path):
+    trainer = make_trainer(tmp_path)
+    batch = next(iter(trainer.get_train_dataloader()))
+    fed, _ = decoder_inputs_of(trainer, batch)
+    assert [each[0].tolist() for each in fed] == [batch["decoder_input_ids"].tolist()]
+
+
+@pytest.mark.parametrize("gives_decoder_inputs", [True, False], ids=["from collator", "from labels"])
+def test_decoder_is_fed_predictions_without_teacher_forcing(tmp_path, gives_decoder_inputs):
+    trainer = make_trainer(tmp_path, tiny_model(dropout=0.2), teacher_forcing_ratio=0.0)
+    batch = dict(next(iter(trainer.get_train_dataloader())))
+    gold, labels = batch["decoder_input_ids"], batch["labels"]
+    assert (labels == -100).any()
+    with torch.no_grad():
+        predicted = trainer.model.eval()(batch["input_ids"], batch["attention_mask"], gold).logits.argmax(-1)
+    if not gives_decoder_inputs:
+        del batch["decoder_input_ids"]
+    fed, loss = decoder_inputs_of(trainer, batch)
+    (first, *first_mode), (second, *second_mode) = fed
+    assert (first_mode, second_mode) == ([False, False], [True, True])
+    assert first.tolist() == gold.tolist()
+    expected = gold.clone()
+    is_target = labels[:, :-1] != -100
+    expected[:, 1:][is_target] = predicted[:, :-1][is_target]
+    assert second.tolist() == expected.tolist()
+    assert not torch.equal(expected, gold)
+    loss.backward()
+    assert trainer.model.lm_head.weight.grad.abs().sum() > 0
+
+
+def test_half_of_the_gold_tokens_are_replaced_at_half_the_ratio(tmp_path):
+    trainer = make_trainer(tmp_path, teacher_forcing_ratio=0.5, max_tokens_per_batch=400)
+    batch = next(iter(trainer.get_train_dataloader()))
+    trainer.args.teacher_forcing_ratio = 0.0
+    all_replaced = decoder_inputs_of(trainer, batch)[0][1][0] != batch["decoder_input_ids"]
+    trainer.args.teacher_forcing_ratio = 0.5
+    replaced = decoder_inputs_of(trainer, batch)[0][1][0] != batch["decoder_input_ids"]
+    assert 0.35 < replaced.sum() / all_replaced.sum() < 0.65
+    assert not (replaced & ~all_replaced).any()
+
+
+def test_evaluation_is_not_sampled(tmp_path):
+    losses = [
+        make_trainer(tmp_path, teacher_forcing_ratio=ratio).evaluate(tiny_pairs())["eval_loss"] for ratio in (0, 1)
+    ]
+    assert losses[0] == losses[1]
+
+
+# A loss that is not finite
+
+
+class Poison(TrainerCallback):
+    """Spoils one weight after an update."""
+
+    def __init__(self, step):
+        self.step = step
+
+    def on_step_end(self, args, state, control, model=None, **kwargs):
+        if state.global_step == self.step:
+            next(model.parameters()).data[3] = math.nan
+
+
+def test_a_loss_that_is_not_finite_stops_the_run(tmp_path):
+    trainer = make_trainer(tmp_path, callbacks=[Poison(3)], max_steps=9, logging_steps=2)
+    with pytest.raises(ValueError, match="The training loss is nan at step 4 "):
+        trainer.train()
+
+
+def test_a_loss_that_is_not_finite_is_found_at_the_end_without_logs(tmp_path):
+    trainer = make_trainer(tmp_path, callbacks=[Poison(3)], max_steps=5, logging_strategy="no")
+    with pytest.raises(ValueError, match="The training loss is nan at step 5 "):
+        trainer.train()
+
+
+def test_weights_that_are_not_finite_are_not_saved(tmp_path):
+    saving = {"save_strategy": "steps", "save_steps": 2, "logging_steps": 100}
+    trainer = make_trainer(tmp_path, callbacks=[Poison(4)], max_steps=9, **saving)
+    name = next(iter(dict(trainer.model.named_parameters())))
+    with pytest.raises(ValueError, match=f"The weights `{name}` hold nan or infinity at step 4, and so they are not"):
+        trainer.train()
+    assert os.listdir(tmp_path) == ["checkpoint-2"]
+
+
+def test_the_stock_trainer_would_have_hidden_it(tmp_path):
+    arguments = Seq2SeqTrainingArguments(
+        str(tmp_path), max_steps=5, logging_steps=5, use_cpu=True, disable_tqdm=True, dataloader_pin_memory=False
+    )
+    recorder = Recorder()
+    model = tiny_model()
+    callbacks = [Poison(3), recorder]
+    Seq2SeqTrainer(model, arguments, tiny_collator(model), train_dataset=tiny_pairs(), callbacks=callbacks).train()
+    assert math.isfinite(recorder.losses[0])
+    assert torch.isnan(next(model.parameters())).any()
