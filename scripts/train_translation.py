@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""Train an encoder-decoder Transformer to translate, from raw parallel text to a model that loads with the Auto classes.
+r"""Train an encoder-decoder Transformer to translate, from raw parallel text to a model that the Auto classes load.
 
 Two text files, line N of one being the translation of line N of the other:
 
@@ -11,9 +11,9 @@ Two text files, line N of one being the translation of line N of the other:
 A data set of the Hub: --dataset_name wmt14 --dataset_config_name de-en --source_column en --target_column de.
 A JSON, CSV or Parquet file: --train_file train.jsonl --source_column en --target_column de.
 
-The optimiser and schedule are the paper's unless you say otherwise. Run the same command again to go on with a run that
-was stopped. `accelerate launch` and `torchrun` in place of `python` use several devices. All options may also stand in
-one JSON file, which is then the only argument.
+The optimiser and schedule are the paper's unless you say otherwise. Run the same command again to go on with a run
+that was stopped. `accelerate launch` and `torchrun` in place of `python` use several devices. All options may also
+stand in one JSON file, which is then the only argument.
 """
 
 import logging
@@ -24,6 +24,7 @@ import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import torch
 import transformers
 from transformers import (
     AutoModelForSeq2SeqLM,
@@ -65,7 +66,9 @@ class ModelArguments:
         metadata={"help": "Go on from this model and its tokenizer (folder or Hub name) instead of starting anew."},
     )
     preset: str = field(default="base", metadata={"help": "Row of the paper's Table 3 to start from: base, big, ..."})
-    d_model: int | None = field(default=None, metadata={"help": "Width of the model. Default: the preset's, as below."})
+    d_model: int | None = field(
+        default=None, metadata={"help": "Width of the model. Default: the preset's, as below."}
+    )
     d_ff: int | None = field(default=None, metadata={"help": "Inner width of the feed-forward networks."})
     num_heads: int | None = field(default=None, metadata={"help": "Number of attention heads."})
     d_k: int | None = field(default=None, metadata={"help": "Width of a head's keys. Default: d_model / num_heads."})
@@ -82,11 +85,14 @@ class ModelArguments:
     tokenizer_name_or_path: str | None = field(
         default=None, metadata={"help": "Use this tokenizer (folder or Hub name) instead of training one."}
     )
-    vocab_size: int = field(default=37000, metadata={"help": "Size of the vocabulary to train (of each, if separate)."})
+    vocab_size: int = field(
+        default=37000, metadata={"help": "Size of the vocabulary to train (of each, if separate)."}
+    )
     tokenizer_algorithm: str = field(default="bpe", metadata={"help": "bpe (the paper) or unigram."})
     lowercase: bool = field(default=False, metadata={"help": "Lower-case all text before it is tokenized."})
     separate_vocabularies: bool = field(
-        default=False, metadata={"help": "One vocabulary per language instead of a joint one (Chinese and English, say)."}
+        default=False,
+        metadata={"help": "One vocabulary per language instead of a joint one (Chinese and English, say)."},
     )
 
 
@@ -105,8 +111,12 @@ class DataArguments:
     train_target_file: str | None = field(default=None, metadata={"help": "Its translations, line by line."})
     validation_source_file: str | None = field(default=None, metadata={"help": "The same, for validation."})
     validation_target_file: str | None = field(default=None, metadata={"help": "The same, for validation."})
-    max_source_length: int = field(default=256, metadata={"help": "Longest source in tokens; more is cut on the right."})
-    max_target_length: int = field(default=256, metadata={"help": "Longest target in tokens; more is cut on the right."})
+    max_source_length: int = field(
+        default=256, metadata={"help": "Longest source in tokens; more is cut on the right."}
+    )
+    max_target_length: int = field(
+        default=256, metadata={"help": "Longest target in tokens; more is cut on the right."}
+    )
     streaming: bool = field(default=False, metadata={"help": "Read while training, for text larger than memory."})
     preprocessing_num_workers: int | None = field(default=None, metadata={"help": "Processes that tokenize."})
     bleu_tokenize: str = field(
@@ -126,7 +136,9 @@ class TranslationTrainingArguments(VanillaTrainingArguments):
     warmup_steps: float = field(default=4000, metadata={"help": "Updates over which the learning rate grows."})
     adam_beta2: float = field(default=0.98, metadata={"help": "Adam's second decay rate."})
     adam_epsilon: float = field(default=1e-9, metadata={"help": "Adam's epsilon."})
-    max_grad_norm: float = field(default=0.0, metadata={"help": "Clip gradients at this norm; 0 does not (the paper)."})
+    max_grad_norm: float = field(
+        default=0.0, metadata={"help": "Clip gradients at this norm; 0 does not (the paper)."}
+    )
     predict_with_generate: bool = field(default=True, metadata={"help": "Measure BLEU and chrF when validating."})
     average_last: int = field(
         default=0, metadata={"help": "The final model is the mean of this many last checkpoints (the paper: 5 or 20)."}
@@ -137,6 +149,8 @@ class TranslationTrainingArguments(VanillaTrainingArguments):
             raise ValueError("`output_dir` is missing: say where the model shall go, as in --output_dir runs/en-de.")
         self._given_learning_rate = self.learning_rate
         self.learning_rate = 1.0 if self.learning_rate is None else self.learning_rate
+        # transformers refuses --bf16 on a machine without an accelerator unless it is told that this is meant.
+        self.use_cpu = self.use_cpu or not torch.accelerator.is_available()
         super().__post_init__()
 
     def set_paper_learning_rate(self, d_model: int) -> None:
@@ -264,6 +278,7 @@ def parse_arguments():
 
 
 def main() -> None:
+    """Go from raw text to a trained model, in four steps."""
     model_args, data_args, training_args = parse_arguments()
     logging.basicConfig(format="%(message)s", level=logging.INFO if training_args.should_log else logging.WARNING)
     transformers.utils.logging.set_verbosity(training_args.get_process_log_level())

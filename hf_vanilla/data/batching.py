@@ -1,8 +1,8 @@
 """Batches of about equally many tokens: many short pairs, or few long ones.
 
-The paper batches "sentence pairs together by approximate sequence length", about 25,000 source and 25,000 target tokens
-a batch (section 5.1). The size of a batch is counted with its padding, as Tensor2Tensor, fairseq (`--max-tokens`) and
-the Annotated Transformer (`batch_size_fn`) do: that is what it costs in time and memory.
+The paper batches "sentence pairs together by approximate sequence length", about 25,000 source and 25,000 target
+tokens a batch (section 5.1). The size of a batch is counted with its padding, as Tensor2Tensor, fairseq
+(`--max-tokens`) and the Annotated Transformer (`batch_size_fn`) do: that is what it costs in time and memory.
 
     cost of a batch = pairs x tokens of the longest side of its longest pair
 """
@@ -148,7 +148,6 @@ class TokenBudgetBatchSampler(torch.utils.data.Sampler[list[int]]):
         seed: int = 0,
         batches_per_step: int = 1,
     ) -> None:
-        """Plan the batches; what an epoch draws is drawn when it is iterated."""
         self._lengths = _longest_side(source_lengths, target_lengths)
         _check_budget(source_lengths, target_lengths, self._lengths, max_tokens)
         _check_integer("seed", seed, minimum=0)
@@ -260,8 +259,8 @@ def _even_out(cuts: np.ndarray, batches_per_step: int) -> np.ndarray:
     batches = max(-(-(cuts.size - 1) // batches_per_step), 1) * batches_per_step
     if pairs < batches:
         raise ValueError(
-            f"{pairs} pairs can't fill {batches} batches, the next multiple of `batches_per_step` ({batches_per_step}); "
-            "use fewer ranks, fewer accumulation steps or more data."
+            f"{pairs} pairs can't fill {batches} batches, the next multiple of `batches_per_step` "
+            f"({batches_per_step}); use fewer ranks, fewer accumulation steps or more data."
         )
     for _ in range(batches - cuts.size + 1):
         largest = int(np.diff(cuts).argmax())

@@ -12,17 +12,16 @@ import itertools
 import json
 import os
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 
-import pyarrow as pa
-import pyarrow.compute as pc
 from datasets import (
     Dataset,
     DatasetDict,
     Features,
     IterableDataset,
     IterableDatasetDict,
+    List,
     NamedSplit,
     Value,
     load_dataset,
@@ -41,7 +40,10 @@ _PAIR_FEATURES = Features({"source": Value("string"), "target": Value("string")}
 # WMT and other translation sets of the Hub hold one column of {language: sentence}.
 _TRANSLATION = "translation"
 _NAMED_EMPTY_LINES = 10
+_ROWS_AT_ONCE = 10_000
 _CUT_COLUMNS = ("source_is_cut", "target_is_cut")
+_TOKENIZED_FEATURES = Features({name: List(Value("int32")) for name in ("input_ids", "attention_mask", "labels")})
+_COUNTED_FEATURES = Features({**_TOKENIZED_FEATURES, **{name: Value("bool") for name in _CUT_COLUMNS}})
 
 
 def load_parallel_dataset(
@@ -95,19 +97,12 @@ def load_parallel_dataset(
         TypeError: if a column holds something else than strings, or a split has neither one file nor two.
         FileNotFoundError: if a file does not exist.
     """
-    if (dataset_name is None) == (not data_files):
-        raise ValueError(
-            "Pass either `dataset_name` or `data_files`, got " + ("neither." if not data_files else "both.")
-        )
-    if source_column == target_column:
-        raise ValueError(f"`source_column` and `target_column` must differ, both are {source_column!r}.")
     columns = (source_column, target_column)
+    _check_request(dataset_name, config_name, data_files, revision, columns)
     if dataset_name is not None:
         loaded = load_dataset(dataset_name, config_name, revision=revision, streaming=streaming)
         splits = {name: _pairs_of_table(split, columns, f"{dataset_name} ({name})") for name, split in loaded.items()}
     else:
-        if config_name is not None or revision is not None:
-            raise ValueError("`config_name` and `revision` belong to `dataset_name`; leave them out for local files.")
         paths = {name: _checked_paths(name, files) for name, files in (data_files or {}).items()}
         splits = {name: _load_files(name, files, columns, streaming) for name, files in paths.items()}
     return IterableDatasetDict(splits) if streaming else DatasetDict(splits)
@@ -147,8 +142,8 @@ def tokenize_parallel_dataset(
         The same kind of data set, with the columns `input_ids`, `attention_mask` and `labels`.
 
     Raises:
-        ValueError: if a column is missing, a text is none, a maximum leaves no room for text, or `num_proc` is given
-            for streaming data.
+        ValueError: if a column is missing, a split is empty, a text is none, a maximum leaves no room for text, or
+            `num_proc` is given for streaming data.
         TypeError: if `dataset` is of another class or a maximum is no integer.
     """
     target_tokenizer = tokenizer if target_tokenizer is None else target_tokenizer
@@ -162,10 +157,27 @@ def tokenize_parallel_dataset(
     return _tokenize_split(dataset, pair_tokenizer, num_proc, "the data set")
 
 
+def _check_request(
+    dataset_name: str | None,
+    config_name: str | None,
+    data_files: Mapping[str, Files] | None,
+    revision: str | None,
+    columns: tuple[str, str],
+) -> None:
+    """Raise if it is not clear where the pairs are to come from."""
+    if (dataset_name is None) == (not data_files):
+        given = "both" if data_files else "neither"
+        raise ValueError(f"Pass either `dataset_name` or `data_files`, got {given}.")
+    if dataset_name is None and (config_name is not None or revision is not None):
+        raise ValueError("`config_name` and `revision` belong to `dataset_name`; leave them out for local files.")
+    if columns[0] == columns[1]:
+        raise ValueError(f"`source_column` and `target_column` must differ, both are {columns[0]!r}.")
+
+
 def _checked_paths(split: str, files: Files) -> tuple[str, ...]:
     """Return one or two absolute paths of files that exist."""
-    paths = (files,) if isinstance(files, str | os.PathLike) else tuple(files)
-    if not 1 <= len(paths) <= 2 or not all(isinstance(path, str | os.PathLike) for path in paths):
+    paths = tuple(files) if isinstance(files, tuple | list) else (files,)
+    if len(paths) not in (1, 2) or not all(isinstance(path, str | os.PathLike) for path in paths):
         raise TypeError(
             f"`data_files[{split!r}]` must be one file, or a source file and a target file, got {files!r}."
         )
@@ -185,10 +197,10 @@ def _load_files(
     pairs = 0
     empty = []
     for number, source, target in _read_pairs(paths, columns):
-        if _is_empty(source) or _is_empty(target):
-            empty.append(number)
-        else:
+        if _has_both_sides(source, target):
             pairs += 1
+        else:
+            empty.append(number)
     _report_empty(empty, pairs, " and ".join(paths))
     # The cache must notice a file that was changed in place.
     stamps = tuple((os.stat(path).st_size, os.stat(path).st_mtime_ns) for path in paths)
@@ -202,7 +214,7 @@ def _generate_pairs(
 ) -> Iterator[dict[str, str]]:
     """Yield the rows of one split, without the pairs that have an empty side."""
     for _, source, target in _read_pairs(paths, columns):
-        if not (_is_empty(source) or _is_empty(target)):
+        if _has_both_sides(source, target):
             yield {"source": source, "target": target}
 
 
@@ -223,10 +235,7 @@ def _read_pairs(paths: tuple[str, ...], columns: tuple[str, str]) -> Iterator[Nu
         )
     for number, source, target in rows:
         for column, text in zip(columns, (source, target), strict=True):
-            if text is not None and not isinstance(text, str):
-                raise TypeError(
-                    f"{paths[0]}, line {number}: {column!r} must be a string, got {text!r} ({type(text).__name__})."
-                )
+            _check_text(text, f"{paths[0]}, line {number}: {column!r}")
         yield number, source, target
 
 
@@ -249,7 +258,8 @@ def _read_text_files(source_file: str, target_file: str) -> Iterator[NumberedPai
                 + " and ".join(f"{path} has {count}" for path, count in zip(files, counts, strict=True))
                 + "; line N of one must be the translation of line N of the other."
             )
-        yield number, *(line.removesuffix("\n").removesuffix("\r") for line in pair)
+        source, target = (line.removesuffix("\n").removesuffix("\r") for line in pair)
+        yield number, source, target
 
 
 def _read_lines(path: str) -> Iterator[str]:
@@ -281,9 +291,9 @@ def _read_csv(path: str, columns: tuple[str, str]) -> Iterator[NumberedPair]:
                 continue
             if len(row) != len(header):
                 raise ValueError(
-                    f"{path}, line {reader.line_num}: must have {len(header)} fields as the header has, got {len(row)}."
+                    f"{path}, line {reader.line_num}: must have {len(header)} fields as the header, got {len(row)}."
                 )
-            yield reader.line_num, *(row[index] for index in indices)
+            yield reader.line_num, row[indices[0]], row[indices[1]]
     except csv.Error as error:
         raise ValueError(f"{path} must be valid CSV, but line {reader.line_num}: {error}.") from None
 
@@ -303,9 +313,9 @@ def _read_json(path: str, columns: tuple[str, str]) -> Iterator[NumberedPair]:
         if not isinstance(row, dict):
             raise ValueError(f"{path}, line {number}: must be a JSON object, got {type(row).__name__}.")
         nested = row.get(_TRANSLATION)
-        fields = nested if isinstance(nested, dict) else row
+        fields = nested if isinstance(nested, dict) and columns[0] not in row else row
         _check_columns(columns, list(fields), f"{path}, line {number}")
-        yield number, *(fields[column] for column in columns)
+        yield number, fields[columns[0]], fields[columns[1]]
 
 
 def _parse_json_lines(path: str, lines: Iterable[str]) -> Iterator[tuple[int, Any]]:
@@ -328,9 +338,19 @@ def _check_columns(columns: tuple[str, str], existing: list[str], where: str) ->
             )
 
 
-def _is_empty(text: str | None) -> bool:
-    """Tell whether there is nothing to learn from: no text at all or only white space."""
-    return text is None or not text.strip()
+def _check_text(text: Any, where: str) -> None:
+    """Raise unless it is none or a string that has a UTF-8 form."""
+    if text is None:
+        return
+    if not isinstance(text, str):
+        raise TypeError(f"{where} must be a string, got {text!r} ({type(text).__name__}).")
+    if any("\ud800" <= character <= "\udfff" for character in text):
+        raise ValueError(f"{where} must be valid Unicode, but has a lone surrogate: {text!r}.")
+
+
+def _has_both_sides(source: str | None, target: str | None) -> bool:
+    """Tell whether there is something to learn from: more than white space on both sides."""
+    return source is not None and target is not None and bool(source.strip()) and bool(target.strip())
 
 
 def _report_empty(numbers: list[int], pairs: int, where: str) -> None:
@@ -362,13 +382,18 @@ def _pairs_of_table(
         if dtype not in ("string", "large_string"):
             raise TypeError(f"{where}: column {column!r} must hold strings, got {dtype or table.features[column]}.")
     table = table.select_columns(list(columns)).rename_columns(dict(zip(columns, _PAIR_FEATURES, strict=True)))
-    kept = []
-    for block in table.with_format("arrow").iter(batch_size=100_000):
-        texts = [pc.utf8_trim_whitespace(pc.fill_null(block[side], "")) for side in _PAIR_FEATURES]
-        kept.append(pc.and_(*(pc.not_equal(side, "") for side in texts)))
-    mask = pa.chunked_array([part for chunked in kept for part in chunked.chunks], type=pa.bool_()).to_numpy()
-    _report_empty(((~mask).nonzero()[0] + 1).tolist(), int(mask.sum()), where)
-    return table if mask.all() else table.select(mask.nonzero()[0])
+    kept: list[int] = []
+    empty: list[int] = []
+    rows = itertools.chain.from_iterable(
+        zip(*batch.values(), strict=True) for batch in table.iter(batch_size=_ROWS_AT_ONCE)
+    )
+    for index, pair in enumerate(rows):
+        if _has_both_sides(*pair):
+            kept.append(index)
+        else:
+            empty.append(index + 1)
+    _report_empty(empty, len(kept), where)
+    return table.select(kept) if empty else table
 
 
 def _pairs_of_stream(table: IterableDataset, columns: tuple[str, str], where: str) -> IterableDataset:
@@ -385,11 +410,6 @@ def _pairs_of_stream(table: IterableDataset, columns: tuple[str, str], where: st
     return pairs.filter(_has_both_sides, input_columns=list(_PAIR_FEATURES))
 
 
-def _has_both_sides(source: str | None, target: str | None) -> bool:
-    """Tell whether a pair has text on both sides."""
-    return not (_is_empty(source) or _is_empty(target))
-
-
 class _ColumnPicker:
     """Take source and target out of a row of a stream, and warn about the first pairs that have an empty side."""
 
@@ -402,6 +422,8 @@ class _ColumnPicker:
     def __call__(self, row: Mapping[str, Any], index: int) -> dict[str, str | None]:
         fields = row[_TRANSLATION] if self.nested else row
         source, target = (fields[column] for column in self.columns)
+        for column, text in zip(self.columns, (source, target), strict=True):
+            _check_text(text, f"{self.where}, pair {index + 1}: {column!r}")
         if not _has_both_sides(source, target) and self.empty < _NAMED_EMPTY_LINES:
             self.empty += 1
             last = "; further ones are not named" if self.empty == _NAMED_EMPTY_LINES else ""
@@ -437,17 +459,20 @@ def _tokenize_split(split: Any, pair_tokenizer: "_PairTokenizer", num_proc: int 
         if num_proc is not None:
             raise ValueError("`num_proc` is not for streaming data; use `dataloader_num_workers` in training.")
         counting = _CountingPairTokenizer(pair_tokenizer, name)
-        return split.map(counting, batched=True, with_indices=True, remove_columns=names)
+        return split.map(counting, batched=True, with_indices=True, remove_columns=names, features=_TOKENIZED_FEATURES)
+    if not len(split):
+        raise ValueError(f"`dataset` ({name}) must have at least one pair, but is empty.")
     tokenized = split.map(
         pair_tokenizer,
         batched=True,
         with_indices=True,
         remove_columns=names,
+        features=_COUNTED_FEATURES,
         num_proc=num_proc,
         desc=f"Tokenizing {name}",
     )
     # Counted from a column and not while mapping, for a cached result is not mapped again.
-    counts = [pc.sum(tokenized.data.column(column)).as_py() or 0 for column in _CUT_COLUMNS]
+    counts = [sum(tokenized[column]) for column in _CUT_COLUMNS]
     if any(counts):
         pair_tokenizer.warn_of_cut(name, counts, len(tokenized))
     return tokenized.remove_columns(list(_CUT_COLUMNS))

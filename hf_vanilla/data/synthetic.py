@@ -72,8 +72,8 @@ def copy_task(num_examples: int, *, vocab_size: int = 11, length: int = 10, seed
 
     A sequence is `length` ids from 1 to `vocab_size - 1`, the first of them 1; id 0 is padding. There is no end token:
     all ids are symbols and the length is fixed. `labels` is the sequence from its second id on, so with
-    `decoder_start_token_id=1` the decoder reads the first `length - 1` ids and predicts the last `length - 1`, and what
-    `generate` returns, start token included, is the source again:
+    `decoder_start_token_id=1` the decoder reads the first `length - 1` ids and predicts the last `length - 1`, and
+    what `generate` returns, start token included, is the source again:
 
     ```python
     config = VanillaTransformerConfig(vocab_size=11, pad_token_id=0, eos_token_id=None, decoder_start_token_id=1, ...)
@@ -117,8 +117,8 @@ def date_corpus(num_examples: int, *, seed: int = 0, exclude: Iterable[str] = ()
 
     `"March 3rd, 1998"`, `"3 Mar 98"`, `"Tuesday, the 3rd of March 1998"`, `"3.3.1998"`, `"1998/3/3"`,
     `"1998年3月3日"` and the like, some in lower or upper case, all mean `1998-03-03`. The dates are those of 1950 to
-    2049. Each text means one date: dots stand for day.month.year, slashes for year/month/day, and a two-digit year from
-    50 on for the 20th century. No text occurs twice.
+    2049. Each text means one date: dots stand for day.month.year, slashes for year/month/day, and a two-digit year is
+    of the 20th century from 50 on and of the 21st below. No text occurs twice.
 
     A held-out set has other texts than the training set:
 
@@ -153,7 +153,8 @@ def date_corpus(num_examples: int, *, seed: int = 0, exclude: Iterable[str] = ()
         )
     generator = random.Random(seed)
     days = (_LAST_DAY - _FIRST_DAY).days + 1
-    sources, targets = [], []
+    sources: list[str] = []
+    targets: list[str] = []
     while len(sources) < num_examples:
         date = _FIRST_DAY + datetime.timedelta(days=generator.randrange(days))
         text = _write_date(date, generator.choice(_DATE_FORMATS))

@@ -1,6 +1,7 @@
 """Configuration of the encoder-decoder Transformer of Vaswani et al. 2017, with the rows of its Table 3 as presets."""
 
 from huggingface_hub.dataclasses import strict
+from transformers.activations import ACT2FN
 from transformers.configuration_utils import PreTrainedConfig
 
 
@@ -8,8 +9,8 @@ NORM_POSITIONS = ("post", "pre")
 POSITION_TYPES = ("sinusoidal", "sinusoidal_split", "sinusoidal_t2t", "learned")
 LABEL_SMOOTHING_TYPES = ("uniform", "t2t", "annotated")
 
-# Vaswani et al. 2017, Table 3: what each row changes against `base`. The rows of (C) and (D) that carry a single number
-# are named after what they change.
+# Vaswani et al. 2017, Table 3: what each row changes against `base`. Rows are named after their part of the table and
+# what they change.
 _TABLE_3 = {
     "base": {},
     "A_heads_1": {"num_heads": 1, "d_k": 512, "d_v": 512},
@@ -74,10 +75,10 @@ class VanillaTransformerConfig(PreTrainedConfig):
             `get_timing_signal_1d`, split and with slightly other frequencies; or `"learned"`.
         max_position_embeddings (`int`, defaults to 512): Rows of the learned position table. Sinusoids have no limit.
         label_smoothing (`float`, defaults to 0.1): Probability taken from the true token, in training mode only.
-        label_smoothing_type (`str`, defaults to `"uniform"`): Who gets that probability. `"uniform"`: every word of the
-            vocabulary, the true one too (torch); `"t2t"`: every other word (Tensor2Tensor); `"annotated"`: every word
-            but the true one and padding (the Annotated Transformer). The last two subtract the entropy of the smoothed
-            target, so that a perfect prediction costs 0.
+        label_smoothing_type (`str`, defaults to `"uniform"`): Who gets that probability. `"uniform"`: every word of
+            the vocabulary, the true one too (torch); `"t2t"`: every other word (Tensor2Tensor); `"annotated"`: every
+            word but the true one and padding (the Annotated Transformer). The last two subtract the entropy of the
+            smoothed target, so that a perfect prediction costs 0.
         tie_word_embeddings (`bool`, defaults to `True`): The output projection is the target embedding.
         share_encoder_decoder_embeddings (`bool`, defaults to `True`): Source and target have one embedding.
         use_cache (`bool`, defaults to `True`): Whether the decoder returns its keys and values.
@@ -91,7 +92,6 @@ class VanillaTransformerConfig(PreTrainedConfig):
         TypeError: if a value has another type than its field.
 
     Example:
-
     ```python
     >>> from hf_vanilla import VanillaTransformerConfig
     >>> config = VanillaTransformerConfig.preset("big", vocab_size=32000)
@@ -208,8 +208,8 @@ class VanillaTransformerConfig(PreTrainedConfig):
         for name in ("dropout", "attention_dropout", "activation_dropout", "label_smoothing"):
             if not 0 <= getattr(self, name) < 1:
                 raise ValueError(f"`{name}` must be in [0, 1), got {getattr(self, name)}.")
-        if not self.layer_norm_eps > 0:
-            raise ValueError(f"`layer_norm_eps` must be positive, got {self.layer_norm_eps}.")
+        if not 0 < self.layer_norm_eps < float("inf"):
+            raise ValueError(f"`layer_norm_eps` must be positive and finite, got {self.layer_norm_eps}.")
         if self.attention_scale is not None and not 0 < self.attention_scale < float("inf"):
             raise ValueError(f"`attention_scale` must be positive and finite, got {self.attention_scale}.")
 
@@ -227,6 +227,11 @@ class VanillaTransformerConfig(PreTrainedConfig):
         for name, allowed in choices.items():
             if getattr(self, name) not in allowed:
                 raise ValueError(f"`{name}` must be one of {', '.join(allowed)}; got {getattr(self, name)!r}.")
+        if self.activation_function not in ACT2FN:
+            raise ValueError(
+                f"`activation_function` must be a name of transformers' ACT2FN, such as relu or gelu; "
+                f"got {self.activation_function!r}."
+            )
 
     def validate_vocabularies(self):
         """Check that token ids lie in the vocabularies, and that tied embeddings have one vocabulary.
@@ -242,8 +247,20 @@ class VanillaTransformerConfig(PreTrainedConfig):
                     f"`source_vocab_size` ({self.source_vocab_size}) differs from `vocab_size` ({self.vocab_size}): "
                     "two vocabularies need `share_encoder_decoder_embeddings=False`."
                 )
+            if self.pad_token_id >= self.source_vocab_size:
+                raise ValueError(
+                    f"`pad_token_id` ({self.pad_token_id}) must be in both vocabularies, and so below "
+                    f"`source_vocab_size` ({self.source_vocab_size})."
+                )
+        if self.decoder_start_token_id is None:
+            raise ValueError("`decoder_start_token_id` or `bos_token_id` must be given: the decoder starts with it.")
         ends = self.eos_token_id if isinstance(self.eos_token_id, list) else [self.eos_token_id]
-        ids = {"pad_token_id": [self.pad_token_id], "bos_token_id": [self.bos_token_id], "eos_token_id": ends, "decoder_start_token_id": [self.decoder_start_token_id]}
+        ids = {
+            "pad_token_id": [self.pad_token_id],
+            "bos_token_id": [self.bos_token_id],
+            "eos_token_id": ends,
+            "decoder_start_token_id": [self.decoder_start_token_id],
+        }
         for name, values in ids.items():
             for value in values:
                 if value is not None and not 0 <= value < self.vocab_size:

@@ -4,8 +4,8 @@ Every brick takes the model's config and reads these names of it, which both fam
 `num_attention_heads`, `d_k`, `d_v`, `attention_scale`, `intermediate_size`, `hidden_act`, `layer_norm_eps`,
 `hidden_dropout_prob`, `attention_probs_dropout_prob`, `activation_dropout`, `_attn_implementation`.
 
-Shapes are written with these words: batch, src_len, tgt_len, query_len, key_len, heads, d_k, d_v, d_model, d_ff, vocab.
-d_k and d_v are the widths of one head's keys and values.
+Shapes are written with these words: batch, src_len, tgt_len, query_len, key_len, heads, d_k, d_v, d_model, d_ff,
+vocab. d_k and d_v are the widths of one head's keys and values.
 """
 
 import math
@@ -64,18 +64,19 @@ def check_attention_mask(name: str, attention_mask: torch.Tensor | None, batch: 
     Raises:
         ValueError: if it has another shape.
     """
-    if isinstance(attention_mask, torch.Tensor) and attention_mask.dim() != 4:
-        if tuple(attention_mask.shape) != (batch, length):
-            raise ValueError(
-                f"`{name}` must have shape (batch, length) = ({batch}, {length}), got {tuple(attention_mask.shape)}."
-            )
+    if not isinstance(attention_mask, torch.Tensor) or attention_mask.dim() == 4:
+        return
+    if tuple(attention_mask.shape) != (batch, length):
+        raise ValueError(
+            f"`{name}` must have shape (batch, length) = ({batch}, {length}), got {tuple(attention_mask.shape)}."
+        )
 
 
 def sinusoidal_positions(position_ids: torch.Tensor, d_model: int, position_type: str) -> torch.Tensor:
     """Encode positions as sines and cosines of geometrically spaced wavelengths.
 
-    PE(pos, 2i) = sin(pos / 10000^(2i / d_model)), PE(pos, 2i + 1) = cos(the same), in float32. Nothing is stored, so no
-    position is too far.
+    PE(pos, 2i) = sin(pos / 10000^(2i / d_model)), PE(pos, 2i + 1) = cos(the same), in float32. Nothing is stored, so
+    no position is too far.
 
     Args:
         position_ids (`torch.Tensor` of shape `(..., length)`): Positions, from 0.
@@ -98,11 +99,14 @@ def sinusoidal_positions(position_ids: torch.Tensor, d_model: int, position_type
     return torch.cat((angles.sin(), angles.cos()), dim=-1)  # (..., length, d_model)
 
 
-def positions_of(attention_mask: torch.Tensor | None, length: int, past_length: int, device: torch.device) -> torch.Tensor:
+def positions_of(
+    attention_mask: torch.Tensor | None, length: int, past_length: int, device: torch.device
+) -> torch.Tensor:
     """Number the tokens of each row from 0, whichever side its padding is on.
 
     Args:
-        attention_mask (`torch.Tensor` of shape `(batch, past_length + length)`, *optional*): 1 for tokens, 0 for padding.
+        attention_mask (`torch.Tensor` of shape `(batch, past_length + length)`, *optional*): 1 for tokens, 0 for
+            padding.
         length (`int`): How many positions are asked for: the last ones.
         past_length (`int`): How many came before them.
         device (`torch.device`): Where the result shall be.
@@ -132,7 +136,8 @@ def dropout_noise(like: torch.Tensor, rate: float) -> torch.Tensor:
     count = like.numel()
     bits = torch.empty((count + 3) // 4, dtype=torch.int64, device=like.device).random_(-(2**63), None)
     drawn = bits.view(torch.int16)[:count].view(like.shape)
-    return torch.ge(drawn, round(rate * 2**16) - 2**15, out=torch.empty_like(like, memory_format=torch.contiguous_format))
+    threshold = min(round(rate * 2**16), 2**16 - 1) - 2**15  # 16 bits hold no larger one
+    return torch.ge(drawn, threshold, out=torch.empty_like(like, memory_format=torch.contiguous_format))
 
 
 def dropout(hidden_states: torch.Tensor, rate: float, training: bool) -> torch.Tensor:
@@ -185,7 +190,8 @@ def eager_attention_forward(
     """Compute softmax(Q K^T * scaling) V as the formula says, and return the weights too.
 
     Args:
-        module (`nn.Module`): The attention module; its `is_causal` counts if there is no mask, its `training` for dropout.
+        module (`nn.Module`): The attention module; its `is_causal` counts if there is no mask, its `training` for
+            dropout.
         query (`torch.Tensor` of shape `(batch, heads, query_len, d_k)`): Queries.
         key (`torch.Tensor` of shape `(batch, heads, key_len, d_k)`): Keys.
         value (`torch.Tensor` of shape `(batch, heads, key_len, d_v)`): Values.
@@ -279,7 +285,7 @@ class MultiHeadAttention(nn.Module):
         """
         implementation = self.config._attn_implementation
         kernel: Callable = ALL_ATTENTION_FUNCTIONS.get_interface(implementation, eager_attention_forward)
-        if implementation == "sdpa" and self._is_short(query, key):
+        if implementation == "sdpa" and (self._is_short(query, key) or 0 in query.shape or 0 in key.shape):
             kernel = eager_attention_forward
         rate = self.dropout if self.training else 0.0
         output, weights = kernel(self, query, key, value, attention_mask, dropout=rate, scaling=self.scaling, **kwargs)
@@ -303,8 +309,8 @@ class SelfAttention(MultiHeadAttention):
 
     def __init__(self, config, layer_idx: int | None = None, is_causal: bool = False):
         super().__init__(config, layer_idx, is_causal)
-        sizes = (self.heads * self.d_k, self.heads * self.d_k, self.heads * self.d_v)
-        self.qkv_proj = FusedLinear(config.hidden_size, sizes)
+        self.qkv_sizes = (self.heads * self.d_k, self.heads * self.d_k, self.heads * self.d_v)
+        self.qkv_proj = FusedLinear(config.hidden_size, self.qkv_sizes)
 
     def forward(
         self,
@@ -322,11 +328,11 @@ class SelfAttention(MultiHeadAttention):
             **kwargs: Passed on to the attention kernel.
 
         Returns:
-            `tuple[torch.Tensor, torch.Tensor | None]`: the output of shape `(batch, query_len, d_model)`, and the weights
-            of shape `(batch, heads, query_len, key_len)` if the kernel is `eager`.
+            `tuple[torch.Tensor, torch.Tensor | None]`: the output of shape `(batch, query_len, d_model)`, and the
+            weights of shape `(batch, heads, query_len, key_len)` if the kernel is `eager`.
         """
         batch, query_len, _ = hidden_states.shape
-        query, key, value = self.qkv_proj(hidden_states).split(self.qkv_proj.sizes, dim=-1)
+        query, key, value = self.qkv_proj(hidden_states).split(self.qkv_sizes, dim=-1)
         query = query.view(batch, query_len, self.heads, self.d_k).transpose(1, 2)  # (batch, heads, query_len, d_k)
         key = key.view(batch, query_len, self.heads, self.d_k).transpose(1, 2)  # (batch, heads, query_len, d_k)
         value = value.view(batch, query_len, self.heads, self.d_v).transpose(1, 2)  # (batch, heads, query_len, d_v)
@@ -341,8 +347,8 @@ class SelfAttention(MultiHeadAttention):
 class CrossAttention(MultiHeadAttention):
     """Attention of a target to its source, with one matrix product for keys and values.
 
-    Several consecutive rows of the target may belong to one row of the source, as the beams of a sentence do: there may
-    be any whole number of times as many target rows. Such rows line up as one longer query, so that the source is
+    Several consecutive rows of the target may belong to one row of the source, as the beams of a sentence do: there
+    may be any whole number of times as many target rows. Such rows line up as one longer query, so that the source is
     stored, and its keys and values are computed, once.
 
     Args:
@@ -355,7 +361,8 @@ class CrossAttention(MultiHeadAttention):
     def __init__(self, config, layer_idx: int | None = None):
         super().__init__(config, layer_idx)
         self.q_proj = nn.Linear(config.hidden_size, self.heads * self.d_k)
-        self.kv_proj = FusedLinear(config.hidden_size, (self.heads * self.d_k, self.heads * self.d_v))
+        self.kv_sizes = (self.heads * self.d_k, self.heads * self.d_v)
+        self.kv_proj = FusedLinear(config.hidden_size, self.kv_sizes)
 
     def forward(
         self,
@@ -369,16 +376,16 @@ class CrossAttention(MultiHeadAttention):
 
         Args:
             hidden_states (`torch.Tensor` of shape `(target batch, query_len, d_model)`): The target.
-            encoder_hidden_states (`torch.Tensor` of shape `(batch, key_len, d_model)`): The source. The target's batch is
-                this batch or a multiple of it.
+            encoder_hidden_states (`torch.Tensor` of shape `(batch, key_len, d_model)`): The source. The target's batch
+                is this batch or a multiple of it.
             attention_mask (`torch.Tensor`, *optional*): A mask over the source made by transformers' mask helpers.
-            past_key_values (`EncoderDecoderCache`, *optional*): Takes in the source's keys and values at the first call
-                and gives them back at all others.
+            past_key_values (`EncoderDecoderCache`, *optional*): Takes in the source's keys and values at the first
+                call and gives them back at all others.
             **kwargs: Passed on to the attention kernel.
 
         Returns:
-            `tuple[torch.Tensor, torch.Tensor | None]`: the output of shape `(target batch, query_len, d_model)`, and the
-            weights of shape `(target batch, heads, query_len, key_len)` if the kernel is `eager`.
+            `tuple[torch.Tensor, torch.Tensor | None]`: the output of shape `(target batch, query_len, d_model)`, and
+            the weights of shape `(target batch, heads, query_len, key_len)` if the kernel is `eager`.
         """
         target_batch, query_len, _ = hidden_states.shape
         key, value = self._keys_and_values(encoder_hidden_states, past_key_values)
@@ -400,7 +407,7 @@ class CrossAttention(MultiHeadAttention):
             layer = past_key_values.cross_attention_cache.layers[self.layer_idx]
             return layer.keys, layer.values
         batch, key_len, _ = encoder_hidden_states.shape
-        key, value = self.kv_proj(encoder_hidden_states).split(self.kv_proj.sizes, dim=-1)
+        key, value = self.kv_proj(encoder_hidden_states).split(self.kv_sizes, dim=-1)
         key = key.view(batch, key_len, self.heads, self.d_k).transpose(1, 2)  # (batch, heads, key_len, d_k)
         value = value.view(batch, key_len, self.heads, self.d_v).transpose(1, 2)  # (batch, heads, key_len, d_v)
         if past_key_values is not None:

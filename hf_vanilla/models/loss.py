@@ -36,9 +36,9 @@ def smoothed_target(smoothing: float, smoothing_type: str, vocab_size: int, pad_
 
     Args:
         smoothing (`float`): The paper's epsilon_ls: probability taken from the true token.
-        smoothing_type (`str`): `"uniform"` gives it to all V tokens, the true one too (torch's `cross_entropy`); `"t2t"`
-            to the V - 1 others (Tensor2Tensor); `"annotated"` to the V - 2 that are neither true nor padding (the
-            Annotated Transformer's KL divergence). The last two subtract the target's entropy.
+        smoothing_type (`str`): `"uniform"` gives it to all V tokens, the true one too (torch's `cross_entropy`);
+            `"t2t"` to the V - 1 others (Tensor2Tensor); `"annotated"` to the V - 2 that are neither true nor padding
+            (the Annotated Transformer's KL divergence). The last two subtract the target's entropy.
         vocab_size (`int`): Number of tokens, V.
         pad_token_id (`int`): Id of padding.
 
@@ -111,7 +111,7 @@ class _ChunkedCrossEntropySum(torch.autograd.Function):
     """`cross_entropy_sum` of hidden states, with the gradients computed chunk by chunk on the way forward."""
 
     @staticmethod
-    def forward(ctx, hidden_states, weight, bias, labels, target):  # noqa: D102
+    def forward(ctx, hidden_states, weight, bias, labels, target):
         weight_in_use = weight.to(hidden_states.dtype)
         grad_hidden = torch.empty_like(hidden_states)
         grad_weight = torch.zeros_like(weight, dtype=torch.float32)
@@ -137,7 +137,7 @@ class _ChunkedCrossEntropySum(torch.autograd.Function):
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx, grad_output):  # noqa: D102
+    def backward(ctx, grad_output):
         grad_hidden, grad_weight, grad_bias = ctx.saved_tensors
         weight_dtype, bias_dtype = ctx.dtypes
         grad_bias = None if grad_bias is None else (grad_bias * grad_output).to(bias_dtype)
@@ -154,12 +154,12 @@ class _FrozenRow(torch.autograd.Function):
     """The matrix itself, with a gradient of zero in one of its rows."""
 
     @staticmethod
-    def forward(ctx, matrix, row):  # noqa: D102
+    def forward(ctx, matrix, row):
         ctx.row = row
         return matrix.view_as(matrix)
 
     @staticmethod
-    def backward(ctx, grad_output):  # noqa: D102
+    def backward(ctx, grad_output):
         return grad_output.index_fill(0, torch.tensor(ctx.row, device=grad_output.device), 0.0), None
 
 
@@ -185,8 +185,8 @@ def projected_cross_entropy_sum(
 ) -> torch.Tensor:
     """Project hidden states onto the vocabulary and sum the cross-entropy, only where there is a label.
 
-    Works in chunks of `CHUNK_TOKENS` tokens, so that the `(tokens, vocab)` logits never exist whole, and computes their
-    gradient while they are at hand. Compiled code takes the plain formula, which the compiler fuses by itself.
+    Works in chunks of `CHUNK_TOKENS` tokens, so that the `(tokens, vocab)` logits never exist whole, and computes
+    their gradient while they are at hand. Compiled code takes the plain formula, which the compiler fuses by itself.
 
     Args:
         hidden_states (`torch.Tensor` of shape `(batch, length, d_model)`): What is projected.
@@ -196,7 +196,8 @@ def projected_cross_entropy_sum(
         target (`SmoothedTarget`): The distribution around the true token.
 
     Returns:
-        `torch.Tensor` of shape `()`: the sum over all labelled tokens, in float32 and nats. Can be differentiated once.
+        `torch.Tensor` of shape `()`: the sum over all labelled tokens, in float32 and nats. Can be differentiated
+        once.
     """
     if torch.compiler.is_compiling():
         return cross_entropy_sum(nn.functional.linear(hidden_states, weight, bias), labels, target)

@@ -27,8 +27,9 @@ import math
 import torch
 from torch import nn
 from transformers import initialization as init
-from transformers.cache_utils import Cache, DynamicCache, EncoderDecoderCache
-from transformers.generation import GenerationMixin
+from transformers.cache_utils import DynamicCache, EncoderDecoderCache
+from transformers.generation import GenerateEncoderDecoderOutput, GenerationConfig, GenerationMixin
+from transformers.generation.utils import GenerateOutput
 from transformers.masking_utils import create_bidirectional_mask, create_causal_mask
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import (
@@ -81,7 +82,9 @@ class EncoderLayer(GradientCheckpointingLayer):
         self.feed_forward = PositionwiseFeedForward(config)
         self.feed_forward_residual = residual(config)
 
-    def forward(self, hidden_states: torch.Tensor, attention_mask: torch.Tensor | None = None, **kwargs) -> torch.Tensor:
+    def forward(
+        self, hidden_states: torch.Tensor, attention_mask: torch.Tensor | None = None, **kwargs
+    ) -> torch.Tensor:
         """Run the layer.
 
         Args:
@@ -186,10 +189,26 @@ class VanillaTransformerPreTrainedModel(PreTrainedModel):
             init.zeros_(module.bias)
 
     def get_expanded_tied_weights_keys(self, all_submodels: bool = False) -> dict[str, str]:
-        # transformers ties nothing at all when `tie_word_embeddings` is false; source and target may be one all the same
+        """Name the tied parameters. Source and target may be one although `tie_word_embeddings` is false."""
         if all_submodels:
             return super().get_expanded_tied_weights_keys(all_submodels=True)
         return dict(self._tied_weights_keys or {})
+
+    def _resize_token_embeddings(self, new_num_tokens, pad_to_multiple_of=None, mean_resizing=True):
+        """Give source, target and projection the same new size, which two vocabularies don't have."""
+        config = self.config
+        if config.source_vocab_size not in (None, config.vocab_size):
+            raise ValueError(
+                "`resize_token_embeddings` can't resize two vocabularies, `source_vocab_size` "
+                f"({config.source_vocab_size}) and `vocab_size` ({config.vocab_size}), to one size; build a model of "
+                "the new sizes and copy the weights."
+            )
+        embeddings = super()._resize_token_embeddings(new_num_tokens, pad_to_multiple_of, mean_resizing)
+        if config.source_vocab_size is not None:
+            config.source_vocab_size = embeddings.num_embeddings
+        if (decoder := getattr(self.base_model, "decoder", None)) is not None:
+            self._get_resized_embeddings(decoder.embed_tokens, new_num_tokens, pad_to_multiple_of, mean_resizing)
+        return embeddings
 
     def _embed(self, inputs_embeds: torch.Tensor, position_ids: torch.Tensor) -> torch.Tensor:
         """Scale embeddings by sqrt(d_model), add positions, drop: (batch, length, d_model). Paper, 3.4 and 3.5."""
@@ -205,8 +224,8 @@ class VanillaTransformerPreTrainedModel(PreTrainedModel):
         limit = self.config.max_position_embeddings
         if self.config.position_type == "learned" and length > limit:
             raise ValueError(
-                f"A sequence of {length} positions exceeds `max_position_embeddings` ({limit}) of the learned positions; "
-                "truncate the input or build a model with more."
+                f"A sequence of {length} positions exceeds `max_position_embeddings` ({limit}) of the learned "
+                "positions; truncate the input or build a model with more."
             )
 
 
@@ -257,8 +276,8 @@ class VanillaTransformerEncoder(VanillaTransformerPreTrainedModel):
             `BaseModelOutput`: `last_hidden_state` of shape `(batch, src_len, d_model)`, and what was asked for.
 
         Raises:
-            ValueError: if not exactly one of `input_ids` and `inputs_embeds` is given, an id is outside the vocabulary, the
-                mask has another shape, or learned positions don't reach.
+            ValueError: if not exactly one of `input_ids` and `inputs_embeds` is given, an id is outside the
+                vocabulary, the mask has another shape, or learned positions don't reach.
             TypeError: if `input_ids` are no integers.
         """
         if (input_ids is None) == (inputs_embeds is None):
@@ -311,7 +330,7 @@ class VanillaTransformerDecoder(VanillaTransformerPreTrainedModel):
         attention_mask: torch.Tensor | None = None,
         encoder_hidden_states: torch.Tensor | None = None,
         encoder_attention_mask: torch.Tensor | None = None,
-        past_key_values: Cache | None = None,
+        past_key_values: EncoderDecoderCache | None = None,
         inputs_embeds: torch.Tensor | None = None,
         use_cache: bool | None = None,
         **kwargs,
@@ -319,27 +338,29 @@ class VanillaTransformerDecoder(VanillaTransformerPreTrainedModel):
         """Decode the target against the encoded source.
 
         Args:
-            input_ids (`torch.LongTensor` of shape `(batch, tgt_len)`, *optional*): Target tokens, shifted right; with a
-                cache those that are new.
-            attention_mask (`torch.Tensor` of shape `(batch, past_len + tgt_len)`, *optional*): 1 for tokens, 0 for padding.
+            input_ids (`torch.LongTensor` of shape `(batch, tgt_len)`, *optional*): Target tokens, shifted right; with
+                a cache those that are new.
+            attention_mask (`torch.Tensor` of shape `(batch, past_len + tgt_len)`, *optional*): 1 for tokens, 0 for
+                padding.
             encoder_hidden_states (`torch.Tensor` of shape `(batch, src_len, d_model)`): The encoder's output. Where
                 several consecutive target rows share a source, as beams do, one row for all of them.
-            encoder_attention_mask (`torch.Tensor` of shape `(batch, src_len)`, *optional*): 1 for tokens, 0 for padding.
-            past_key_values (`Cache`, *optional*): Keys and values of the positions before.
+            encoder_attention_mask (`torch.Tensor` of shape `(batch, src_len)`, *optional*): 1 for tokens, 0 for
+                padding.
+            past_key_values (`EncoderDecoderCache`, *optional*): Keys and values of the positions before.
             inputs_embeds (`torch.Tensor` of shape `(batch, tgt_len, d_model)`, *optional*): Embeddings in place of
                 `input_ids`, before they are scaled by sqrt(d_model).
             use_cache (`bool`, *optional*): Whether to return keys and values; the config's `use_cache` by default.
             **kwargs: transformers' `output_attentions`, `output_hidden_states`, `return_dict`.
 
         Returns:
-            `BaseModelOutputWithPastAndCrossAttentions`: `last_hidden_state` of shape `(batch, tgt_len, d_model)`, and what
-            was asked for.
+            `BaseModelOutputWithPastAndCrossAttentions`: `last_hidden_state` of shape `(batch, tgt_len, d_model)`, and
+            what was asked for.
 
         Raises:
-            ValueError: if not exactly one of `input_ids` and `inputs_embeds` is given, `encoder_hidden_states` are missing
-                or don't fit the batch, an id is outside the vocabulary, a mask has another shape, or learned positions
-                don't reach.
-            TypeError: if `input_ids` are no integers.
+            ValueError: if not exactly one of `input_ids` and `inputs_embeds` is given, `encoder_hidden_states` are
+                missing or don't fit the batch, an id is outside the vocabulary, a mask has another shape, or learned
+                positions don't reach.
+            TypeError: if `input_ids` are no integers, or `past_key_values` is another kind of cache.
         """
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("Pass either `decoder_input_ids` or `decoder_inputs_embeds`: exactly one of them.")
@@ -348,16 +369,21 @@ class VanillaTransformerDecoder(VanillaTransformerPreTrainedModel):
         if inputs_embeds is None:
             check_input_ids("decoder_input_ids", input_ids, self.embed_tokens.num_embeddings)
             inputs_embeds = self.embed_tokens(input_ids)
+        if past_key_values is not None and not isinstance(past_key_values, EncoderDecoderCache):
+            raise TypeError(
+                "`past_key_values` must be an `EncoderDecoderCache`, which has a cache for the source too, "
+                f"got {type(past_key_values).__name__}."
+            )
         if use_cache and past_key_values is None:
             past_key_values = EncoderDecoderCache(DynamicCache(config=self.config), DynamicCache(config=self.config))
-        self_cache = getattr(past_key_values, "self_attention_cache", past_key_values)
-        past_len = self_cache.get_seq_length() if self_cache is not None else 0
+        self_cache = None if past_key_values is None else past_key_values.self_attention_cache
+        past_len = 0 if self_cache is None else self_cache.get_seq_length()
         batch, tgt_len, _ = inputs_embeds.shape
         sources, src_len, _ = encoder_hidden_states.shape
         if sources != batch and (sources == 0 or batch % sources):
             raise ValueError(
-                f"`encoder_hidden_states` must have as many rows as `decoder_input_ids` ({batch}), or a whole number of "
-                f"target rows for each; got {sources}."
+                f"`encoder_hidden_states` must have as many rows as `decoder_input_ids` ({batch}), or a whole number "
+                f"of target rows for each; got {sources}."
             )
         check_attention_mask("decoder_attention_mask", attention_mask, batch, past_len + tgt_len)
         check_attention_mask("attention_mask", encoder_attention_mask, sources, src_len)
@@ -400,9 +426,11 @@ class VanillaTransformerModel(VanillaTransformerPreTrainedModel):
         self.post_init()
 
     def get_input_embeddings(self) -> nn.Embedding:
+        """Return the source embedding, which is the target's too where they are shared."""
         return self.encoder.embed_tokens
 
     def set_input_embeddings(self, value: nn.Embedding) -> None:
+        """Replace the source embedding, and the target's where they are shared."""
         self.encoder.embed_tokens = value
         if self.config.share_encoder_decoder_embeddings:
             self.decoder.embed_tokens = value
@@ -415,7 +443,7 @@ class VanillaTransformerModel(VanillaTransformerPreTrainedModel):
         decoder_input_ids: torch.LongTensor | None = None,
         decoder_attention_mask: torch.Tensor | None = None,
         encoder_outputs: BaseModelOutput | tuple | None = None,
-        past_key_values: Cache | None = None,
+        past_key_values: EncoderDecoderCache | None = None,
         inputs_embeds: torch.Tensor | None = None,
         decoder_inputs_embeds: torch.Tensor | None = None,
         use_cache: bool | None = None,
@@ -426,10 +454,12 @@ class VanillaTransformerModel(VanillaTransformerPreTrainedModel):
         Args:
             input_ids (`torch.LongTensor` of shape `(batch, src_len)`, *optional*): Source tokens.
             attention_mask (`torch.Tensor` of shape `(batch, src_len)`, *optional*): 1 for tokens, 0 for padding.
-            decoder_input_ids (`torch.LongTensor` of shape `(batch, tgt_len)`, *optional*): Target tokens, shifted right.
-            decoder_attention_mask (`torch.Tensor` of shape `(batch, tgt_len)`, *optional*): 1 for tokens, 0 for padding.
+            decoder_input_ids (`torch.LongTensor` of shape `(batch, tgt_len)`, *optional*): Target tokens, shifted
+                right.
+            decoder_attention_mask (`torch.Tensor` of shape `(batch, tgt_len)`, *optional*): 1 for tokens, 0 for
+                padding.
             encoder_outputs (`BaseModelOutput` or `tuple`, *optional*): What the encoder returned, if it has run.
-            past_key_values (`Cache`, *optional*): Keys and values of earlier calls.
+            past_key_values (`EncoderDecoderCache`, *optional*): Keys and values of earlier calls.
             inputs_embeds (`torch.Tensor` of shape `(batch, src_len, d_model)`, *optional*): In place of `input_ids`.
             decoder_inputs_embeds (`torch.Tensor` of shape `(batch, tgt_len, d_model)`, *optional*): In place of
                 `decoder_input_ids`.
@@ -439,11 +469,15 @@ class VanillaTransformerModel(VanillaTransformerPreTrainedModel):
         Returns:
             `Seq2SeqModelOutput`: `last_hidden_state` of shape `(batch, tgt_len, d_model)` and
             `encoder_last_hidden_state` of shape `(batch, src_len, d_model)`, and what was asked for.
+
+        Raises:
+            ValueError: if source and target have not the same number of rows; or as encoder and decoder do.
         """
         if encoder_outputs is None:
             encoder_outputs = self.encoder(
                 input_ids=input_ids, attention_mask=attention_mask, inputs_embeds=inputs_embeds, **kwargs
             )
+            self._check_batch(encoder_outputs.last_hidden_state, decoder_input_ids, decoder_inputs_embeds)
         elif not isinstance(encoder_outputs, BaseModelOutput):
             encoder_outputs = BaseModelOutput(*encoder_outputs[:3])
         decoder_outputs = self.decoder(
@@ -467,6 +501,17 @@ class VanillaTransformerModel(VanillaTransformerPreTrainedModel):
             encoder_attentions=encoder_outputs.attentions,
         )
 
+    def _check_batch(
+        self, source: torch.Tensor, decoder_input_ids: torch.Tensor | None, decoder_inputs_embeds: torch.Tensor | None
+    ) -> None:
+        """Refuse to pair sources with another number of targets. Only who brings `encoder_outputs` may share them."""
+        target = decoder_input_ids if decoder_inputs_embeds is None else decoder_inputs_embeds
+        if target is not None and target.shape[0] != source.shape[0]:
+            raise ValueError(
+                f"Source and target must have the same number of rows, got {source.shape[0]} rows of `input_ids` and "
+                f"{target.shape[0]} of `decoder_input_ids` or `labels`."
+            )
+
 
 class VanillaTransformerForConditionalGeneration(VanillaTransformerPreTrainedModel, GenerationMixin):
     """The whole model: encoder, decoder and the projection onto the vocabulary, for translation and the like.
@@ -475,7 +520,6 @@ class VanillaTransformerForConditionalGeneration(VanillaTransformerPreTrainedMod
         config (`VanillaTransformerConfig`): The model's config.
 
     Example:
-
     ```python
     >>> import torch
     >>> from hf_vanilla import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
@@ -510,7 +554,7 @@ class VanillaTransformerForConditionalGeneration(VanillaTransformerPreTrainedMod
         decoder_input_ids: torch.LongTensor | None = None,
         decoder_attention_mask: torch.Tensor | None = None,
         encoder_outputs: BaseModelOutput | tuple | None = None,
-        past_key_values: Cache | None = None,
+        past_key_values: EncoderDecoderCache | None = None,
         inputs_embeds: torch.Tensor | None = None,
         decoder_inputs_embeds: torch.Tensor | None = None,
         labels: torch.LongTensor | None = None,
@@ -520,37 +564,39 @@ class VanillaTransformerForConditionalGeneration(VanillaTransformerPreTrainedMod
     ) -> Seq2SeqLMOutput:
         """Predict the target, and with `labels` compute the loss.
 
-        The loss is the mean over labelled tokens; or, if `num_items_in_batch` is given as transformers' Trainer does, their
-        sum divided by it, so that accumulated batches and several processes give the gradient of one large batch. Labels
-        are smoothed in training mode only; there, with `labels`, only labelled positions are projected onto the
-        vocabulary, and `logits` is `None`.
+        The loss is the mean over labelled tokens; or, if `num_items_in_batch` is given as transformers' Trainer does,
+        their sum divided by it, so that accumulated batches and several processes give the gradient of one large
+        batch. Labels are smoothed in training mode only; there, with `labels`, only labelled positions are projected
+        onto the vocabulary, and `logits` is `None`.
 
         Args:
             input_ids (`torch.LongTensor` of shape `(batch, src_len)`, *optional*): Source tokens.
             attention_mask (`torch.Tensor` of shape `(batch, src_len)`, *optional*): 1 for tokens, 0 for padding.
-            decoder_input_ids (`torch.LongTensor` of shape `(batch, tgt_len)`, *optional*): Target tokens, shifted right;
-                made from `labels` by default.
-            decoder_attention_mask (`torch.Tensor` of shape `(batch, tgt_len)`, *optional*): 1 for tokens, 0 for padding.
+            decoder_input_ids (`torch.LongTensor` of shape `(batch, tgt_len)`, *optional*): Target tokens, shifted
+                right; made from `labels` by default.
+            decoder_attention_mask (`torch.Tensor` of shape `(batch, tgt_len)`, *optional*): 1 for tokens, 0 for
+                padding.
             encoder_outputs (`BaseModelOutput` or `tuple`, *optional*): What the encoder returned, if it has run.
-            past_key_values (`Cache`, *optional*): Keys and values of earlier calls.
+            past_key_values (`EncoderDecoderCache`, *optional*): Keys and values of earlier calls.
             inputs_embeds (`torch.Tensor` of shape `(batch, src_len, d_model)`, *optional*): In place of `input_ids`.
             decoder_inputs_embeds (`torch.Tensor` of shape `(batch, tgt_len, d_model)`, *optional*): In place of
                 `decoder_input_ids`.
-            labels (`torch.LongTensor` of shape `(batch, tgt_len)`, *optional*): Target tokens, not shifted; -100 is ignored.
+            labels (`torch.LongTensor` of shape `(batch, tgt_len)`, *optional*): Target tokens, not shifted; -100 is
+                ignored.
             use_cache (`bool`, *optional*): Whether to return keys and values.
             num_items_in_batch (`torch.Tensor` or `int`, *optional*): Labelled tokens of the whole optimizer step.
             **kwargs: transformers' `output_attentions`, `output_hidden_states`, `return_dict`.
 
         Returns:
-            `Seq2SeqLMOutput`: `loss` of shape `()` in nats, `logits` of shape `(batch, tgt_len, vocab)`, and what was asked
-            for.
+            `Seq2SeqLMOutput`: `loss` of shape `()` in nats, `logits` of shape `(batch, tgt_len, vocab)`, and what was
+            asked for.
 
         Raises:
-            ValueError: if a label is outside the vocabulary.
+            ValueError: if a label is outside the vocabulary, or `labels` has another shape than the decoder's input.
         """
         if labels is not None:
             use_cache = False
-            check_input_ids("labels", labels.clamp(min=0) * (labels != -100) + labels * (labels < -100), self.config.vocab_size)
+            check_input_ids("labels", labels.masked_fill(labels == -100, 0), self.config.vocab_size)
             if decoder_input_ids is None and decoder_inputs_embeds is None:
                 decoder_input_ids = self.prepare_decoder_input_ids_from_labels(labels)
         outputs: Seq2SeqModelOutput = self.model(
@@ -582,24 +628,44 @@ class VanillaTransformerForConditionalGeneration(VanillaTransformerPreTrainedMod
         self, hidden_states: torch.Tensor, labels: torch.Tensor | None, num_items_in_batch: torch.Tensor | int | None
     ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
         """Compute the loss if there are labels, and the logits (batch, tgt_len, vocab) unless training needs none."""
+        if labels is None:
+            return None, self._project(hidden_states)
+        if labels.shape != hidden_states.shape[:2]:
+            raise ValueError(
+                "`labels` must have the shape of the decoder's input, (batch, tgt_len) = "
+                f"{tuple(hidden_states.shape[:2])}, got {tuple(labels.shape)}."
+            )
         config, logits = self.config, None
         smoothing = config.label_smoothing if self.training else 0.0
         target = smoothed_target(smoothing, config.label_smoothing_type, config.vocab_size, config.pad_token_id)
-        if labels is not None and self.training and type(self.lm_head) is nn.Linear:
-            weight = self.lm_head.weight
-            if config.tie_word_embeddings:
-                weight = freeze_row(weight, config.pad_token_id)
+        weight = self._differentiable_weight() if self.training else None
+        if weight is not None:
             loss = projected_cross_entropy_sum(hidden_states, weight, self.lm_head.bias, labels, target)
         else:
-            logits = self.lm_head(hidden_states)
-            loss = None if labels is None else cross_entropy_sum(logits, labels, target)
-        if loss is not None:
-            if num_items_in_batch is None:
-                num_items_in_batch = (labels != -100).sum()
-            if isinstance(num_items_in_batch, torch.Tensor):
-                num_items_in_batch = num_items_in_batch.to(loss.device).clamp(min=1)
-            loss = loss / num_items_in_batch
-        return loss, logits
+            logits = self._project(hidden_states)
+            loss = cross_entropy_sum(logits, labels, target)
+        if num_items_in_batch is None:
+            num_items_in_batch = (labels != -100).sum()
+        if isinstance(num_items_in_batch, torch.Tensor):
+            num_items_in_batch = num_items_in_batch.to(loss.device).clamp(min=1)
+        return loss / num_items_in_batch, logits
+
+    def _differentiable_weight(self) -> torch.Tensor | None:
+        """Return the projection's weight, its padding row frozen if it is an embedding too.
+
+        Is `None` where a product with that weight is not all that the projection does, as with a LoRA adapter.
+        """
+        if type(self.lm_head) is not nn.Linear or hasattr(self.lm_head, "_hf_hook"):
+            return None
+        weight = self.lm_head.weight
+        return freeze_row(weight, self.config.pad_token_id) if self.config.tie_word_embeddings else weight
+
+    def _project(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        """Compute the logits (batch, tgt_len, vocab)."""
+        weight = self._differentiable_weight() if torch.is_grad_enabled() else None
+        if weight is None:
+            return self.lm_head(hidden_states)
+        return nn.functional.linear(hidden_states, weight, self.lm_head.bias)
 
     def prepare_decoder_input_ids_from_labels(self, labels: torch.Tensor) -> torch.Tensor:
         """Shift labels right: what the decoder reads when it is to write them (`DataCollatorForSeq2Seq` calls this).
@@ -614,6 +680,39 @@ class VanillaTransformerForConditionalGeneration(VanillaTransformerPreTrainedMod
         shifted = torch.cat((start, labels[:, :-1]), dim=1)[:, : labels.shape[1]]
         return shifted.masked_fill(shifted == -100, self.config.pad_token_id)
 
+    @torch.no_grad()
+    def generate(
+        self, inputs: torch.Tensor | None = None, generation_config: GenerationConfig | None = None, *args, **kwargs
+    ) -> GenerateOutput | torch.LongTensor:
+        """Generate targets: transformers' `generate`, which documents all arguments, with two things defined.
+
+        The default maximum length is that of the source plus 50 tokens (paper, 6.1). And nothing is translated to
+        nothing: a batch without sentences gives no sequences, sentences of length 0 give sequences that end at once.
+
+        Args:
+            inputs (`torch.Tensor` of shape `(batch, src_len)`, *optional*): Source tokens; may also be given as
+                `input_ids` or, embedded, as `inputs_embeds`.
+            generation_config (`GenerationConfig`, *optional*): Options; single ones can be given as keyword arguments.
+            *args: Passed on.
+            **kwargs: Passed on.
+
+        Returns:
+            `torch.LongTensor` of shape `(batch * num_return_sequences, tgt_len)`: the sequences, from
+            `decoder_start_token_id`; or, with `return_dict_in_generate`, transformers' output classes.
+        """
+        sources = (inputs, kwargs.get("input_ids"), kwargs.get("inputs_embeds"))
+        source = next((given for given in sources if given is not None), None)
+        if source is None or 0 not in source.shape[:2]:
+            return super().generate(inputs, generation_config, *args, **kwargs)
+        options, _ = self._prepare_generation_config(generation_config, **kwargs)
+        end = options.eos_token_id[0] if isinstance(options.eos_token_id, list) else options.eos_token_id
+        sequence = [options.decoder_start_token_id] if end is None else [options.decoder_start_token_id, end]
+        rows = source.shape[0] * options.num_return_sequences
+        sequences = torch.tensor(sequence, device=source.device).repeat(rows, 1)
+        if (streamer := kwargs.get("streamer")) is not None:
+            streamer.end()
+        return GenerateEncoderDecoderOutput(sequences=sequences) if options.return_dict_in_generate else sequences
+
     def _reorder_cache(self, past_key_values: EncoderDecoderCache, beam_idx: torch.Tensor) -> EncoderDecoderCache:
         """Let the beams' pasts follow them. Beams of a sentence share their source, so that stays where it is."""
         past_key_values.self_attention_cache.reorder_cache(beam_idx)
@@ -625,7 +724,9 @@ class VanillaTransformerForConditionalGeneration(VanillaTransformerPreTrainedMod
             return super()._expand_inputs_for_generation(
                 expand_size=expand_size, is_encoder_decoder=is_encoder_decoder, input_ids=input_ids, **model_kwargs
             )
-        shared = {name: model_kwargs.pop(name) for name in ("encoder_outputs", "attention_mask") if name in model_kwargs}
+        shared = {
+            name: model_kwargs.pop(name) for name in ("encoder_outputs", "attention_mask") if name in model_kwargs
+        }
         input_ids, model_kwargs = super()._expand_inputs_for_generation(
             expand_size=expand_size, input_ids=input_ids, **model_kwargs
         )
@@ -633,10 +734,21 @@ class VanillaTransformerForConditionalGeneration(VanillaTransformerPreTrainedMod
 
     def _prepare_generated_length(self, generation_config, has_default_max_length, *args, **kwargs):
         """Let a translation be up to 50 tokens longer than its source unless the user says otherwise (paper, 6.1)."""
-        inputs_tensor = kwargs["inputs_tensor"]
+        # The last token is never read, so it needs no position.
+        limit = self.config.max_position_embeddings + 1 if self.config.position_type == "learned" else math.inf
         if has_default_max_length and generation_config.max_new_tokens is None:
-            generation_config.max_new_tokens = inputs_tensor.shape[1] + 50
-        return super()._prepare_generated_length(generation_config, has_default_max_length, *args, **kwargs)
+            longest = kwargs["inputs_tensor"].shape[1] + 50
+            generation_config.max_new_tokens = int(min(longest, limit - kwargs["input_ids_length"]))
+        generation_config = super()._prepare_generated_length(
+            generation_config, has_default_max_length, *args, **kwargs
+        )
+        if generation_config.max_length > limit:
+            raise ValueError(
+                f"`max_length` ({generation_config.max_length}: what the decoder starts with and `max_new_tokens`) must "
+                f"not exceed {limit}: the decoder reads all but the last token, and `max_position_embeddings` of its "
+                f"learned positions is {self.config.max_position_embeddings}."
+            )
+        return generation_config
 
 
 __all__ = [

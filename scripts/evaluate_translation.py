@@ -1,0 +1,83 @@
+#!/usr/bin/env python
+"""Score translations against references with BLEU and chrF, and record how they came about.
+
+    python scripts/evaluate_translation.py --hypotheses out.de --references test.de
+
+For text that is tokenized and lower-cased already, as in many papers: --tokenize none --lowercase.
+With --output_file the scores go to a JSON file, together with the versions, the machine and, if you give them, the
+commands that made the translations (--commands) and what else is worth knowing (--notes).
+"""
+
+import json
+import os
+import platform
+import sys
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from pathlib import Path
+
+import torch
+from transformers import HfArgumentParser
+
+from hf_vanilla.metrics import Bleu, ChrF
+
+
+PACKAGES = ("hf_vanilla", "torch", "transformers", "tokenizers", "sacrebleu")
+
+
+@dataclass
+class EvaluationArguments:
+    """What to score."""
+
+    hypotheses: str = field(metadata={"help": "Text file, one translation a line."})
+    references: str = field(metadata={"help": "Text file, one reference a line."})
+    tokenize: str = field(default="13a", metadata={"help": "sacreBLEU's tokenizer: 13a, zh, none, char or intl."})
+    lowercase: bool = field(default=False, metadata={"help": "Ignore case."})
+    output_file: str | None = field(default=None, metadata={"help": "JSON file to write the result to."})
+    commands: list[str] = field(default_factory=list, metadata={"help": "The commands that made the translations."})
+    notes: list[str] = field(default_factory=list, metadata={"help": "More facts, each as name=value."})
+
+
+def read_lines(path: str) -> list[str]:
+    """Read a UTF-8 file; only a newline character ends a line."""
+    return Path(path).read_text(encoding="utf-8").removesuffix("\n").split("\n")
+
+
+def machine() -> dict[str, str | int]:
+    """Describe what the translations were scored, and presumably made, on."""
+    facts: dict[str, str | int] = {"architecture": platform.machine(), "cores": os.cpu_count() or 0}
+    facts["cpu_capability"] = torch.backends.cpu.get_cpu_capability()
+    if torch.cuda.is_available():
+        facts["gpu"] = torch.cuda.get_device_name()
+    return facts
+
+
+def main() -> None:
+    """Score, print and perhaps write the result."""
+    (arguments,) = HfArgumentParser(EvaluationArguments, description=__doc__).parse_args_into_dataclasses()
+    hypotheses, references = read_lines(arguments.hypotheses), read_lines(arguments.references)
+    bleu = Bleu().compute(
+        predictions=hypotheses, references=references, tokenize=arguments.tokenize, lowercase=arguments.lowercase
+    )
+    chrf = ChrF().compute(predictions=hypotheses, references=references, lowercase=arguments.lowercase)
+    result = {
+        "bleu": round(bleu["score"], 2),
+        "chrf": round(chrf["score"], 2),
+        "bleu_signature": bleu["signature"],
+        "chrf_signature": chrf["signature"],
+        "sentences": len(hypotheses),
+        **dict(note.split("=", 1) for note in arguments.notes),
+        "commands": arguments.commands,
+        "versions": {"python": platform.python_version(), **{name: version(name) for name in PACKAGES}},
+        "machine": machine(),
+    }
+    text = json.dumps(result, indent=2, ensure_ascii=False)
+    print(text)
+    if arguments.output_file is not None:
+        temporary = Path(f"{arguments.output_file}.tmp")
+        temporary.write_text(text + "\n", encoding="utf-8")
+        os.replace(temporary, arguments.output_file)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
