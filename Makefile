@@ -1,8 +1,8 @@
 # The commands of the project. Each of them creates .venv when there is none, so Python >= 3.11 and make are all it takes.
 
-# The interpreter that .venv is made with: `make PYTHON=/path/to/python3.12 venv` chooses another one.
-PYTHON ?= $(firstword $(foreach name,python3 python3.14 python3.13 python3.12 python3.11 python,$(shell \
-	$(name) -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1 && echo $(name))))
+# The interpreter that .venv is made with is the first of these that is new enough; `make PYTHON=/path/to/python3.12 venv`
+# names another one.
+PYTHON ?= python3 python3.14 python3.13 python3.12 python3.11 python
 
 VENV := .venv
 VENV_PYTHON := $(VENV)/bin/python
@@ -46,13 +46,16 @@ benchmark: $(INSTALLED)  ## Measure speed: runs every script of scripts/benchmar
 		echo "$(VENV_PYTHON) $$script"; $(OFFLINE) $(VENV_PYTHON) "$$script" || exit 1; \
 	done
 
-# torch goes first and alone: an installed torch that satisfies the constraints keeps pip from choosing another build.
-# An environment that is already there is kept and brought up to date.
+# An environment that is already there is kept and brought up to date. torch goes first and alone: once a torch is
+# installed that satisfies the constraints, pip does not choose another build of it.
 $(INSTALLED): pyproject.toml constraints.txt
-	@"$(PYTHON)" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
-		echo "hf_vanilla needs Python 3.11 or newer; found: $$(python3 --version 2>&1)." >&2; \
-		echo "Install one, or name it: make PYTHON=/path/to/python3.11 $(MAKECMDGOALS)" >&2; exit 1; }
-	@$(VENV_PYTHON) -m pip --version >/dev/null 2>&1 || "$(PYTHON)" -m venv $(VENV)
+	@$(VENV_PYTHON) -m pip --version >/dev/null 2>&1 && exit; \
+	for python in $(PYTHON); do \
+		"$$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && exec "$$python" -m venv $(VENV); \
+	done; \
+	echo "hf_vanilla needs Python 3.11 or newer and finds none among: $(PYTHON)." >&2; \
+	echo "Install one, or name it: make PYTHON=/path/to/python3.12 $(MAKECMDGOALS)" >&2; \
+	exit 1
 	$(VENV_PYTHON) -m pip install -c constraints.txt torch
 	$(VENV_PYTHON) -m pip install -c constraints.txt -e ".[dev]"
 	@touch $@

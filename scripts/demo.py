@@ -42,7 +42,7 @@ class DemoArguments:
     output_dir: str = field(default="demo_output", metadata={"help": "Folder of the model and the pictures."})
     train_size: int = field(default=20_000, metadata={"help": "Number of dates to learn from."})
     test_size: int = field(default=1_000, metadata={"help": "Number of other dates to be asked for."})
-    epochs: int = field(default=6, metadata={"help": "How often to go through them."})
+    epochs: int = field(default=8, metadata={"help": "How often to go through them."})
     seed: int = field(default=0, metadata={"help": "Decides the dates, the first weights and the order."})
     reload_from: str | None = field(
         default=None, metadata={"help": "Only translate, with the model in this folder: lines in, a JSON list out."}

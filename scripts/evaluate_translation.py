@@ -11,7 +11,6 @@ commands that made the translations (--commands) and what else is worth knowing 
 import json
 import os
 import platform
-import sys
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
@@ -80,4 +79,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

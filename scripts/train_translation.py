@@ -22,6 +22,7 @@ import os
 import sys
 import tempfile
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -150,7 +151,8 @@ class TranslationTrainingArguments(VanillaTrainingArguments):
         self._given_learning_rate = self.learning_rate
         self.learning_rate = 1.0 if self.learning_rate is None else self.learning_rate
         # transformers refuses --bf16 on a machine without an accelerator unless it is told that this is meant.
-        self.use_cpu = self.use_cpu or not torch.accelerator.is_available()
+        if not torch.accelerator.is_available():
+            self.use_cpu: bool = True
         super().__post_init__()
 
     def set_paper_learning_rate(self, d_model: int) -> None:
@@ -208,13 +210,18 @@ def get_tokenizers(arguments: ModelArguments, pairs, output_dir: Path):
     def texts(columns):
         return (row[column] for row in pairs for column in columns)
 
-    settings = {"algorithm": arguments.tokenizer_algorithm, "lowercase": arguments.lowercase}
+    train = partial(
+        train_tokenizer,
+        vocab_size=arguments.vocab_size,
+        algorithm=arguments.tokenizer_algorithm,
+        lowercase=arguments.lowercase,
+    )
     if arguments.separate_vocabularies:
-        target_tokenizer = train_tokenizer(texts(["target"]), arguments.vocab_size, **settings)
+        target_tokenizer = train(texts(["target"]))
         target_tokenizer.save_pretrained(output_dir / TARGET_TOKENIZER)
-        tokenizer = train_tokenizer(texts(["source"]), arguments.vocab_size, **settings)
+        tokenizer = train(texts(["source"]))
     else:
-        tokenizer = target_tokenizer = train_tokenizer(texts(["source", "target"]), arguments.vocab_size, **settings)
+        tokenizer = target_tokenizer = train(texts(["source", "target"]))
     tokenizer.save_pretrained(output_dir)
     return tokenizer, target_tokenizer
 

@@ -114,22 +114,24 @@ def test_constraints_pin_every_requirement():
     assert names <= pinned
 
 
-@pytest.mark.parametrize("target", ["help", "venv", "demo", "test", "test-slow", "check", "format", "benchmark"])
-def test_make_lists_and_knows_every_command(target):
+COMMANDS = ["help", "venv", "demo", "test", "test-slow", "check", "format", "benchmark"]
+
+
+def test_make_lists_and_knows_every_command():
+    make = ["make", "--no-print-directory", "-C", ROOT]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}
-    run = ["make", "--no-print-directory", "-C", ROOT]
-    listed = subprocess.run([*run, "help"], check=True, capture_output=True, text=True, env=environment).stdout
-    assert target in [line.split()[0] for line in listed.splitlines()]
-    subprocess.run([*run, "--dry-run", target], check=True, capture_output=True, env=environment)
+    listed = subprocess.run([*make, "help"], check=True, capture_output=True, text=True, env=environment).stdout
+    assert [line.split()[0] for line in listed.splitlines()] == COMMANDS
+    subprocess.run([*make, "--dry-run", *COMMANDS], check=True, capture_output=True, env=environment)
 
 
 def test_make_refuses_an_old_python(tmp_path):
     old = tmp_path / "python3.8"
-    old.write_text('#!/bin/sh\ncase "$*" in *version_info*) exit 1;; esac\necho "Python 3.8.0"\n')
+    old.write_text("#!/bin/sh\nexit 1\n")
     old.chmod(0o755)
     for name in ("Makefile", "pyproject.toml", "constraints.txt"):
         shutil.copy(ROOT / name, tmp_path)
     run = subprocess.run(["make", f"PYTHON={old}", "test"], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert run.returncode != 0
-    assert "hf_vanilla needs Python 3.11 or newer" in run.stderr
+    assert f"hf_vanilla needs Python 3.11 or newer and finds none among: {old}." in run.stderr
     assert not (tmp_path / ".venv").exists()

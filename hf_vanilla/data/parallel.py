@@ -42,7 +42,9 @@ _TRANSLATION = "translation"
 _NAMED_EMPTY_LINES = 10
 _ROWS_AT_ONCE = 10_000
 _CUT_COLUMNS = ("source_is_cut", "target_is_cut")
-_TOKENIZED_FEATURES = Features({name: List(Value("int32")) for name in ("input_ids", "attention_mask", "labels")})
+_TOKENIZED_FEATURES = Features(
+    {"input_ids": List(Value("int32")), "attention_mask": List(Value("int8")), "labels": List(Value("int32"))}
+)
 _COUNTED_FEATURES = Features({**_TOKENIZED_FEATURES, **{name: Value("bool") for name in _CUT_COLUMNS}})
 
 

@@ -16,8 +16,8 @@ from transformers.utils import ModelOutput
 from ..models.modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 
 
-# Room for this many positions of a beam is made at first, and twice as much whenever it is used up.
-FIRST_CAPACITY = 16
+# There is room for this many steps at least, and for as many as there were before, until dead slots are cleared away.
+FIRST_STEPS = 8
 # What the side-by-side decoder understands of the things that `generate()` prepares for a model.
 _UNDERSTOOD = {"encoder_outputs", "attention_mask", "past_key_values", "use_cache"}
 
@@ -129,14 +129,15 @@ class SideBySideDecoder:
     """Runs the decoder's layers on the beams of a sentence side by side, as if they were one sequence.
 
     A sentence is one row of the batch. The keys and values of its beams are written one behind another, step after step,
-    and stay where they are when beams change places: a mask says what each beam descends from.
+    and stay where they are when beams change places: a mask says what each beam descends from. Once the room is used up,
+    the slots that no beam descends from any more are cleared away: the past of the beams is mostly one and the same.
 
     ```
-                      step 1     step 2     step 3
-        slots       a1 b1 c1   a2 b2 c2   a3 b3 c3
-        beam a sees  x            x        x           a3 continues b2, b2 continues a1
-        beam b sees  x            x           x
-        beam c sees        x   x                 x
+                       step 1     step 2     step 3
+        slots        a1 b1 c1   a2 b2 c2   a3 b3 c3
+        beam a sees   x            x        x           a3 continues b2, b2 continues a1
+        beam b sees   x            x           x
+        beam c sees      x   x                    x     b1 and a2 live through c alone, c1 and c2 are dead
     ```
 
     Args:
@@ -159,6 +160,7 @@ class SideBySideDecoder:
     ):
         self.decoder, self.lm_head = model.model.decoder, model.lm_head
         self.num_beams = generation_config.num_beams
+        self.recorded: dict[str, tuple] = {}
         self.prompt = input_ids[:: self.num_beams]
         self.encoder_hidden_states = model_kwargs["encoder_outputs"][0]
         self.encoder_mask = create_bidirectional_mask(
@@ -167,17 +169,24 @@ class SideBySideDecoder:
             attention_mask=model_kwargs.get("attention_mask"),
             encoder_hidden_states=self.encoder_hidden_states,
         )
-        layers = len(self.decoder.layers)
-        self.cache = EncoderDecoderCache(
-            Cache(layers=[_GrowingLayer() for _ in range(layers)]),
-            Cache(layers=[DynamicLayer() for _ in range(layers)]),
-        )
         self.length = 0
-        self.mask: torch.Tensor | None = None
-        self.recorded: dict[str, tuple] = {}
+        self.capacity = self.prompt.shape[1] + FIRST_STEPS * self.num_beams
+        self.slot_layers = [_SlotLayer(self.capacity) for _ in self.decoder.layers]
+        self.source_layers = [DynamicLayer() for _ in self.decoder.layers]
+        self.cache = EncoderDecoderCache(Cache(layers=self.slot_layers), Cache(layers=self.source_layers))
+        hidden = self.encoder_hidden_states
+        self.hides = torch.finfo(hidden.dtype).min  # what the mask adds to the score of a slot that is not to be seen
+        self.mask = hidden.new_zeros(len(self.prompt), self.num_beams, self.prompt.shape[1])
+        self.own_slot = hidden.new_full((self.num_beams, self.num_beams), self.hides).fill_diagonal_(0)
+        self.kept: torch.Tensor | None = None
 
     @staticmethod
-    def fits(model: PreTrainedModel, input_ids: torch.Tensor, generation_config: GenerationConfig, model_kwargs: dict) -> bool:
+    def fits(
+        model: PreTrainedModel,
+        input_ids: torch.Tensor,
+        generation_config: GenerationConfig,
+        model_kwargs: dict[str, Any],
+    ) -> bool:
         """Whether this decoder can do what is asked for.
 
         Args:
@@ -207,17 +216,10 @@ class SideBySideDecoder:
         Returns:
             `torch.Tensor` of shape `(batch, 1, vocab)`: the logits of the first word.
         """
-        batch, length = self.prompt.shape
-        lowest = torch.finfo(self.encoder_hidden_states.dtype).min
-        hidden = self.encoder_hidden_states
-        causal = torch.full((length, length), lowest, dtype=hidden.dtype, device=hidden.device).triu(1)
-        position_ids = torch.arange(length, device=hidden.device)[None]
-        logits = self._decode(self.prompt, position_ids, causal[None, None], last=1)
-        self.length = length
-        self.mask = hidden.new_zeros(batch, self.num_beams, length)
-        itself = torch.eye(self.num_beams, dtype=torch.bool, device=hidden.device)
-        self.itself = hidden.new_full(itself.shape, lowest).masked_fill(itself, 0.0)
-        return logits
+        length = self.prompt.shape[1]
+        position_ids = torch.arange(length, device=self.prompt.device)[None]
+        causal_mask = self.mask.new_full((1, 1, length, length), self.hides).triu(1)
+        return self._decode(self.prompt, position_ids, causal_mask)[:, -1:]
 
     def step(self, sequences: torch.Tensor, parents: torch.Tensor) -> torch.Tensor:
         """Let the mask follow the beams, and read the last word of each.
@@ -229,14 +231,13 @@ class SideBySideDecoder:
         Returns:
             `torch.Tensor` of shape `(batch, num_beams, vocab)`: the logits of the next word.
         """
-        batch = parents.shape[0]
-        inherited = self.mask[torch.arange(batch, device=parents.device)[:, None], parents]  # (batch, num_beams, slots)
-        itself = self.itself.expand(batch, -1, -1)  # (batch, num_beams, num_beams)
-        self.mask = torch.cat((inherited, itself), dim=-1)  # (batch, num_beams, slots + num_beams)
+        batch, num_beams = parents.shape
+        self.mask = self.mask[torch.arange(batch, device=parents.device)[:, None], parents]
+        if self.kept is not None or self.mask.shape[-1] + num_beams > self.capacity:
+            self._clear_away()
+        self.mask = torch.cat((self.mask, self.own_slot.expand(batch, -1, -1)), dim=-1)  # (batch, num_beams, slots)
         position_ids = torch.full((1, 1), self.length, device=parents.device)
-        logits = self._decode(sequences[..., -1], position_ids, self.mask[:, None], last=self.num_beams)
-        self.length += 1
-        return logits
+        return self._decode(sequences[..., -1], position_ids, self.mask[:, None])
 
     def keep(self, sentences: torch.Tensor) -> None:
         """Drop all sentences but these.
@@ -247,55 +248,65 @@ class SideBySideDecoder:
         self.encoder_hidden_states = self.encoder_hidden_states[sentences]
         if isinstance(self.encoder_mask, torch.Tensor):
             self.encoder_mask = self.encoder_mask[sentences]
+        for layer in self.source_layers:
+            layer.batch_select_indices(sentences)
         self.mask = self.mask[sentences]
-        self.cache.batch_select_indices(sentences)
+        self.kept = sentences  # their slots are moved with the next step, when more of them may be dead
 
-    def _decode(
-        self, tokens: torch.Tensor, position_ids: torch.Tensor, mask: torch.Tensor, last: int
-    ) -> torch.Tensor:
-        """Run the layers on tokens (batch, length), and return the logits of the last few: (batch, last, vocab)."""
-        decoder = self.decoder
-        decoder._check_length(self.length + 1)
-        hidden_states = decoder._embed(decoder.embed_tokens(tokens), position_ids)  # (batch, length, d_model)
-        for layer in decoder.layers:
+    def _decode(self, tokens: torch.Tensor, position_ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        """Run the layers on tokens (batch, length) of these positions, and return logits (batch, length, vocab)."""
+        self.length += position_ids.shape[1]
+        self.decoder._check_length(self.length)
+        hidden_states = self.decoder._embed(self.decoder.embed_tokens(tokens), position_ids)  # (batch, length, d_model)
+        for layer in self.decoder.layers:
             hidden_states = layer(hidden_states, mask, self.encoder_hidden_states, self.encoder_mask, self.cache)
-        return self.lm_head(decoder.norm(hidden_states[:, -last:]))  # (batch, last, vocab)
+        return self.lm_head(self.decoder.norm(hidden_states))
+
+    def _clear_away(self) -> None:
+        """Keep the slots that some beam descends from, of the sentences that are left, and make room for more."""
+        is_live = (self.mask == 0).any(1)  # (batch, slots)
+        most = int(is_live.sum(1).max())
+        slots = is_live.byte().argsort(dim=1, descending=True, stable=True)[:, :most]  # (batch, most)
+        self.mask = self.mask.gather(2, slots[:, None].expand(-1, self.num_beams, -1))  # (batch, num_beams, most)
+        sentences = torch.arange(len(slots), device=slots.device) if self.kept is None else self.kept
+        self.kept = None
+        self.capacity = most + max(most, FIRST_STEPS * self.num_beams)
+        for layer in self.slot_layers:
+            layer.move(sentences, slots, self.capacity)
 
 
-class _GrowingLayer(DynamicLayer):
+class _SlotLayer(DynamicLayer):
     """A cache layer with spare room behind its keys and values, so that new ones are written without copying the old."""
+
+    def __init__(self, capacity: int):
+        super().__init__()
+        self.capacity = capacity
+        self.room: tuple[torch.Tensor, ...] = ()
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
         super().lazy_initialization(key_states, value_states)
-        self.length = 0
-        self.room = (self._room_for(key_states, FIRST_CAPACITY), self._room_for(value_states, FIRST_CAPACITY))
+        self.used = 0
+        self.room = tuple(
+            states.new_empty(*states.shape[:2], self.capacity, states.shape[3]) for states in (key_states, value_states)
+        )
 
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args, **kwargs
     ) -> tuple[torch.Tensor, torch.Tensor]:
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
-        start, end = self.length, self.length + key_states.shape[2]
-        if end > self.room[0].shape[2]:
-            self.room = tuple(self._doubled(room, end) for room in self.room)
+        start, self.used = self.used, self.used + key_states.shape[2]
         for room, states in zip(self.room, (key_states, value_states), strict=True):
-            room[:, :, start:end] = states
-        self.length = end
-        self.keys, self.values = (room[:, :, :end] for room in self.room)
+            room[:, :, start : self.used] = states
+        self.keys, self.values = (room[:, :, : self.used] for room in self.room)
         return self.keys, self.values
 
-    def batch_select_indices(self, indices: torch.Tensor) -> None:
-        self.room = tuple(room.index_select(0, indices) for room in self.room)
-        self.keys, self.values = (room[:, :, : self.length] for room in self.room)
-
-    @staticmethod
-    def _room_for(states: torch.Tensor, capacity: int) -> torch.Tensor:
-        """Allocate (batch, heads, capacity, width)."""
-        batch, heads, _, width = states.shape
-        return states.new_empty(batch, heads, capacity, width)
-
-    def _doubled(self, room: torch.Tensor, needed: int) -> torch.Tensor:
-        """Copy into room that is twice as large, or larger if even that is not enough."""
-        larger = self._room_for(room, max(2 * room.shape[2], needed))
-        larger[:, :, : self.length] = room[:, :, : self.length]
-        return larger
+    def move(self, sentences: torch.Tensor, slots: torch.Tensor, capacity: int) -> None:
+        """Copy these slots (batch, used) of these sentences (batch,) to the front of new room."""
+        batch, heads, old_capacity, _ = self.room[0].shape
+        head = sentences[:, None] * heads + torch.arange(heads, device=slots.device)  # (batch, heads)
+        rows = (head[..., None] * old_capacity + slots[:, None]).flatten()
+        room, self.used = self.room, slots.shape[1]
+        self.room = tuple(states.new_empty(len(slots), heads, capacity, states.shape[3]) for states in room)
+        for new, old in zip(self.room, room, strict=True):
+            new[:, :, : self.used] = old.flatten(0, 2).index_select(0, rows).view(len(slots), heads, self.used, -1)

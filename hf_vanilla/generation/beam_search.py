@@ -46,6 +46,8 @@ from .beam_decoders import BeamDecoder, PlainDecoder, SideBySideDecoder
 NOT_FOUND = -1e9
 # The best words are looked for in runs of this many: first the runs that hold the best, then the words in these.
 RUN_LENGTH = 64
+# Logits that are normalised at a time: 1 MiB of them.
+BLOCK_SIZE = 2**18
 # Dropping finished sentences copies all others, so it waits until this share of the batch is finished.
 DROPPED_SHARE = 1 / 8
 
@@ -255,13 +257,12 @@ def _log_probs(
     logits: torch.Tensor, beams: _Beams, options: _Options, record: "_Record"
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Turn logits (batch, rows, vocab) into log probabilities plus normalizers (batch, rows), which may be 0."""
-    logits = logits.float()
     if options.is_bare:
         normalizers = _log_sum_exp(logits)
         if options.suppressed is not None:
             logits.index_fill_(-1, options.suppressed, -math.inf)
         return logits, normalizers
-    logits = logits.expand(-1, options.num_beams, -1)
+    logits = logits.float().expand(-1, options.num_beams, -1)
     flat = logits.flatten(0, 1)  # (batch * num_beams, vocab)
     log_probs = options.logits_processor(beams.sequences.flatten(0, 1), nn.functional.log_softmax(flat, dim=-1))
     record.add(flat, log_probs)
@@ -270,13 +271,18 @@ def _log_probs(
 
 
 def _log_sum_exp(logits: torch.Tensor) -> torch.Tensor:
-    """Compute log(sum(exp(logits))) over the last dimension.
+    """Compute log(sum(exp(logits))) over the last dimension, in float32.
 
-    A power of 2 is cheaper than one of e, and one temporary tensor is less than the three of `torch.logsumexp`.
+    A few rows at a time stay in the processor's cache, where `torch.logsumexp` would allocate several times the memory
+    of all logits; and a power of 2 is cheaper than one of e.
     """
-    highest = logits.amax(-1, keepdim=True)
-    powers = torch.add(highest * -math.log2(math.e), logits, alpha=math.log2(math.e)).exp2_()
-    return powers.sum(-1).log_().add_(highest.squeeze(-1))
+    log2_e, sums = math.log2(math.e), []
+    for rows in logits.flatten(0, -2).split(max(1, BLOCK_SIZE // logits.shape[-1])):
+        rows = rows.float()
+        highest = rows.amax(-1, keepdim=True)
+        powers = torch.add(highest * -log2_e, rows, alpha=log2_e).exp2_()
+        sums.append(powers.sum(-1).log_().add_(highest[:, 0]))
+    return torch.cat(sums).view(logits.shape[:-1])
 
 
 def _best_continuations(

@@ -1,5 +1,7 @@
 """Configuration of the encoder-decoder Transformer of Vaswani et al. 2017, with the rows of its Table 3 as presets."""
 
+from typing import Any
+
 from huggingface_hub.dataclasses import strict
 from transformers.activations import ACT2FN
 from transformers.configuration_utils import PreTrainedConfig
@@ -11,7 +13,7 @@ LABEL_SMOOTHING_TYPES = ("uniform", "t2t", "annotated")
 
 # Vaswani et al. 2017, Table 3: what each row changes against `base`. Rows are named after their part of the table and
 # what they change.
-_TABLE_3 = {
+_TABLE_3: dict[str, dict[str, Any]] = {
     "base": {},
     "A_heads_1": {"num_heads": 1, "d_k": 512, "d_v": 512},
     "A_heads_4": {"num_heads": 4, "d_k": 128, "d_v": 128},
@@ -142,7 +144,7 @@ class VanillaTransformerConfig(PreTrainedConfig):
     eos_token_id: int | list[int] | None = 2
     decoder_start_token_id: int | None = None
 
-    def __post_init__(self, **kwargs):
+    def __post_init__(self, **kwargs: Any) -> None:
         if None in (self.d_k, self.d_v) and self.num_heads > 0:
             if self.d_model % self.num_heads:
                 raise ValueError(
@@ -156,7 +158,7 @@ class VanillaTransformerConfig(PreTrainedConfig):
         super().__post_init__(**kwargs)
 
     @classmethod
-    def preset(cls, name, **overrides):
+    def preset(cls, name: str, **overrides: Any) -> "VanillaTransformerConfig":
         """Build the configuration of one row of the paper's Table 3.
 
         Args:
@@ -175,7 +177,7 @@ class VanillaTransformerConfig(PreTrainedConfig):
         return cls(**{**_TABLE_3[name], **overrides})
 
     @classmethod
-    def preset_names(cls):
+    def preset_names(cls) -> tuple[str, ...]:
         """Name the rows that `preset` builds.
 
         Returns:
@@ -183,7 +185,7 @@ class VanillaTransformerConfig(PreTrainedConfig):
         """
         return tuple(_TABLE_3)
 
-    def validate_sizes(self):
+    def validate_sizes(self) -> None:
         """Check that sizes are positive and that heads fit the width.
 
         Raises:
@@ -199,7 +201,7 @@ class VanillaTransformerConfig(PreTrainedConfig):
         if self.position_type != "learned" and self.d_model % 2:
             raise ValueError(f"`d_model` must be even for sinusoidal positions, got {self.d_model}.")
 
-    def validate_rates(self):
+    def validate_rates(self) -> None:
         """Check that rates are probabilities.
 
         Raises:
@@ -213,7 +215,7 @@ class VanillaTransformerConfig(PreTrainedConfig):
         if self.attention_scale is not None and not 0 < self.attention_scale < float("inf"):
             raise ValueError(f"`attention_scale` must be positive and finite, got {self.attention_scale}.")
 
-    def validate_choices(self):
+    def validate_choices(self) -> None:
         """Check that each named choice is one of those that exist.
 
         Raises:
@@ -233,7 +235,7 @@ class VanillaTransformerConfig(PreTrainedConfig):
                 f"got {self.activation_function!r}."
             )
 
-    def validate_vocabularies(self):
+    def validate_vocabularies(self) -> None:
         """Check that token ids lie in the vocabularies, and that tied embeddings have one vocabulary.
 
         Raises:
@@ -255,7 +257,7 @@ class VanillaTransformerConfig(PreTrainedConfig):
         if self.decoder_start_token_id is None:
             raise ValueError("`decoder_start_token_id` or `bos_token_id` must be given: the decoder starts with it.")
         ends = self.eos_token_id if isinstance(self.eos_token_id, list) else [self.eos_token_id]
-        ids = {
+        ids: dict[str, list[Any]] = {
             "pad_token_id": [self.pad_token_id],
             "bos_token_id": [self.bos_token_id],
             "eos_token_id": ends,

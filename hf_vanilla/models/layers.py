@@ -10,12 +10,14 @@ vocab. d_k and d_v are the widths of one head's keys and values.
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import nn
 from transformers import initialization as init
 from transformers.activations import ACT2FN
 from transformers.cache_utils import Cache, EncoderDecoderCache
+from transformers.configuration_utils import PreTrainedConfig
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 
@@ -185,7 +187,7 @@ def eager_attention_forward(
     attention_mask: torch.Tensor | None,
     scaling: float,
     dropout: float = 0.0,
-    **kwargs,
+    **kwargs: Any,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Compute softmax(Q K^T * scaling) V as the formula says, and return the weights too.
 
@@ -245,14 +247,14 @@ class MultiHeadAttention(nn.Module):
     MultiHead(Q, K, V) = Concat(head_1, ..., head_h) W_O with head_i = Attention(Q W_i^Q, K W_i^K, V W_i^V).
 
     Args:
-        config: The model's config.
-        layer_idx (`int`, *optional*): The layer's number, under which a cache keeps its keys and values.
+        config (`PreTrainedConfig`): The model's config.
+        layer_idx (`int`, defaults to 0): The layer's number, under which a cache keeps its keys and values.
         is_causal (`bool`, defaults to `False`): Whether a query sees no key behind its own position.
 
     Source: Vaswani et al. 2017, 3.2.2. Differs from `nn.MultiheadAttention`: batch first, free d_k and d_v.
     """
 
-    def __init__(self, config, layer_idx: int | None = None, is_causal: bool = False):
+    def __init__(self, config: PreTrainedConfig, layer_idx: int = 0, is_causal: bool = False):
         super().__init__()
         self.config = config
         self.layer_idx = layer_idx
@@ -268,7 +270,7 @@ class MultiHeadAttention(nn.Module):
         key: torch.Tensor,
         value: torch.Tensor,
         attention_mask: torch.Tensor | None,
-        **kwargs,
+        **kwargs: Any,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Run the attention kernel that the config names.
 
@@ -300,14 +302,14 @@ class SelfAttention(MultiHeadAttention):
     """Attention of a sequence to itself, with one matrix product for queries, keys and values.
 
     Args:
-        config: The model's config.
-        layer_idx (`int`, *optional*): The layer's number, under which a cache keeps its keys and values.
+        config (`PreTrainedConfig`): The model's config.
+        layer_idx (`int`, defaults to 0): The layer's number, under which a cache keeps its keys and values.
         is_causal (`bool`, defaults to `False`): Whether a query sees no key behind its own position.
 
     Source: Vaswani et al. 2017, 3.2.3.
     """
 
-    def __init__(self, config, layer_idx: int | None = None, is_causal: bool = False):
+    def __init__(self, config: PreTrainedConfig, layer_idx: int = 0, is_causal: bool = False):
         super().__init__(config, layer_idx, is_causal)
         self.qkv_sizes = (self.heads * self.d_k, self.heads * self.d_k, self.heads * self.d_v)
         self.qkv_proj = FusedLinear(config.hidden_size, self.qkv_sizes)
@@ -317,7 +319,7 @@ class SelfAttention(MultiHeadAttention):
         hidden_states: torch.Tensor,
         attention_mask: torch.Tensor | None = None,
         past_key_values: Cache | None = None,
-        **kwargs,
+        **kwargs: Any,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Attend from every position to every position that the mask allows.
 
@@ -352,13 +354,13 @@ class CrossAttention(MultiHeadAttention):
     stored, and its keys and values are computed, once.
 
     Args:
-        config: The model's config.
-        layer_idx (`int`, *optional*): The layer's number, under which a cache keeps its keys and values.
+        config (`PreTrainedConfig`): The model's config.
+        layer_idx (`int`, defaults to 0): The layer's number, under which a cache keeps its keys and values.
 
     Source: Vaswani et al. 2017, 3.2.3.
     """
 
-    def __init__(self, config, layer_idx: int | None = None):
+    def __init__(self, config: PreTrainedConfig, layer_idx: int = 0):
         super().__init__(config, layer_idx)
         self.q_proj = nn.Linear(config.hidden_size, self.heads * self.d_k)
         self.kv_sizes = (self.heads * self.d_k, self.heads * self.d_v)
@@ -370,7 +372,7 @@ class CrossAttention(MultiHeadAttention):
         encoder_hidden_states: torch.Tensor,
         attention_mask: torch.Tensor | None = None,
         past_key_values: EncoderDecoderCache | None = None,
-        **kwargs,
+        **kwargs: Any,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Attend from every target position to every source position that the mask allows.
 
@@ -420,12 +422,12 @@ class PositionwiseFeedForward(nn.Module):
     """Two linear maps with an activation in between, the same at every position: max(0, x W_1 + b_1) W_2 + b_2.
 
     Args:
-        config: The model's config.
+        config (`PreTrainedConfig`): The model's config.
 
     Source: Vaswani et al. 2017, 3.3.
     """
 
-    def __init__(self, config):
+    def __init__(self, config: PreTrainedConfig):
         super().__init__()
         self.fc1 = nn.Linear(config.hidden_size, config.intermediate_size)
         self.fc2 = nn.Linear(config.intermediate_size, config.hidden_size)
@@ -449,17 +451,17 @@ class PostNormResidual(nn.Module):
     """Residual connection and norm around a sub-layer as the paper has them: LayerNorm(x + Dropout(Sublayer(x))).
 
     Args:
-        config: The model's config.
+        config (`PreTrainedConfig`): The model's config.
 
     Source: Vaswani et al. 2017, 3.1 and 5.4.
     """
 
-    def __init__(self, config):
+    def __init__(self, config: PreTrainedConfig):
         super().__init__()
         self.layer_norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
         self.dropout = config.hidden_dropout_prob
 
-    def forward(self, hidden_states: torch.Tensor, sublayer: Callable, *args, **kwargs) -> torch.Tensor:
+    def forward(self, hidden_states: torch.Tensor, sublayer: Callable, *args: Any, **kwargs: Any) -> torch.Tensor:
         """Run the sub-layer inside the connection.
 
         Args:
@@ -481,12 +483,12 @@ class PreNormResidual(PostNormResidual):
     """Residual connection with the norm before the sub-layer: x + Dropout(Sublayer(LayerNorm(x))).
 
     Args:
-        config: The model's config.
+        config (`PreTrainedConfig`): The model's config.
 
     Source: Tensor2Tensor's `transformer_base_v2`; the Annotated Transformer. A stack of these needs a norm at its end.
     """
 
-    def forward(self, hidden_states: torch.Tensor, sublayer: Callable, *args, **kwargs) -> torch.Tensor:
+    def forward(self, hidden_states: torch.Tensor, sublayer: Callable, *args: Any, **kwargs: Any) -> torch.Tensor:
         """Run the sub-layer inside the connection.
 
         Args:

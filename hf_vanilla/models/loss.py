@@ -5,7 +5,7 @@ sums to one. Its gradient with respect to z is softmax(z) - t.
 """
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -45,6 +45,9 @@ def smoothed_target(smoothing: float, smoothing_type: str, vocab_size: int, pad_
     Returns:
         `SmoothedTarget`: the distribution.
 
+    Raises:
+        ValueError: if the vocabulary has no other token.
+
     Source: Vaswani et al. 2017, 5.4; Szegedy et al. 2016.
     """
     if smoothing == 0:
@@ -83,7 +86,13 @@ def cross_entropy_sum(logits: torch.Tensor, labels: torch.Tensor, target: Smooth
     return torch.where(wanted, losses, 0.0).sum()
 
 
-def _expected_logits(hidden_states, weight, bias, labels, target):
+def _expected_logits(
+    hidden_states: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    labels: torch.Tensor,
+    target: SmoothedTarget,
+) -> torch.Tensor:
     """Average each token's logits under its target, sum_v t_v z_v, without computing them all: (tokens,)."""
     hidden_states, weight = hidden_states.float(), weight.float()
     bias = weight.new_zeros(weight.shape[0]) if bias is None else bias.float()
@@ -96,7 +105,7 @@ def _expected_logits(hidden_states, weight, bias, labels, target):
     return expected
 
 
-def _subtract_target(probabilities, labels, target):
+def _subtract_target(probabilities: torch.Tensor, labels: torch.Tensor, target: SmoothedTarget) -> torch.Tensor:
     """Turn probabilities (tokens, vocab) into the gradient with respect to the logits, in place."""
     if target.share > 0:
         probabilities -= target.share
@@ -111,7 +120,14 @@ class _ChunkedCrossEntropySum(torch.autograd.Function):
     """`cross_entropy_sum` of hidden states, with the gradients computed chunk by chunk on the way forward."""
 
     @staticmethod
-    def forward(ctx, hidden_states, weight, bias, labels, target):
+    def forward(
+        ctx: Any,
+        hidden_states: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        labels: torch.Tensor,
+        target: SmoothedTarget,
+    ) -> torch.Tensor:
         weight_in_use = weight.to(hidden_states.dtype)
         grad_hidden = torch.empty_like(hidden_states)
         grad_weight = torch.zeros_like(weight, dtype=torch.float32)
@@ -137,7 +153,7 @@ class _ChunkedCrossEntropySum(torch.autograd.Function):
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx, grad_output):
+    def backward(ctx: Any, grad_output: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         grad_hidden, grad_weight, grad_bias = ctx.saved_tensors
         weight_dtype, bias_dtype = ctx.dtypes
         grad_bias = None if grad_bias is None else (grad_bias * grad_output).to(bias_dtype)
@@ -154,12 +170,12 @@ class _FrozenRow(torch.autograd.Function):
     """The matrix itself, with a gradient of zero in one of its rows."""
 
     @staticmethod
-    def forward(ctx, matrix, row):
+    def forward(ctx: Any, matrix: torch.Tensor, row: int) -> torch.Tensor:
         ctx.row = row
         return matrix.view_as(matrix)
 
     @staticmethod
-    def backward(ctx, grad_output):
+    def backward(ctx: Any, grad_output: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         return grad_output.index_fill(0, torch.tensor(ctx.row, device=grad_output.device), 0.0), None
 
 

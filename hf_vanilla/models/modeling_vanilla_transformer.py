@@ -23,6 +23,7 @@ Departures from the paper:
 """
 
 import math
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -83,7 +84,7 @@ class EncoderLayer(GradientCheckpointingLayer):
         self.feed_forward_residual = residual(config)
 
     def forward(
-        self, hidden_states: torch.Tensor, attention_mask: torch.Tensor | None = None, **kwargs
+        self, hidden_states: torch.Tensor, attention_mask: torch.Tensor | None = None, **kwargs: Any
     ) -> torch.Tensor:
         """Run the layer.
 
@@ -128,7 +129,7 @@ class DecoderLayer(GradientCheckpointingLayer):
         encoder_hidden_states: torch.Tensor,
         encoder_attention_mask: torch.Tensor | None = None,
         past_key_values: EncoderDecoderCache | None = None,
-        **kwargs,
+        **kwargs: Any,
     ) -> torch.Tensor:
         """Run the layer.
 
@@ -194,7 +195,7 @@ class VanillaTransformerPreTrainedModel(PreTrainedModel):
             return super().get_expanded_tied_weights_keys(all_submodels=True)
         return dict(self._tied_weights_keys or {})
 
-    def _resize_token_embeddings(self, new_num_tokens, pad_to_multiple_of=None, mean_resizing=True):
+    def _resize_token_embeddings(self, new_num_tokens: int, *args: Any) -> nn.Embedding:
         """Give source, target and projection the same new size, which two vocabularies don't have."""
         config = self.config
         if config.source_vocab_size not in (None, config.vocab_size):
@@ -203,12 +204,23 @@ class VanillaTransformerPreTrainedModel(PreTrainedModel):
                 f"({config.source_vocab_size}) and `vocab_size` ({config.vocab_size}), to one size; build a model of "
                 "the new sizes and copy the weights."
             )
-        embeddings = super()._resize_token_embeddings(new_num_tokens, pad_to_multiple_of, mean_resizing)
+        embeddings = super()._resize_token_embeddings(new_num_tokens, *args)
         if config.source_vocab_size is not None:
             config.source_vocab_size = embeddings.num_embeddings
         if (decoder := getattr(self.base_model, "decoder", None)) is not None:
-            self._get_resized_embeddings(decoder.embed_tokens, new_num_tokens, pad_to_multiple_of, mean_resizing)
+            self._get_resized_embeddings(decoder.embed_tokens, new_num_tokens, *args)
         return embeddings
+
+    def _look_up(
+        self, prefix: str, input_ids: torch.Tensor | None, inputs_embeds: torch.Tensor | None
+    ) -> torch.Tensor:
+        """Look up the embeddings (batch, length, d_model) of checked ids, or take those that are given."""
+        if input_ids is not None and inputs_embeds is None:
+            check_input_ids(f"{prefix}input_ids", input_ids, self.embed_tokens.num_embeddings)
+            return self.embed_tokens(input_ids)
+        if inputs_embeds is not None and input_ids is None:
+            return inputs_embeds
+        raise ValueError(f"Pass either `{prefix}input_ids` or `{prefix}inputs_embeds`: exactly one of them.")
 
     def _embed(self, inputs_embeds: torch.Tensor, position_ids: torch.Tensor) -> torch.Tensor:
         """Scale embeddings by sqrt(d_model), add positions, drop: (batch, length, d_model). Paper, 3.4 and 3.5."""
@@ -257,10 +269,10 @@ class VanillaTransformerEncoder(VanillaTransformerPreTrainedModel):
     @capture_outputs
     def forward(
         self,
-        input_ids: torch.LongTensor | None = None,
+        input_ids: torch.Tensor | None = None,
         attention_mask: torch.Tensor | None = None,
         inputs_embeds: torch.Tensor | None = None,
-        **kwargs,
+        **kwargs: Any,
     ) -> BaseModelOutput:
         """Encode the source.
 
@@ -280,11 +292,7 @@ class VanillaTransformerEncoder(VanillaTransformerPreTrainedModel):
                 vocabulary, the mask has another shape, or learned positions don't reach.
             TypeError: if `input_ids` are no integers.
         """
-        if (input_ids is None) == (inputs_embeds is None):
-            raise ValueError("Pass either `input_ids` or `inputs_embeds`: exactly one of them.")
-        if inputs_embeds is None:
-            check_input_ids("input_ids", input_ids, self.embed_tokens.num_embeddings)
-            inputs_embeds = self.embed_tokens(input_ids)
+        inputs_embeds = self._look_up("", input_ids, inputs_embeds)
         batch, src_len, _ = inputs_embeds.shape
         check_attention_mask("attention_mask", attention_mask, batch, src_len)
         self._check_length(src_len)
@@ -326,14 +334,14 @@ class VanillaTransformerDecoder(VanillaTransformerPreTrainedModel):
     @capture_outputs
     def forward(
         self,
-        input_ids: torch.LongTensor | None = None,
+        input_ids: torch.Tensor | None = None,
         attention_mask: torch.Tensor | None = None,
         encoder_hidden_states: torch.Tensor | None = None,
         encoder_attention_mask: torch.Tensor | None = None,
         past_key_values: EncoderDecoderCache | None = None,
         inputs_embeds: torch.Tensor | None = None,
         use_cache: bool | None = None,
-        **kwargs,
+        **kwargs: Any,
     ) -> BaseModelOutputWithPastAndCrossAttentions:
         """Decode the target against the encoded source.
 
@@ -362,13 +370,9 @@ class VanillaTransformerDecoder(VanillaTransformerPreTrainedModel):
                 positions don't reach.
             TypeError: if `input_ids` are no integers, or `past_key_values` is another kind of cache.
         """
-        if (input_ids is None) == (inputs_embeds is None):
-            raise ValueError("Pass either `decoder_input_ids` or `decoder_inputs_embeds`: exactly one of them.")
+        inputs_embeds = self._look_up("decoder_", input_ids, inputs_embeds)
         if encoder_hidden_states is None:
             raise ValueError("`encoder_hidden_states` is missing: the decoder needs the encoder's output.")
-        if inputs_embeds is None:
-            check_input_ids("decoder_input_ids", input_ids, self.embed_tokens.num_embeddings)
-            inputs_embeds = self.embed_tokens(input_ids)
         if past_key_values is not None and not isinstance(past_key_values, EncoderDecoderCache):
             raise TypeError(
                 "`past_key_values` must be an `EncoderDecoderCache`, which has a cache for the source too, "
@@ -438,16 +442,16 @@ class VanillaTransformerModel(VanillaTransformerPreTrainedModel):
     @can_return_tuple
     def forward(
         self,
-        input_ids: torch.LongTensor | None = None,
+        input_ids: torch.Tensor | None = None,
         attention_mask: torch.Tensor | None = None,
-        decoder_input_ids: torch.LongTensor | None = None,
+        decoder_input_ids: torch.Tensor | None = None,
         decoder_attention_mask: torch.Tensor | None = None,
-        encoder_outputs: BaseModelOutput | tuple | None = None,
+        encoder_outputs: Any = None,
         past_key_values: EncoderDecoderCache | None = None,
         inputs_embeds: torch.Tensor | None = None,
         decoder_inputs_embeds: torch.Tensor | None = None,
         use_cache: bool | None = None,
-        **kwargs,
+        **kwargs: Any,
     ) -> Seq2SeqModelOutput:
         """Encode the source and decode the target.
 
@@ -549,18 +553,18 @@ class VanillaTransformerForConditionalGeneration(VanillaTransformerPreTrainedMod
     @can_return_tuple
     def forward(
         self,
-        input_ids: torch.LongTensor | None = None,
+        input_ids: torch.Tensor | None = None,
         attention_mask: torch.Tensor | None = None,
-        decoder_input_ids: torch.LongTensor | None = None,
+        decoder_input_ids: torch.Tensor | None = None,
         decoder_attention_mask: torch.Tensor | None = None,
-        encoder_outputs: BaseModelOutput | tuple | None = None,
+        encoder_outputs: Any = None,
         past_key_values: EncoderDecoderCache | None = None,
         inputs_embeds: torch.Tensor | None = None,
         decoder_inputs_embeds: torch.Tensor | None = None,
-        labels: torch.LongTensor | None = None,
+        labels: torch.Tensor | None = None,
         use_cache: bool | None = None,
         num_items_in_batch: torch.Tensor | int | None = None,
-        **kwargs,
+        **kwargs: Any,
     ) -> Seq2SeqLMOutput:
         """Predict the target, and with `labels` compute the loss.
 
@@ -676,13 +680,17 @@ class VanillaTransformerForConditionalGeneration(VanillaTransformerPreTrainedMod
         Returns:
             `torch.LongTensor` of shape `(batch, tgt_len)`: `decoder_start_token_id` and all labels but the last.
         """
-        start = labels.new_full((labels.shape[0], 1), self.config.decoder_start_token_id)
-        shifted = torch.cat((start, labels[:, :-1]), dim=1)[:, : labels.shape[1]]
+        start = torch.full_like(labels[:, :1], cast(int, self.config.decoder_start_token_id))
+        shifted = torch.cat((start, labels[:, :-1]), dim=1)
         return shifted.masked_fill(shifted == -100, self.config.pad_token_id)
 
     @torch.no_grad()
     def generate(
-        self, inputs: torch.Tensor | None = None, generation_config: GenerationConfig | None = None, *args, **kwargs
+        self,
+        inputs: torch.Tensor | None = None,
+        generation_config: GenerationConfig | None = None,
+        *args: Any,
+        **kwargs: Any,
     ) -> GenerateOutput | torch.LongTensor:
         """Generate targets: transformers' `generate`, which documents all arguments, with two things defined.
 
@@ -718,13 +726,19 @@ class VanillaTransformerForConditionalGeneration(VanillaTransformerPreTrainedMod
         past_key_values.self_attention_cache.reorder_cache(beam_idx)
         return past_key_values
 
-    def _expand_inputs_for_generation(self, expand_size=1, is_encoder_decoder=False, input_ids=None, **model_kwargs):
+    def _expand_inputs_for_generation(
+        self,
+        expand_size: int = 1,
+        is_encoder_decoder: bool = False,
+        input_ids: torch.Tensor | None = None,
+        **model_kwargs: Any,
+    ) -> tuple[torch.Tensor, dict[str, Any]]:
         """Give each sentence `expand_size` target rows; they share one source where attention can do so."""
         if self.config._attn_implementation not in ("eager", "sdpa"):
             return super()._expand_inputs_for_generation(
                 expand_size=expand_size, is_encoder_decoder=is_encoder_decoder, input_ids=input_ids, **model_kwargs
             )
-        shared = {
+        shared: dict[str, Any] = {
             name: model_kwargs.pop(name) for name in ("encoder_outputs", "attention_mask") if name in model_kwargs
         }
         input_ids, model_kwargs = super()._expand_inputs_for_generation(
@@ -732,7 +746,9 @@ class VanillaTransformerForConditionalGeneration(VanillaTransformerPreTrainedMod
         )
         return input_ids, {**model_kwargs, **shared}
 
-    def _prepare_generated_length(self, generation_config, has_default_max_length, *args, **kwargs):
+    def _prepare_generated_length(
+        self, generation_config: GenerationConfig, has_default_max_length: bool, *args: Any, **kwargs: Any
+    ) -> GenerationConfig:
         """Let a translation be up to 50 tokens longer than its source unless the user says otherwise (paper, 6.1)."""
         # The last token is never read, so it needs no position.
         limit = self.config.max_position_embeddings + 1 if self.config.position_type == "learned" else math.inf
@@ -744,7 +760,7 @@ class VanillaTransformerForConditionalGeneration(VanillaTransformerPreTrainedMod
         )
         if generation_config.max_length > limit:
             raise ValueError(
-                f"`max_length` ({generation_config.max_length}: what the decoder starts with and `max_new_tokens`) must "
+                f"`max_length` ({generation_config.max_length}, the decoder's start and `max_new_tokens`) must "
                 f"not exceed {limit}: the decoder reads all but the last token, and `max_position_embeddings` of its "
                 f"learned positions is {self.config.max_position_embeddings}."
             )

@@ -48,13 +48,14 @@ def average_checkpoints(
         `Path`: `output_dir`.
 
     Raises:
+        TypeError: if `checkpoints` is one folder instead of several.
         ValueError: if there are no checkpoints, one is given twice, one has no safetensors weights or broken ones,
             their configs, tensors, shapes or dtypes differ, a weight is nan or infinite, or `output_dir` is not empty,
             is one of the checkpoints or can't be written.
 
     Source: Vaswani et al. 2017, 6.1.
     """
-    folders = [Path(checkpoint) for checkpoint in checkpoints]
+    folders = _as_folders(checkpoints)
     target = Path(output_dir)
     _check_folders(folders, target, overwrite)
     weights = [_Weights(folder) for folder in folders]
@@ -196,6 +197,13 @@ def last_complete_checkpoint(run_dir: str | os.PathLike) -> str | None:
         else:
             return str(folder)
     return None
+
+
+def _as_folders(checkpoints: Any) -> list[Path]:
+    """Return the checkpoints as paths; one string would otherwise be taken for a list of letters."""
+    if isinstance(checkpoints, str | os.PathLike):
+        raise TypeError(f"`checkpoints` must be a list of folders, got one folder ({checkpoints}); put it in a list.")
+    return [Path(checkpoint) for checkpoint in checkpoints]
 
 
 def _check_folders(folders: list[Path], target: Path, overwrite: bool) -> None:

@@ -38,6 +38,7 @@ logger = logging.get_logger(__name__)
 
 IGNORED_LABEL = -100
 ROWS_PER_LENGTH_READ = 100_000
+MEASURED_DATASETS_KEPT = 8
 
 
 @dataclass
@@ -138,6 +139,7 @@ class VanillaTrainer(Seq2SeqTrainer):
 
     Raises:
         TypeError: if `args` is not a `VanillaTrainingArguments`.
+        ValueError: if `max_tokens_per_batch` is set and the training data is a stream.
     """
 
     args: VanillaTrainingArguments
@@ -151,11 +153,7 @@ class VanillaTrainer(Seq2SeqTrainer):
     ) -> None:
         if args is None:
             args = VanillaTrainingArguments()
-        if not isinstance(args, VanillaTrainingArguments):
-            raise TypeError(
-                f"`args` must be a `VanillaTrainingArguments`, got a `{type(args).__name__}`; it takes the same "
-                "arguments, so only the name of the class has to change."
-            )
+        _check_class(args)
         _check_has_length(kwargs.get("train_dataset"), args)
         super().__init__(model, args, data_collator, **kwargs)
         if data_collator is None and isinstance(self.processing_class, PreTrainedTokenizerBase):
@@ -275,9 +273,12 @@ class VanillaTrainer(Seq2SeqTrainer):
 
     def _lengths(self, dataset: Dataset) -> "_Lengths":
         """Measure `dataset` once; the dataset is kept beside its lengths so that its id stays its own."""
-        if id(dataset) not in self._lengths_of_datasets:
-            self._lengths_of_datasets[id(dataset)] = (dataset, _measure(dataset))
-        return self._lengths_of_datasets[id(dataset)][1]
+        measured = self._lengths_of_datasets
+        if id(dataset) not in measured:
+            if len(measured) == MEASURED_DATASETS_KEPT:
+                measured.pop(next(iter(measured)))
+            measured[id(dataset)] = (dataset, _measure(dataset))
+        return measured[id(dataset)][1]
 
     # Optimisation
 
@@ -650,6 +651,15 @@ def inverse_sqrt_schedule_from_one(
     return get_inverse_sqrt_schedule(optimizer, num_warmup_steps, timescale=timescale, last_epoch=0)
 
 
+def _check_class(args: Any) -> None:
+    """Refuse arguments that lack those of this module."""
+    if not isinstance(args, VanillaTrainingArguments):
+        raise TypeError(
+            f"`args` must be a `VanillaTrainingArguments`, got a `{type(args).__name__}`; it takes the same "
+            "arguments, so only the name of the class has to change."
+        )
+
+
 def _has_length(dataset: Any) -> bool:
     """Tell whether `dataset` is one whose rows can be picked by number."""
     return hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__") and not isinstance(dataset, dict)
@@ -669,10 +679,9 @@ def _check_has_length(train_dataset: Any, args: VanillaTrainingArguments) -> Non
 def _measure(dataset: Any) -> _Lengths:
     """Read the lengths of `input_ids` and `labels`; of a `datasets.Dataset`, without making Python objects."""
     if not isinstance(dataset, datasets.Dataset):
-        rows = [dataset[index] for index in range(len(dataset))]
-        source = np.array([len(row["input_ids"]) for row in rows], dtype=np.int64)
-        has_labels = bool(rows) and rows[0].get("labels") is not None
-        return _Lengths(source, np.array([len(row["labels"]) for row in rows]) if has_labels else None)
+        pairs = [_lengths_of_row(dataset[index]) for index in range(len(dataset))]
+        sides = np.array(pairs, dtype=np.int64).reshape(-1, 2)
+        return _Lengths(sides[:, 0], sides[:, 1] if sides[:, 1].any() else None)
     if "input_ids" not in dataset.column_names:
         raise ValueError(
             f"The dataset must have a column `input_ids`, it has {dataset.column_names}; tokenize it first."
@@ -698,6 +707,11 @@ def _first_broken_parameter(model: torch.nn.Module) -> str | None:
     if not is_finite or torch.stack(is_finite).all():
         return None
     return next(name for name, finite in zip(parameters, is_finite, strict=True) if not finite)
+
+
+def _lengths_of_row(row: Any) -> tuple[int, int]:
+    """Return the lengths of the two sides of one row, 0 for a side that is not there."""
+    return len(row["input_ids"]), len(row["labels"]) if row.get("labels") is not None else 0
 
 
 def _inner_sampler(dataloader: Any, sampler_class: type) -> Any:

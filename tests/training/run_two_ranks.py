@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 import torch.distributed
-from tiny_translation import Recorder, tiny_collator, tiny_model, tiny_pairs, tiny_tokenizer
+from tiny_translation import Recorder, tiny_collator, tiny_model, tiny_pairs, tiny_tokenizer, weights_of
 from transformers import Seq2SeqTrainer
 
 from hf_vanilla.training import VanillaTrainer, VanillaTrainingArguments
@@ -27,11 +27,11 @@ def make_trainer(kind: str, folder: Path, recorder: Recorder, **changes: Any) ->
     quiet = {"use_cpu": True, "disable_tqdm": True, "save_strategy": "no", "dataloader_pin_memory": False}
     schedule = {"num_train_epochs": 2, "learning_rate": 0.01, "logging_steps": 1, **SETTINGS[kind]}
     arguments = VanillaTrainingArguments(str(folder / kind), **{**quiet, **schedule, **changes})
-    model, pairs, callbacks = tiny_model(), tiny_pairs(NUM_PAIRS), [recorder]
+    model, pairs = tiny_model(), tiny_pairs(NUM_PAIRS)
     if kind == "stock":
-        return Seq2SeqTrainer(model, arguments, tiny_collator(model), train_dataset=pairs, callbacks=callbacks)
+        return Seq2SeqTrainer(model, arguments, tiny_collator(model), train_dataset=pairs, callbacks=[recorder])
     return VanillaTrainer(
-        model, arguments, train_dataset=pairs, processing_class=tiny_tokenizer(), callbacks=callbacks
+        model, arguments, train_dataset=pairs, processing_class=tiny_tokenizer(), callbacks=[recorder]
     )
 
 
@@ -40,8 +40,7 @@ def train(kind: str, folder: Path, **changes: Any) -> dict[str, Any]:
     recorder = Recorder()
     trainer = make_trainer(kind, folder, recorder, **changes)
     trainer.train()
-    weights = {name: each.detach().clone() for name, each in trainer.model.named_parameters()}
-    return {"gradients": recorder.gradients, "losses": recorder.losses, "weights": weights}
+    return {"gradients": recorder.gradients, "losses": recorder.losses, "weights": weights_of(trainer)}
 
 
 def resume(folder: Path) -> dict[str, torch.Tensor]:
@@ -51,7 +50,7 @@ def resume(folder: Path) -> dict[str, torch.Tensor]:
     make_trainer("vanilla", output_dir, Recorder(), **saving).train()
     trainer = make_trainer("vanilla", output_dir, Recorder(), **saving)
     trainer.train(resume_from_checkpoint=str(output_dir / "vanilla" / f"checkpoint-{SAVED_STEP}"))
-    return {name: each.detach().clone() for name, each in trainer.model.named_parameters()}
+    return weights_of(trainer)
 
 
 def predict(folder: Path) -> dict[str, Any]:
@@ -59,7 +58,7 @@ def predict(folder: Path) -> dict[str, Any]:
     trainer = make_trainer("vanilla", folder, Recorder())
     output = trainer.predict(tiny_pairs(NUM_EVAL_PAIRS, seed=6))
     return {
-        "loss": output.metrics["test_loss"],
+        "loss": (output.metrics or {})["test_loss"],
         "labels": torch.from_numpy(output.label_ids),
         "logits": torch.from_numpy(output.predictions[0]),
     }

@@ -1,5 +1,6 @@
 import json
 import os
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +11,6 @@ from safetensors.torch import load_file, save_file
 from tiny_translation import tiny_model, tiny_pairs, tiny_tokenizer
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
-import hf_vanilla.registration
 from hf_vanilla.training import (
     VanillaTrainer,
     VanillaTrainingArguments,
@@ -138,7 +138,6 @@ def test_averaged_model_of_a_run_loads_and_is_tied(tmp_path):
     trainer.train()
     folders = last_checkpoints(tmp_path / "out", 3)
     assert steps_of(folders) == [2, 3, 4]
-    hf_vanilla.registration.register()
     models = [AutoModelForSeq2SeqLM.from_pretrained(folder) for folder in folders]
     averaged = AutoModelForSeq2SeqLM.from_pretrained(average_checkpoints(folders, tmp_path / "averaged"))
     states = [model.state_dict() for model in models]
@@ -250,6 +249,11 @@ def test_bad_checkpoints_are_named_and_nothing_is_written(tmp_path, cause, messa
     with pytest.raises(ValueError, match=message):
         average_checkpoints(checkpoints, tmp_path / "averaged")
     assert sorted(os.listdir(tmp_path)) == before
+
+
+def test_one_folder_is_no_list_of_folders(tmp_path):
+    with pytest.raises(TypeError, match=r"`checkpoints` must be a list of folders, got one folder \(out\); put it in"):
+        average_checkpoints("out", tmp_path / "averaged")
 
 
 def test_output_is_replaced_only_when_asked(tmp_path):
@@ -399,63 +403,84 @@ def test_best_checkpoints_of_a_real_run_are_those_of_the_trainer(tmp_path):
 # The script
 
 
-def run_script(*arguments, launcher=()):
-    command = [sys.executable, *launcher, str(SCRIPT), *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+@pytest.fixture
+def run_script(monkeypatch, capsys):
+    """Run the script as `python scripts/average_checkpoints.py ...` does; return status, output and errors."""
+
+    def run(*arguments):
+        monkeypatch.setattr(sys, "argv", [str(SCRIPT), *map(str, arguments)])
+        with pytest.raises(SystemExit) as ending:
+            runpy.run_path(str(SCRIPT), run_name="__main__")
+        return ending.value.code, *capsys.readouterr()
+
+    return run
 
 
-def test_script_averages_the_last(tmp_path):
+def weights_in(folder):
+    return (folder / WEIGHTS).read_bytes()
+
+
+def test_script_averages_the_last(tmp_path, run_script):
     run = write_run(tmp_path / "out", [1.0, 2.0, 3.0])
-    finished = run_script("--run_dir", run, "--last", 2, "--output_dir", tmp_path / "averaged")
-    assert finished.returncode == 0, finished.stderr
+    status, output, _ = run_script("--run_dir", run, "--last", 2, "--output_dir", tmp_path / "averaged")
+    assert status == 0
     average_checkpoints(last_checkpoints(run, 2), tmp_path / "expected")
-    assert (tmp_path / "averaged" / WEIGHTS).read_bytes() == (tmp_path / "expected" / WEIGHTS).read_bytes()
-    assert "checkpoint-200" in finished.stdout
-    assert "checkpoint-100" not in finished.stdout
+    assert weights_in(tmp_path / "averaged") == weights_in(tmp_path / "expected")
+    assert "checkpoint-200" in output
+    assert "checkpoint-100" not in output
 
 
-@pytest.mark.slow
-def test_script_averages_the_best_and_given_ones(tmp_path):
-    run = write_run(tmp_path / "out", [1.0, 2.0, 3.0, 4.0], metric="eval_bleu")
-    given = [run / "checkpoint-300", run / "checkpoint-400"]
+def test_script_averages_the_best_and_given_ones(tmp_path, run_script):
+    run = write_run(tmp_path / "out", [1.0, 4.0, 3.0, 2.0], metric="eval_bleu")
+    given = [run / "checkpoint-200", run / "checkpoint-300"]
     best = ("--run_dir", run, "--best", 2, "--metric", "bleu", "--output_dir", tmp_path / "best")
-    for arguments in (best, ("--checkpoints", *given, "--output_dir", tmp_path / "given")):
-        finished = run_script(*arguments)
-        assert finished.returncode == 0, finished.stderr
-    assert (tmp_path / "best" / WEIGHTS).read_bytes() == (tmp_path / "given" / WEIGHTS).read_bytes()
+    assert run_script(*best)[0] == 0
+    assert run_script("--checkpoints", *given, "--output_dir", tmp_path / "given")[0] == 0
+    assert weights_in(tmp_path / "best") == weights_in(tmp_path / "given") != weights_in(given[0])
+    assert run_script("--checkpoints", given[0], "--output_dir", tmp_path / "given", "--overwrite")[0] == 0
+    assert weights_in(tmp_path / "given") == weights_in(given[0])
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "status", "message"),
     [
         (["--output_dir", "x"], 2, "Say which checkpoints with one of --last, --best and --checkpoints; got none."),
         (["--output_dir", "x", "--last", "2"], 2, "--last and --best need --run_dir"),
+        (["--output_dir", "x", "--checkpoints", "a", "--run_dir", "y"], 2, "--checkpoints stands without it"),
         (["--output_dir", "x", "--last", "2", "--best", "3"], 2, "got --last and --best."),
         (["--output_dir", "x", "--last", "2", "--run_dir", "nowhere"], 1, "error: `run_dir` (nowhere) is no folder."),
+        (["--output_dir", "x", "--last", "0", "--run_dir", "."], 1, "error: `n` must be at least 1, got 0."),
         (["--output_dir", "x", "--last", "2", "--run_dir", "y", "--metric", "z"], 2, "--metric is for --best"),
     ],
 )
-def test_script_says_what_is_wrong(arguments, status, message):
-    finished = run_script(*arguments)
-    assert finished.returncode == status
-    assert message in finished.stderr
-    assert "Traceback" not in finished.stderr
+def test_script_says_what_is_wrong(run_script, arguments, status, message):
+    actual, _, errors = run_script(*arguments)
+    assert actual == status
+    assert message in errors
+
+
+def test_script_explains_itself(run_script):
+    status, output, _ = run_script("--help")
+    assert status == 0
+    assert "python scripts/average_checkpoints.py --run_dir out --last 5 --output_dir averaged" in output
+    assert "None" not in output
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "launcher",
     [
+        (),
         ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"),
         ("-m", "accelerate.commands.launch", "--cpu", "--num_processes", "1", "--num_machines", "1"),
     ],
-    ids=["torchrun", "accelerate"],
+    ids=["python", "torchrun", "accelerate"],
 )
 def test_script_runs_under_launchers(tmp_path, launcher):
     run = write_run(tmp_path / "out", [1.0, 2.0, 3.0])
     arguments = ("--run_dir", run, "--last", 2, "--output_dir", tmp_path / "averaged")
-    finished = run_script(*arguments, launcher=launcher)
+    command = [sys.executable, *launcher, str(SCRIPT), *map(str, arguments)]
+    finished = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert finished.returncode == 0, finished.stderr
     assert finished.stdout.count("Written to") == 1
     assert (tmp_path / "averaged" / WEIGHTS).is_file()

@@ -33,9 +33,7 @@ def ranks(tmp_path_factory):
 def assert_close(actual, expected, tolerance=1e-5):
     assert set(actual) == set(expected)
     for name, tensor in expected.items():
-        torch.testing.assert_close(
-            actual[name], tensor, rtol=0, atol=tolerance, msg=lambda text, name=name: f"{name}: {text}"
-        )
+        assert (actual[name] - tensor).abs().max() <= tolerance, name
 
 
 def test_two_ranks_ran(ranks):
@@ -96,7 +94,7 @@ def gradients(trainer_class, output_dir, batch_size, accumulation):
     return recorder.gradients, recorder.losses
 
 
-@pytest.mark.parametrize("accumulation", [2, 4, 8])
+@pytest.mark.parametrize("accumulation", [2, 8])
 @pytest.mark.parametrize("trainer_class", [Seq2SeqTrainer, VanillaTrainer])
 def test_accumulated_batches_are_one_large_batch(tmp_path, trainer_class, accumulation):
     lengths = [len(row["labels"]) for row in tiny_pairs(8)]

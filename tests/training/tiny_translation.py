@@ -7,7 +7,7 @@ import torch
 from datasets import Dataset
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
-from transformers import DataCollatorForSeq2Seq, PreTrainedTokenizerFast, TrainerCallback, set_seed
+from transformers import DataCollatorForSeq2Seq, PreTrainedTokenizerFast, Trainer, TrainerCallback, set_seed
 
 from hf_vanilla.models.configuration_vanilla_transformer import VanillaTransformerConfig
 from hf_vanilla.models.modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
@@ -58,6 +58,12 @@ def tiny_pairs(num_pairs: int = 45, *, seed: int = 5) -> Dataset:
 def tiny_collator(model: torch.nn.Module) -> DataCollatorForSeq2Seq:
     """Return the collator that the stock trainer is given."""
     return DataCollatorForSeq2Seq(tiny_tokenizer(), model=model)
+
+
+def weights_of(trainer: Trainer) -> dict[str, torch.Tensor]:
+    """Return copies of the weights of a trainer's model."""
+    assert trainer.model is not None
+    return {name: each.detach().clone() for name, each in trainer.model.named_parameters()}
 
 
 class Recorder(TrainerCallback):

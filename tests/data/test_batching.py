@@ -1,0 +1,220 @@
+import itertools
+import time
+
+import numpy as np
+import pytest
+from accelerate.data_loader import BatchSamplerShard
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils.data import DataLoader
+
+from hf_vanilla.data.batching import TokenBudgetBatchSampler, batch_cost, padding_efficiency, token_budget_batches
+
+
+def lengths(pairs: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    generator = np.random.default_rng(seed)
+    source = np.clip(generator.lognormal(2.5, 0.6, pairs).astype(int), 1, 60)
+    target = np.clip((source * generator.normal(1.1, 0.25, pairs)).astype(int), 1, 60)
+    return source, target
+
+
+def cost(batch: list[int], source: np.ndarray, target: np.ndarray) -> int:
+    return len(batch) * max(max(source[index], target[index]) for index in batch)
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> tuple[list[int], list[int], int, int]:
+    """Lengths of both sides, a budget that the longest pair fits, and batches of a step."""
+    pairs = draw(st.lists(st.tuples(st.integers(1, 12), st.integers(1, 12)), min_size=1, max_size=60))
+    budget = draw(st.integers(max(map(max, pairs)), 80))
+    source, target = (list(side) for side in zip(*pairs, strict=True))
+    return source, target, budget, draw(st.integers(1, 6))
+
+
+@settings(max_examples=300, deadline=None, database=None)
+@given(case=cases(), seed=st.integers(0, 5), epoch=st.integers(0, 5))
+def test_every_pair_comes_once_within_the_budget(case: tuple, seed: int, epoch: int) -> None:
+    source, target, budget, batches_per_step = case
+    plain = len(token_budget_batches(source, target, budget))
+    batches = -(-plain // batches_per_step) * batches_per_step
+    if batches > len(source):
+        with pytest.raises(ValueError, match=rf"{len(source)} pairs can't fill {batches} batches"):
+            TokenBudgetBatchSampler(source, target, budget, batches_per_step=batches_per_step)
+        return
+    sampler = TokenBudgetBatchSampler(source, target, budget, seed=seed, batches_per_step=batches_per_step)
+    sampler.set_epoch(epoch)
+    drawn = list(sampler)
+    assert len(drawn) == len(sampler) == batches
+    assert sorted(index for batch in drawn for index in batch) == list(range(len(source)))
+    assert all(batch and cost(batch, source, target) <= budget for batch in drawn)
+    assert drawn == list(sampler)
+    assert all(isinstance(index, int) for index in drawn[0])
+
+
+@settings(max_examples=200, deadline=None, database=None)
+@given(case=cases())
+def test_plain_batches_are_sorted_full_and_complete(case: tuple) -> None:
+    source, target, budget, _ = case
+    batches = [batch.tolist() for batch in token_budget_batches(source, target, budget)]
+    assert sorted(index for batch in batches for index in batch) == list(range(len(source)))
+    longest = [[max(source[index], target[index]) for index in batch] for batch in batches]
+    assert all(cost(batch, source, target) <= budget for batch in batches)
+    flat = [length for batch in longest for length in batch]
+    assert flat == sorted(flat)
+    # No batch could have taken the next pair too.
+    assert all((len(here) + 1) * after[0] > budget for here, after in itertools.pairwise(longest))
+
+
+def test_batches_depend_on_seed_and_epoch_alone() -> None:
+    source, target = lengths(500)
+
+    def draw(seed: int, epoch: int) -> list[list[int]]:
+        sampler = TokenBudgetBatchSampler(source, target, 200, seed=seed)
+        sampler.set_epoch(epoch)
+        return list(sampler)
+
+    assert draw(3, 1) == draw(3, 1)
+    different = [draw(3, 0), draw(3, 1), draw(4, 0), draw(4, 1)]
+    # Not the order alone: what shares a batch differs too.
+    contents = [frozenset(map(frozenset, batches)) for batches in different]
+    assert len(set(contents)) == 4
+    assert len({len(batches) for batches in different}) == 1
+
+
+def test_batches_come_in_random_order_of_length() -> None:
+    source, target = lengths(2000)
+    sizes = [len(batch) for batch in TokenBudgetBatchSampler(source, target, 300)]
+    assert sizes != sorted(sizes)
+    assert sizes != sorted(sizes, reverse=True)
+    assert abs(np.corrcoef(np.arange(len(sizes)), sizes)[0, 1]) < 0.3
+
+
+def test_batches_of_a_step_are_of_similar_length() -> None:
+    source, target = lengths(3000)
+    sampler = TokenBudgetBatchSampler(source, target, 400, batches_per_step=4)
+    longest = np.array([max(np.maximum(source, target)[batch]) for batch in sampler]).reshape(-1, 4)
+    assert np.median(np.ptp(longest, axis=1)) <= 1
+    assert np.ptp(longest) > 40
+    # The first rank is not always the one with the shortest pairs.
+    assert len(set(longest.argmin(axis=1))) > 1
+
+
+def test_ranks_share_the_epoch_through_accelerate() -> None:
+    source, target = lengths(700)
+    ranks = [
+        BatchSamplerShard(
+            TokenBudgetBatchSampler(source, target, 150, batches_per_step=6),
+            num_processes=3,
+            process_index=rank,
+            even_batches=False,
+        )
+        for rank in range(3)
+    ]
+    drawn = [list(rank) for rank in ranks]
+    assert len({len(batches) for batches in drawn}) == 1
+    assert len(drawn[0]) % 2 == 0
+    assert sorted(index for batches in drawn for batch in batches for index in batch) == list(range(700))
+
+
+def test_drives_a_data_loader() -> None:
+    source, target = lengths(50)
+    sampler = TokenBudgetBatchSampler(source, target, 100)
+    loader = DataLoader(range(50), batch_sampler=sampler, collate_fn=list)
+    assert len(loader) == len(sampler)
+    assert list(loader) == list(sampler)
+
+
+def test_the_most_numerous_batches_are_halved_to_even_out() -> None:
+    # Batches of 4, 2 and 1 pairs; the fourth is made of the first.
+    sampler = TokenBudgetBatchSampler([1, 1, 1, 1, 2, 2, 4], [1, 1, 1, 1, 2, 2, 4], 4, batches_per_step=4)
+    assert sorted(len(batch) for batch in sampler) == [1, 2, 2, 2]
+
+
+def test_little_is_lost_to_padding() -> None:
+    source, target = lengths(20_000)
+    batches = list(TokenBudgetBatchSampler(source, target, 2048))
+    random_batches = np.array_split(np.random.default_rng(0).permutation(20_000), len(batches))
+    assert padding_efficiency(source, target, batches) > 0.93
+    assert padding_efficiency(source, target, random_batches) < 0.5
+    full = [batch_cost(source[batch], target[batch]) / 2048 for batch in batches]
+    assert np.mean(full) > 0.95
+
+
+def test_cost_and_efficiency_count_padding() -> None:
+    assert batch_cost([3, 5], [7, 2]) == 14
+    assert batch_cost([], []) == 0
+    # Source: 3 + 5 of 2 x 5; target: 7 + 2 of 2 x 7.
+    assert padding_efficiency([3, 5], [7, 2], [[0, 1]]) == 17 / 24
+    assert padding_efficiency([3, 5], [7, 2], [[0], [1]]) == 1.0
+    assert padding_efficiency([], [], []) == 1.0
+
+
+def test_no_pairs_make_no_plain_batches() -> None:
+    assert token_budget_batches([], [], 8) == []
+
+
+@pytest.mark.slow
+def test_five_million_pairs_in_seconds() -> None:
+    source, target = lengths(5_000_000)
+    start = time.process_time()
+    batches = iter(TokenBudgetBatchSampler(source, target, 25_000, batches_per_step=8))
+    next(batches)
+    assert time.process_time() - start < 10
+
+
+@pytest.mark.parametrize("build", [TokenBudgetBatchSampler, token_budget_batches])
+@pytest.mark.parametrize(
+    ("source", "target", "max_tokens", "error", "message"),
+    [
+        (
+            [1, 9, 12],
+            [1, 11, 3],
+            8,
+            ValueError,
+            r"Pair 2 has 12 source and 3 target tokens.*`max_tokens` \(8\).*2 in all",
+        ),
+        ([1, 2], [1], 8, ValueError, r"`source_lengths` \(2\) and `target_lengths` \(1\) must be equal in number"),
+        ([1, 0], [1, 1], 8, ValueError, "`source_lengths` must be at least 1, got 0 at index 1; drop empty pairs"),
+        ([1, 1], [-3, 1], 8, ValueError, "`target_lengths` must be at least 1, got -3 at index 0"),
+        ([1.5], [1], 8, TypeError, "`source_lengths` must hold integers, got float64"),
+        ([[1, 2]], [1], 8, ValueError, r"`source_lengths` must have one dimension, got shape \(1, 2\)"),
+        ([1], [1], 0, ValueError, "`max_tokens` must be at least 1, got 0"),
+        ([1], [1], 8.0, TypeError, "`max_tokens` must be an integer, got 8.0"),
+    ],
+    ids=["too_long", "unequal", "empty_source", "negative", "float", "nested", "no_budget", "float_budget"],
+)
+def test_bad_lengths_are_named(build, source, target, max_tokens, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        build(source, target, max_tokens)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"seed": -1}, ValueError, "`seed` must be at least 0, got -1"),
+        ({"batches_per_step": 0}, ValueError, "`batches_per_step` must be at least 1, got 0"),
+        ({"batches_per_step": 2.0}, TypeError, "`batches_per_step` must be an integer, got 2.0"),
+        (
+            {"batches_per_step": 4},
+            ValueError,
+            r"3 pairs can't fill 4 batches.*`batches_per_step` \(4\); use fewer ranks",
+        ),
+    ],
+    ids=["seed", "no_batches", "float_batches", "too_few_pairs"],
+)
+def test_bad_arguments_of_the_sampler_are_named(arguments: dict, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        TokenBudgetBatchSampler([1, 2, 3], [1, 2, 3], 8, **arguments)
+
+
+def test_no_pairs_are_refused_by_the_sampler() -> None:
+    with pytest.raises(ValueError, match="0 pairs can't fill 1 batches"):
+        TokenBudgetBatchSampler([], [], 8)
+
+
+def test_bad_epoch_is_named() -> None:
+    sampler = TokenBudgetBatchSampler([1, 2, 3], [1, 2, 3], 8)
+    with pytest.raises(ValueError, match="`epoch` must be at least 0, got -1"):
+        sampler.set_epoch(-1)
+    with pytest.raises(TypeError, match=r"`epoch` must be an integer, got 1\.5"):
+        sampler.set_epoch(1.5)
