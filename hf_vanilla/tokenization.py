@@ -70,8 +70,8 @@ def train_tokenizer(
 ) -> PreTrainedTokenizerFast:
     """Train a byte-level tokenizer; one call on both sides of a corpus gives the paper's joint vocabulary.
 
-    The ids of the special tokens are `<pad>` 0, `<s>` 1, `</s>` 2, `<unk>` 3, then come the 256 bytes and what was
-    learnt. Encoding ends in `</s>` and has no `<s>`, as source and label want it; the decoder starts with `<s>`.
+    The ids of the special tokens are `<pad>` 0, `<s>` 1, `</s>` 2, `<unk>` 3; the other entries are the 256 bytes
+    and what was learnt. Encoding ends in `</s>` and has no `<s>`, as source and label want it; the decoder starts with `<s>`.
     `save_pretrained` writes files that need no code of this package.
 
     Args:
@@ -105,25 +105,14 @@ def train_tokenizer(
     Source: Vaswani et al. 2017, 5.1; byte level as in Radford et al. 2019, 2.2.
     """
     _check_arguments(texts, vocab_size, algorithm, min_frequency)
-    backend = Tokenizer(models.BPE() if algorithm == "bpe" else models.Unigram())
-    prepend_space = normalizers.Prepend(" ")
-    backend.normalizer = normalizers.Sequence([normalizers.Lowercase(), prepend_space]) if lowercase else prepend_space
-    backend.pre_tokenizer = _pre_tokenizer(_TRAINING_PATTERN)
-    backend.train_from_iterator(
+    backend = _train_backend(
         _checked_texts(texts),
         _trainer(vocab_size, algorithm, min_frequency, show_progress),
+        lowercase=lowercase,
         length=len(texts) if isinstance(texts, Sized) else None,
     )
     if algorithm == "unigram":
         backend.model = _settled_unigram(backend, vocab_size)
-    backend.pre_tokenizer = _pre_tokenizer(_PATTERN)
-    backend.decoder = decoders.Sequence([decoders.ByteLevel(), decoders.Strip(" ", 1, 0)])
-    end_token = SPECIAL_TOKENS[2]
-    backend.post_processor = processors.TemplateProcessing(
-        single=f"$A {end_token}",
-        pair=f"$A {end_token} $B {end_token}",
-        special_tokens=[(end_token, backend.token_to_id(end_token))],
-    )
     if backend.get_vocab_size() < vocab_size:
         logger.warning(
             f"The vocabulary has {backend.get_vocab_size()} entries, not the {vocab_size} of `vocab_size`: the text "
@@ -165,6 +154,26 @@ def _check_arguments(texts: Iterable[str], vocab_size: int, algorithm: str, min_
         raise ValueError(f'`min_frequency` ({min_frequency}) is for "bpe" only; leave it out for "unigram".')
     if min_frequency < 1:
         raise ValueError(f"`min_frequency` must be at least 1, got {min_frequency}.")
+
+
+def _train_backend(
+    texts: Iterator[str], trainer: trainers.Trainer, *, lowercase: bool, length: int | None
+) -> Tokenizer:
+    """Put the steps from text to ids and back together, and train the one that is learnt."""
+    backend = Tokenizer(models.BPE() if isinstance(trainer, trainers.BpeTrainer) else models.Unigram())
+    prepend_space = normalizers.Prepend(" ")
+    backend.normalizer = normalizers.Sequence([normalizers.Lowercase(), prepend_space]) if lowercase else prepend_space
+    backend.pre_tokenizer = _pre_tokenizer(_TRAINING_PATTERN)
+    backend.train_from_iterator(texts, trainer, length=length)
+    backend.pre_tokenizer = _pre_tokenizer(_PATTERN)
+    backend.decoder = decoders.Sequence([decoders.ByteLevel(), decoders.Strip(" ", 1, 0)])
+    end_token = SPECIAL_TOKENS[2]
+    backend.post_processor = processors.TemplateProcessing(
+        single=f"$A {end_token}",
+        pair=f"$A {end_token} $B {end_token}",
+        special_tokens=[(end_token, backend.token_to_id(end_token))],
+    )
+    return backend
 
 
 def _checked_texts(texts: Iterable[str]) -> Iterator[str]:

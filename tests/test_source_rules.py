@@ -81,6 +81,29 @@ def test_no_assert_and_no_print(path):
     assert not bad
 
 
+def raised_and_documented(tree):
+    """For each public function that documents its errors: its name, what it raises, and what its docstring names."""
+    for parent in ast.walk(tree):
+        for node in ast.iter_child_nodes(parent):
+            if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                continue
+            docstring = ast.get_docstring(parent if node.name == "__init__" else node) or ""
+            if "\n" not in docstring or (node.name.startswith("_") and not node.name.startswith("__")):
+                continue
+            calls = [child.exc for child in ast.walk(node) if isinstance(child, ast.Raise) and child.exc is not None]
+            names = {ast.unparse(call.func if isinstance(call, ast.Call) else call).split(".")[-1] for call in calls}
+            section = docstring.partition("Raises:\n")[2].split("\n\n")[0]
+            documented = set(re.findall(r"^ +(\w+):", section, flags=re.MULTILINE))
+            yield node.name, {name for name in names if name.endswith(("Error", "Exception"))}, documented
+
+
+@pytest.mark.parametrize("path", FILES, ids=names_of(FILES))
+def test_docstrings_name_the_errors(path):
+    assert [
+        (name, sorted(raised - told)) for name, raised, told in raised_and_documented(parsed(path)) if raised - told
+    ] == []
+
+
 @pytest.mark.parametrize("path", FILES, ids=names_of(FILES))
 def test_functions_are_short(path):
     source = path.read_text(encoding="utf-8")
@@ -205,5 +228,7 @@ def test_the_rules_see_what_they_look_for():
         'def f(\n    a,\n):\n    """Doc.\n\n    More.\n    """\n    # why\n    b = """x\n    y"""\n\n    return b\n'
     )
     assert code_lines(source) == {1, 2, 3, 9, 10, 12}
+    documented = 'def f():\n    """A.\n\n    Raises:\n        TypeError: b.\n    """\n    raise ValueError("c")\n'
+    assert list(raised_and_documented(ast.parse(documented))) == [("f", {"ValueError"}, {"TypeError"})]
     training = {part for path in FILES if path.parent.name == "training" for _, part in imported_parts(path)}
     assert training & MIDDLE

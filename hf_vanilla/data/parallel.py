@@ -474,7 +474,7 @@ def _tokenize_split(split: Any, pair_tokenizer: "_PairTokenizer", num_proc: int 
         desc=f"Tokenizing {name}",
     )
     # Counted from a column and not while mapping, for a cached result is not mapped again.
-    counts = [sum(tokenized[column]) for column in _CUT_COLUMNS]
+    counts = [sum(tokenized[column][:]) for column in _CUT_COLUMNS]
     if any(counts):
         pair_tokenizer.warn_of_cut(name, counts, len(tokenized))
     return tokenized.remove_columns(list(_CUT_COLUMNS))

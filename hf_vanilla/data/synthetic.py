@@ -81,6 +81,8 @@ def copy_task(num_examples: int, *, vocab_size: int = 11, length: int = 10, seed
     (copied == input_ids).all()
     ```
 
+    All sequences are equally long, so `transformers.default_data_collator` makes batches without a tokenizer.
+
     Args:
         num_examples (`int`):
             Number of sequences. They are drawn independently, so some may be equal.

@@ -26,7 +26,11 @@ class BeamDecoder(Protocol):
     """What a beam search needs of a model."""
 
     can_drop: bool
-    past_key_values: Cache | None
+    recorded: dict[str, tuple]
+
+    @property
+    def past_key_values(self) -> Cache | None:
+        """The model's cache, if there is one that makes sense to others."""
 
     def start(self) -> torch.Tensor:
         """Read the prompt: the logits of the first word, of shape `(batch, rows, vocab)`."""
@@ -128,9 +132,9 @@ class PlainDecoder:
 class SideBySideDecoder:
     """Runs the decoder's layers on the beams of a sentence side by side, as if they were one sequence.
 
-    A sentence is one row of the batch. The keys and values of its beams are written one behind another, step after step,
-    and stay where they are when beams change places: a mask says what each beam descends from. Once the room is used up,
-    the slots that no beam descends from any more are cleared away: the past of the beams is mostly one and the same.
+    A sentence is one row of the batch. The keys and values of its beams are written one behind another, step after
+    step, and stay where they are when beams change places: a mask says what each beam descends from. Once the room is
+    used up, the slots that no beam descends from are cleared away: the past of the beams is mostly one and the same.
 
     ```
                        step 1     step 2     step 3
@@ -149,7 +153,7 @@ class SideBySideDecoder:
     """
 
     can_drop = True
-    past_key_values = None
+    past_key_values: Cache | None = None
 
     def __init__(
         self,
@@ -257,7 +261,7 @@ class SideBySideDecoder:
         """Run the layers on tokens (batch, length) of these positions, and return logits (batch, length, vocab)."""
         self.length += position_ids.shape[1]
         self.decoder._check_length(self.length)
-        hidden_states = self.decoder._embed(self.decoder.embed_tokens(tokens), position_ids)  # (batch, length, d_model)
+        hidden_states = self.decoder._embed(self.decoder.embed_tokens(tokens), position_ids)
         for layer in self.decoder.layers:
             hidden_states = layer(hidden_states, mask, self.encoder_hidden_states, self.encoder_mask, self.cache)
         return self.lm_head(self.decoder.norm(hidden_states))
@@ -276,7 +280,7 @@ class SideBySideDecoder:
 
 
 class _SlotLayer(DynamicLayer):
-    """A cache layer with spare room behind its keys and values, so that new ones are written without copying the old."""
+    """A cache layer with spare room behind its keys and values: new ones are written without copying the old."""
 
     def __init__(self, capacity: int):
         super().__init__()
@@ -286,12 +290,12 @@ class _SlotLayer(DynamicLayer):
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
         super().lazy_initialization(key_states, value_states)
         self.used = 0
-        self.room = tuple(
-            states.new_empty(*states.shape[:2], self.capacity, states.shape[3]) for states in (key_states, value_states)
-        )
+        batch, heads, _, d_k = key_states.shape
+        shapes = ((batch, heads, self.capacity, d_k), (batch, heads, self.capacity, value_states.shape[3]))
+        self.room = tuple(key_states.new_empty(shape) for shape in shapes)
 
     def update(
-        self, key_states: torch.Tensor, value_states: torch.Tensor, *args, **kwargs
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
@@ -303,7 +307,7 @@ class _SlotLayer(DynamicLayer):
 
     def move(self, sentences: torch.Tensor, slots: torch.Tensor, capacity: int) -> None:
         """Copy these slots (batch, used) of these sentences (batch,) to the front of new room."""
-        batch, heads, old_capacity, _ = self.room[0].shape
+        heads, old_capacity = self.room[0].shape[1:3]
         head = sentences[:, None] * heads + torch.arange(heads, device=slots.device)  # (batch, heads)
         rows = (head[..., None] * old_capacity + slots[:, None]).flatten()
         room, self.used = self.room, slots.shape[1]

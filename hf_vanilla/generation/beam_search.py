@@ -15,15 +15,16 @@ What makes it fast, without changing a result:
   the keys and values of a sentence are written once and never moved when beams change places: a mask of who descends
   from whom says what each beam may look at.
 - A sentence's source is stored, and its keys and values are computed, once.
-- The vocabulary is searched for its best words before, not after, it is normalised; only a log-sum-exp needs all of it.
+- The best words are looked for among logits; of all the words of the vocabulary only a log-sum-exp is computed.
 - Sentences that are finished leave the batch.
 
-Departures from transformers' beam search: none in the results, except where fewer continuations exist than beams. There
-transformers goes on with copies of a beam at a score of -1e9; here such a beam is dropped.
+Departures from transformers' beam search: none in the results, except where fewer continuations exist than beams.
+There transformers goes on with copies of a beam at a score of -1e9; here such a beam is dropped.
 """
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
@@ -52,17 +53,19 @@ BLOCK_SIZE = 2**18
 DROPPED_SHARE = 1 / 8
 
 
-def length_penalty_of(length: float, length_penalty: float, length_penalty_type: str) -> float:
+def length_penalty_of(
+    length: float | torch.Tensor, length_penalty: float, length_penalty_type: str
+) -> float | torch.Tensor:
     """Compute what the log probability of a hypothesis is divided by.
 
     Args:
-        length (`float`): Number of generated tokens, `</s>` included, the decoder's start not.
+        length (`float` or `torch.Tensor`): Number of generated tokens, `</s>` included, the decoder's start not.
         length_penalty (`float`): The exponent alpha. 0 means no penalty.
         length_penalty_type (`str`): `"gnmt"` for ((5 + length) / 6)^alpha, or `"power"` for length^alpha, which is
             transformers' own.
 
     Returns:
-        `float`: the penalty.
+        `float` or `torch.Tensor`: the penalty.
 
     Raises:
         ValueError: if the type is another one.
@@ -84,17 +87,18 @@ def beam_search(
     stopping_criteria: StoppingCriteriaList,
     generation_config: GenerationConfig,
     length_penalty_type: str = "power",
-    **model_kwargs,
+    max_length_offset: int | None = None,
+    **model_kwargs: Any,
 ) -> GenerateBeamEncoderDecoderOutput | torch.LongTensor:
     """Search the best sequences; to be passed to `generate()` as its `custom_generate`.
 
     All of `generate()`'s beam options work as they do without it: `early_stopping`, `max_length`, `min_length`,
     `num_return_sequences`, logits processors, stopping criteria, `output_scores`, `output_attentions` and so on.
-    `num_beams=1` is greedy search.
+    `num_beams=1` is greedy search. The paper's search is
 
     ```python
     model.generate(
-        **inputs, num_beams=4, custom_generate=beam_search, length_penalty_type="gnmt", length_penalty=0.6
+        **inputs, custom_generate=beam_search, num_beams=4, length_penalty=0.6, length_penalty_type="gnmt"
     )
     ```
 
@@ -105,7 +109,9 @@ def beam_search(
         stopping_criteria (`StoppingCriteriaList`): When a sequence ends.
         generation_config (`GenerationConfig`): All other options.
         length_penalty_type (`str`, defaults to `"power"`): `"power"` divides a log probability by
-            length^length_penalty as transformers does, `"gnmt"` by ((5 + length) / 6)^length_penalty as the paper does.
+            length^length_penalty as transformers does, `"gnmt"` by ((5 + length) / 6)^length_penalty as the paper.
+        max_length_offset (`int`, *optional*): How many tokens longer than its own source, padding not counted, a
+            sequence may be. `max_length`, which is one for all sentences of a batch, holds besides.
         **model_kwargs: What `generate()` has prepared for the model: `encoder_outputs`, `attention_mask` and so on.
 
     Returns:
@@ -113,26 +119,28 @@ def beam_search(
         `return_dict_in_generate` a `GenerateBeamEncoderDecoderOutput`, which always has the `sequences_scores`.
 
     Raises:
-        ValueError: if the model is no encoder-decoder, `do_sample` is set, or `length_penalty_type` is unknown.
+        ValueError: if the model is no encoder-decoder, `do_sample` is set, `length_penalty_type` is unknown, or
+            `max_length_offset` is negative.
 
     Source: Vaswani et al. 2017, 6.1; Wu et al. 2016, 7.
     """
-    _check_arguments(model, generation_config, length_penalty_type)
-    options = _Options(generation_config, logits_processor, stopping_criteria, length_penalty_type, input_ids.shape[1])
-    fits = SideBySideDecoder.fits(model, input_ids, generation_config, model_kwargs)
-    decoder = (SideBySideDecoder if fits else PlainDecoder)(model, input_ids, generation_config, model_kwargs)
-    record = _Record(options)
-    finished = _search(decoder, _Beams.start(input_ids, options), options, record)
-    return _output(finished, options, record, decoder, model_kwargs["encoder_outputs"])
-
-
-def _check_arguments(model: PreTrainedModel, generation_config: GenerationConfig, length_penalty_type: str) -> None:
-    """Raise on what this search can't do."""
     length_penalty_of(1, 1.0, length_penalty_type)
     if not model.config.is_encoder_decoder:
-        raise ValueError(f"`beam_search` needs an encoder-decoder model, got {type(model).__name__}.")
+        raise ValueError(f"`model` must be an encoder-decoder, got {type(model).__name__}.")
     if generation_config.do_sample:
-        raise ValueError("`do_sample` must be false: `beam_search` doesn't sample. Leave out `custom_generate` to sample.")
+        raise ValueError("`do_sample` must be false: `beam_search` doesn't sample. To sample, drop `custom_generate`.")
+    if max_length_offset is not None and max_length_offset < 0:
+        raise ValueError(f"`max_length_offset` must not be negative, got {max_length_offset}.")
+    options = _Options(generation_config, logits_processor, stopping_criteria, length_penalty_type, input_ids.shape[1])
+    limits = _length_limits(input_ids, options, max_length_offset, model_kwargs)
+    is_fast = SideBySideDecoder.fits(model, input_ids, generation_config, model_kwargs)
+    decoder: BeamDecoder = (SideBySideDecoder if is_fast else PlainDecoder)(
+        model, input_ids, generation_config, model_kwargs
+    )
+    record = _Record(options)
+    with torch.inference_mode(is_fast and options.is_bare):
+        finished = _search(decoder, _Beams.start(input_ids, limits, options), options, record)
+    return _output(finished, options, record, decoder, model_kwargs["encoder_outputs"])
 
 
 class _Options:
@@ -158,10 +166,9 @@ class _Options:
         self.logits_processor, self.stopping_criteria = logits_processor, stopping_criteria
         lengths = [criterion.max_length for criterion in stopping_criteria if type(criterion) is MaxLengthCriteria]
         ends = [criterion.eos_token_id for criterion in stopping_criteria if type(criterion) is EosTokenCriteria]
-        suppressed = [
-            processor.suppress_tokens for processor in logits_processor if type(processor) is SuppressTokensLogitsProcessor
-        ]
-        self.stop_length: int = min(lengths, default=generation_config.max_length)
+        kind = SuppressTokensLogitsProcessor
+        suppressed = [processor.suppress_tokens for processor in logits_processor if type(processor) is kind]
+        self.max_length: int = min(lengths, default=generation_config.max_length)
         self.ends = torch.cat([end.flatten() for end in ends]) if ends else None
         self.suppressed = torch.cat([tokens.flatten() for tokens in suppressed]) if suppressed else None
         self.only_plain_ends = len(lengths) + len(ends) == len(stopping_criteria)
@@ -173,7 +180,7 @@ class _Options:
 
     @property
     def candidates(self) -> int:
-        """How many continuations of a sentence are looked at: if all of its ends are among them, `num_beams` are left."""
+        """How many continuations of a sentence are looked at: enough that `num_beams` of them don't end."""
         ends = self.config._eos_token_tensor
         return self.num_beams * max(2, 1 + (0 if ends is None else len(ends)))
 
@@ -184,9 +191,25 @@ class _Options:
             return -1
         return int(self.config._pad_token_tensor or self.config._eos_token_tensor[0])
 
-    def penalty(self, length: int) -> float:
+    def penalty(self, length: int | torch.Tensor) -> float | torch.Tensor:
         """What the log probability of this many generated tokens is divided by."""
         return length_penalty_of(length, self.config.length_penalty, self.length_penalty_type)
+
+
+def _length_limits(
+    input_ids: torch.Tensor, options: _Options, max_length_offset: int | None, model_kwargs: dict[str, Any]
+) -> torch.Tensor:
+    """How long each sentence's sequences may become, the prompt included: (batch,)."""
+    batch = len(input_ids) // options.num_beams
+    limits = torch.full((batch,), options.max_length, device=input_ids.device)
+    if max_length_offset is None:
+        return limits
+    attention_mask = model_kwargs.get("attention_mask")
+    if attention_mask is None:
+        attention_mask = torch.ones_like(model_kwargs["encoder_outputs"][0][..., 0])
+    # one row for each sentence or for each beam, as the model wants it
+    source_lengths = attention_mask.sum(1).view(batch, -1)[:, 0].long()
+    return limits.minimum(options.prompt_length + source_lengths + max_length_offset)
 
 
 @dataclass
@@ -201,10 +224,11 @@ class _Beams:
     scores: torch.Tensor  # (batch, num_beams), sums of log probabilities, highest first
     hypotheses: torch.Tensor  # (batch, num_beams, 2, length)
     hypothesis_scores: torch.Tensor  # (batch, num_beams), with the penalty, highest first
+    limits: torch.Tensor  # (batch,), the length at which every sequence ends
     is_open: torch.Tensor  # (batch,), false where no hypothesis can improve any more
 
     @classmethod
-    def start(cls, input_ids: torch.Tensor, options: _Options) -> "_Beams":
+    def start(cls, input_ids: torch.Tensor, limits: torch.Tensor, options: _Options) -> "_Beams":
         """Start all beams of a sentence with the same prompt; the first one alone counts."""
         prompts = input_ids.unflatten(0, (-1, options.num_beams))  # (batch, num_beams, length)
         histories = torch.stack((prompts, torch.full_like(prompts, -1)), dim=2)  # (batch, num_beams, 2, length)
@@ -212,7 +236,8 @@ class _Beams:
         scores[:, 0] = 0.0
         not_found = torch.full_like(scores, NOT_FOUND)
         sentences = torch.arange(len(prompts), device=prompts.device)
-        return cls(sentences, histories, scores, histories, not_found, torch.ones_like(sentences, dtype=torch.bool))
+        is_open = torch.ones_like(sentences, dtype=torch.bool)
+        return cls(sentences, histories, scores, histories, not_found, limits, is_open)
 
     @property
     def length(self) -> int:
@@ -236,17 +261,17 @@ class _Beams:
 
 def _search(decoder: BeamDecoder, beams: _Beams, options: _Options, record: "_Record") -> list[_Beams]:
     """Search until no sentence can improve. Return all sentences, in groups that were finished together."""
-    finished = []
+    finished: list[_Beams] = []
     logits = decoder.start()
     while True:
         log_probs, normalizers = _log_probs(logits, beams, options, record)
         scores = beams.scores[:, : log_probs.shape[1]]
         _advance(beams, _best_continuations(log_probs, normalizers, scores, options.candidates), options, record)
         is_open = beams.is_open
-        dropped = len(is_open) - int(is_open.sum())
-        if dropped == len(is_open) or beams.length >= options.stop_length:
+        closed = len(is_open) - int(is_open.sum())
+        if closed == len(is_open):
             return [*finished, beams]
-        if decoder.can_drop and options.is_bare and dropped >= len(is_open) * DROPPED_SHARE:
+        if decoder.can_drop and options.is_bare and closed >= len(is_open) * DROPPED_SHARE:
             finished.append(beams.select(~is_open))
             beams = beams.select(is_open)
             decoder.keep(is_open.nonzero().flatten())
@@ -290,7 +315,7 @@ def _best_continuations(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Find the best continuations of the beams of each sentence.
 
-    The `count` best words lie in the `count` runs of words whose best words are best, so only these are looked through.
+    The `count` best words lie in the `count` runs of words whose best words are best: only these are looked through.
 
     Args:
         log_probs (`torch.Tensor` of shape `(batch, rows, vocab)`): Log probabilities plus `normalizers`.
@@ -302,7 +327,7 @@ def _best_continuations(
         `tuple[torch.Tensor, torch.Tensor, torch.Tensor]`: the scores, highest first, the beams and the words, all of
         shape `(batch, count)`. Where there are fewer continuations, the scores of the rest are -inf.
     """
-    batch, rows, vocab = log_probs.shape
+    rows, vocab = log_probs.shape[1:]
     whole_runs = vocab // RUN_LENGTH
     end_of_whole = whole_runs * RUN_LENGTH
     best_of_runs = log_probs[..., :end_of_whole].unflatten(-1, (whole_runs, RUN_LENGTH)).amax(-1)
@@ -337,7 +362,7 @@ def _advance(
     sentences = torch.arange(len(scores), device=scores.device)[:, None]
     new = torch.stack((words, parents), dim=-1)[..., None]  # (batch, candidates, 2, 1)
     histories = torch.cat((beams.histories[sentences, parents], new), dim=-1)  # (batch, candidates, 2, length + 1)
-    has_ended = _has_ended(histories[:, :, 0], options, record)
+    has_ended = _has_ended(histories[:, :, 0], beams.limits, options, record)
     num_beams = options.num_beams
     _add_hypotheses(beams, histories[:, :num_beams], scores[:, :num_beams], has_ended[:, :num_beams], options)
     beams.scores, going_on = scores.masked_fill(has_ended, -math.inf).topk(num_beams)
@@ -345,16 +370,15 @@ def _advance(
     beams.is_open = beams.is_open & _can_improve(beams, options)
 
 
-def _has_ended(sequences: torch.Tensor, options: _Options, record: "_Record") -> torch.Tensor:
+def _has_ended(sequences: torch.Tensor, limits: torch.Tensor, options: _Options, record: "_Record") -> torch.Tensor:
     """Whether each sequence of (batch, candidates, length) ends with its last token."""
+    has_ended = (limits <= sequences.shape[-1])[:, None].expand(sequences.shape[:2])
     if not options.only_plain_ends:
-        has_ended = options.stopping_criteria(sequences.flatten(0, 1), record.scores)
-        return has_ended.unflatten(0, sequences.shape[:2])
-    if sequences.shape[-1] >= options.stop_length:
-        return torch.ones_like(sequences[..., -1], dtype=torch.bool)
+        ended_by_criteria = options.stopping_criteria(sequences.flatten(0, 1), record.scores)
+        return has_ended | ended_by_criteria.unflatten(0, sequences.shape[:2])
     if options.ends is None:
-        return torch.zeros_like(sequences[..., -1], dtype=torch.bool)
-    return (sequences[..., -1:] == options.ends).any(-1)
+        return has_ended
+    return has_ended | (sequences[..., -1:] == options.ends).any(-1)
 
 
 def _add_hypotheses(
@@ -376,9 +400,9 @@ def _can_improve(beams: _Beams, options: _Options) -> torch.Tensor:
     The bound is transformers': with `early_stopping="never"` the highest score that the beam can reach, otherwise its
     score if it ended here, which is a guess. With `early_stopping=True` the first `num_beams` hypotheses are final.
     """
-    length = beams.length - options.prompt_length
+    length: int | torch.Tensor = beams.length - options.prompt_length
     if options.early_stopping == "never" and options.config.length_penalty > 0:
-        length = options.config.max_length - options.prompt_length
+        length = beams.limits - options.prompt_length
     worst = beams.hypothesis_scores[:, -1]
     can_improve = beams.scores[:, 0] / options.penalty(length) > worst
     if options.early_stopping is True:

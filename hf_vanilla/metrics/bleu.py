@@ -12,6 +12,19 @@ from hf_vanilla.metrics.corpus_metric import TEXT_FEATURES, CorpusMetric, refere
 TOKENIZERS = ("13a", "zh", "none", "char", "intl")
 
 
+def check_tokenize(tokenize: str) -> None:
+    """Check that a tokenizer is one that comes with sacreBLEU.
+
+    Args:
+        tokenize (`str`): Its name.
+
+    Raises:
+        ValueError: if it is not in `TOKENIZERS`.
+    """
+    if tokenize not in TOKENIZERS:
+        raise ValueError(f"`tokenize` must be one of {', '.join(TOKENIZERS)}, got {tokenize!r}.")
+
+
 class Bleu(CorpusMetric):
     """Corpus BLEU: the geometric mean of clipped n-gram precisions, times a penalty for short output.
 
@@ -46,8 +59,7 @@ class Bleu(CorpusMetric):
     def _compute(
         self, *, predictions: list[str], references: list[list[str]], tokenize: str = "13a", lowercase: bool = False
     ) -> dict[str, Any]:
-        if tokenize not in TOKENIZERS:
-            raise ValueError(f"`tokenize` must be one of {', '.join(TOKENIZERS)}, got {tokenize!r}.")
+        check_tokenize(tokenize)
         # `force` silences a warning that the text looks tokenised, which is what "none" is for.
         bleu = BLEU(tokenize=tokenize, lowercase=lowercase, force=tokenize == "none")
         result = bleu.corpus_score(predictions, reference_streams(references))

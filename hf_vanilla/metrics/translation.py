@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 from transformers import EvalPrediction, PreTrainedTokenizerBase
 
-from .bleu import Bleu
+from .bleu import Bleu, check_tokenize
 from .chrf import ChrF
 
 
@@ -16,6 +16,9 @@ class TranslationMetrics:
     padding they carry: the pad token, the -100 that hides label positions from the loss, and the -100 that the trainer
     fills up with where batches or processes differ in length.
 
+    Run by several processes, the stock trainer repeats the first rows to fill the last batch, and leaves them in what
+    it hands over; give `num_examples` to leave them out of the scores.
+
     The references are the decoded labels. Text that was cut off to fit a maximum length, or that the tokenizer changed
     (lower-cased, say), is missing in them; a score to be published is computed from the reference file.
 
@@ -25,9 +28,10 @@ class TranslationMetrics:
             `"char"` or `"intl"`.
         lowercase (`bool`, *optional*, defaults to `False`): Ignore case, in both scores.
         word_order (`int`, *optional*, defaults to 0): Longest word n-gram of chrF; 2 gives chrF++.
+        num_examples (`int`, *optional*): Rows of the evaluation data; what comes behind them is not scored.
 
     Raises:
-        ValueError: if `tokenizer` has no pad token.
+        ValueError: if `tokenizer` has no pad token, or `tokenize` is unknown.
     """
 
     def __init__(
@@ -37,10 +41,13 @@ class TranslationMetrics:
         tokenize: str = "13a",
         lowercase: bool = False,
         word_order: int = 0,
+        num_examples: int | None = None,
     ) -> None:
+        check_tokenize(tokenize)
         if tokenizer.pad_token_id is None:
             raise ValueError("`tokenizer` must have a pad token, to stand where arrays hold -100; got one without.")
         self.tokenizer = tokenizer
+        self.num_examples = num_examples
         self.bleu_settings: dict[str, Any] = {"tokenize": tokenize, "lowercase": lowercase}
         self.chrf_settings: dict[str, Any] = {"word_order": word_order, "lowercase": lowercase}
 
@@ -56,7 +63,7 @@ class TranslationMetrics:
             translation, without padding, start and end token.
 
         Raises:
-            ValueError: if either is missing or does not have the shape of ids.
+            ValueError: if either is missing, does not have the shape of ids, or has fewer rows than `num_examples`.
         """
         predictions = eval_prediction.predictions
         if isinstance(predictions, tuple):
@@ -82,4 +89,6 @@ class TranslationMetrics:
                 f"`{name}` must be token ids of shape (examples, length), got {ids.dtype} of shape {ids.shape}; "
                 "set `predict_with_generate=True` in the training arguments."
             )
-        return np.where(ids < 0, self.tokenizer.pad_token_id, ids)
+        if len(ids) < (self.num_examples or 0):
+            raise ValueError(f"`{name}` must have at least `num_examples` = {self.num_examples} rows, got {len(ids)}.")
+        return np.where(ids < 0, self.tokenizer.pad_token_id, ids)[: self.num_examples]

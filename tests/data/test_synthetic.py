@@ -4,7 +4,9 @@ import re
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from transformers import default_data_collator
 
+from hf_vanilla import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
 from hf_vanilla.data import synthetic
 from hf_vanilla.data.synthetic import copy_task, date_corpus
 
@@ -29,6 +31,20 @@ def test_copy_task_is_that_of_the_annotated_transformer() -> None:
 def test_decoder_start_and_labels_make_up_the_source() -> None:
     for example in copy_task(20, vocab_size=7, length=5):
         assert [1, *example["labels"]] == example["input_ids"]
+
+
+def test_copied_sequence_is_what_generate_returns() -> None:
+    config = VanillaTransformerConfig(
+        vocab_size=7, d_model=8, d_ff=16, num_heads=2, encoder_layers=1, decoder_layers=1,
+        pad_token_id=0, bos_token_id=1, eos_token_id=None, decoder_start_token_id=1,
+    )  # fmt: skip
+    model = VanillaTransformerForConditionalGeneration(config).eval()
+    batch = default_data_collator(list(copy_task(3, vocab_size=7, length=5)))
+    decoder_input_ids = model.prepare_decoder_input_ids_from_labels(batch["labels"])
+    assert decoder_input_ids.tolist() == batch["input_ids"][:, :-1].tolist()
+    copied = model.generate(batch["input_ids"], max_new_tokens=4)
+    assert copied.shape == batch["input_ids"].shape
+    assert copied[:, 0].tolist() == [1, 1, 1]
 
 
 def test_copy_task_depends_on_the_seed_alone() -> None:

@@ -1,22 +1,17 @@
+import json
+import subprocess
+import sys
+
+import evaluate_ranks
 import numpy as np
 import pytest
 import torch
-from datasets import Dataset
-from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import (
-    DataCollatorForSeq2Seq,
-    EvalPrediction,
-    PreTrainedTokenizerFast,
-    Seq2SeqTrainer,
-    Seq2SeqTrainingArguments,
-)
+from evaluate_ranks import END, PAD, START, word_tokenizer
+from transformers import EvalPrediction
 
-from hf_vanilla import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
 from hf_vanilla.metrics import Bleu, ChrF, TranslationMetrics
 
 
-PAD, START, END, UNKNOWN = range(4)
-WORDS = ["a", "b", "c", "d", "e", "f", "G"]
 GENERATED = np.array(
     [
         [START, 4, 5, 6, 7, END, PAD, PAD],
@@ -31,12 +26,7 @@ REFERENCES = ["a b c d", "e f a b c", "a"]
 
 @pytest.fixture
 def tokenizer():
-    vocab = {word: index for index, word in enumerate(["<pad>", "<s>", "</s>", "<unk>", *WORDS])}
-    backend = Tokenizer(models.WordLevel(vocab, unk_token="<unk>"))
-    backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    return PreTrainedTokenizerFast(
-        tokenizer_object=backend, pad_token="<pad>", bos_token="<s>", eos_token="</s>", unk_token="<unk>"
-    )
+    return word_tokenizer()
 
 
 def expected(texts=TEXTS, references=REFERENCES, gen_len=3.0, word_order=0, lowercase=False, **settings):
@@ -100,6 +90,22 @@ def test_bad_input(tokenizer, predictions, labels, message):
         TranslationMetrics(tokenizer)(EvalPrediction(predictions=predictions, label_ids=labels))
 
 
+def test_rows_behind_the_examples_are_not_scored(tokenizer):
+    repeated = EvalPrediction(predictions=GENERATED[[0, 1, 2, 0, 1]], label_ids=LABELS[[0, 1, 2, 0, 1]])
+    assert TranslationMetrics(tokenizer, num_examples=3)(repeated) == expected()
+    assert TranslationMetrics(tokenizer)(repeated) != expected()
+
+
+def test_missing_rows(tokenizer):
+    with pytest.raises(ValueError, match="`predictions` must have at least `num_examples` = 4 rows, got 3"):
+        TranslationMetrics(tokenizer, num_examples=4)(EvalPrediction(predictions=GENERATED, label_ids=LABELS))
+
+
+def test_unknown_bleu_tokenizer_is_refused_before_training(tokenizer):
+    with pytest.raises(ValueError, match="`tokenize` must be one of 13a, .* got 'moses'"):
+        TranslationMetrics(tokenizer, tokenize="moses")
+
+
 def test_tokenizer_without_padding(tokenizer):
     tokenizer.pad_token = None
     with pytest.raises(ValueError, match="`tokenizer` must have a pad token"):
@@ -107,30 +113,23 @@ def test_tokenizer_without_padding(tokenizer):
 
 
 def test_in_the_stock_trainer(tokenizer, tmp_path):
-    config = VanillaTransformerConfig(
-        vocab_size=11, d_model=16, d_ff=20, num_heads=4, encoder_layers=1, decoder_layers=1
-    )
-    model = VanillaTransformerForConditionalGeneration(config).eval()
-    sources = [[4, 5, END], [6, 7, 8, 9, END], [5, END]]
-    generated = [model.generate(torch.tensor([source]), max_length=7)[0, 1:].tolist() for source in sources]
-    labels = [[*generated[0], END], [6, 7, END], generated[2][:4]]  # right, wrong and cut short
-    trainer = Seq2SeqTrainer(
-        model=model,
-        args=Seq2SeqTrainingArguments(
-            str(tmp_path),
-            predict_with_generate=True,
-            generation_max_length=7,
-            per_device_eval_batch_size=2,
-            use_cpu=True,
-        ),
-        data_collator=DataCollatorForSeq2Seq(tokenizer, model=model),
-        eval_dataset=Dataset.from_dict({"input_ids": sources, "labels": labels}),
-        compute_metrics=TranslationMetrics(tokenizer),
-    )
-    metrics = trainer.evaluate()
+    scores, _ = evaluate_ranks.evaluate(tmp_path)
+    generated = evaluate_ranks.generate_one_by_one(evaluate_ranks.model_of_many_words())
+    assert len(set(map(tuple, generated))) > 2
     texts = [tokenizer.decode(ids, skip_special_tokens=True) for ids in generated]
-    references = [tokenizer.decode(ids, skip_special_tokens=True) for ids in labels]
+    references = [tokenizer.decode(ids, skip_special_tokens=True) for ids in evaluate_ranks.labels_for(generated)]
     lengths = [len([token for token in ids if token not in (PAD, START, END)]) for ids in generated]
-    scores = {name: metrics[f"eval_{name}"] for name in ("bleu", "chrf", "gen_len")}
-    assert scores == expected(texts, references, gen_len=sum(lengths) / 3)
+    assert scores == expected(texts, references, gen_len=sum(lengths) / len(generated))
     assert 10 < scores["bleu"] < 95
+
+
+@pytest.mark.slow
+def test_two_ranks_score_as_one_process(tmp_path):
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
+    command = [sys.executable, *launcher, evaluate_ranks.__file__, str(tmp_path)]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert run.returncode == 0, run.stderr[-3000:]
+    ranks = [json.loads(path.read_text()) for path in sorted(tmp_path.glob("rank-*.json"))]
+    assert [rank["world_size"] for rank in ranks] == [2, 2]
+    alone, _ = evaluate_ranks.evaluate(tmp_path)
+    assert [rank["scores"] for rank in ranks] == [alone, alone]

@@ -162,7 +162,7 @@ def test_every_field_has_a_reader():
     inherited = {field.name for field in dataclasses.fields(PreTrainedConfig)}
     own = {field.name for field in dataclasses.fields(VanillaTransformerConfig)} - inherited
     # transformers reads these, in generate() and in the decorators of forward()
-    assert own - read == {"bos_token_id", "eos_token_id", "use_cache"} - read
+    assert own - read <= {"bos_token_id", "eos_token_id", "use_cache"}
 
 
 @pytest.mark.parametrize(

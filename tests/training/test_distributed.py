@@ -52,6 +52,7 @@ def test_two_ranks_train_as_one_process_with_the_same_global_batch(ranks, kind, 
         assert_close(rank[kind]["weights"], alone["weights"], 1e-4)
 
 
+@pytest.mark.skipif(not run_two_ranks.CAN_RESUME, reason="transformers 5.17 can't resume several processes on CPU")
 def test_two_ranks_resume_in_the_middle_of_an_epoch_to_the_same_bits(ranks):
     for rank in ranks.values():
         updates_per_epoch = len(rank["vanilla"]["losses"]) / 2

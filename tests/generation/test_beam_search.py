@@ -1,0 +1,353 @@
+"""Beam search against transformers' own, against all sequences of a tiny vocabulary, and against itself row by row."""
+
+import copy
+import itertools
+
+import pytest
+import torch
+from transformers import MarianConfig, MarianMTModel, StoppingCriteria, StoppingCriteriaList
+
+from tiny_translator import BOS, EOS, PAD, sources, trained_model
+
+from hf_vanilla.generation import beam_search, length_penalty_of
+from hf_vanilla.generation.beam_search import _best_continuations, _log_sum_exp
+
+
+@pytest.fixture(scope="module")
+def model():
+    return trained_model()
+
+
+@pytest.fixture(scope="module")
+def inputs():
+    torch.manual_seed(1)
+    return sources()
+
+
+def search(model, inputs, **options):
+    return model.generate(**inputs, return_dict_in_generate=True, custom_generate=beam_search, **options)
+
+
+def search_stock(model, inputs, **options):
+    return model.generate(**inputs, return_dict_in_generate=True, **{**options, "output_scores": True})
+
+
+def assert_same(ours, theirs):
+    torch.testing.assert_close(ours.sequences, theirs.sequences, rtol=0, atol=0)
+    torch.testing.assert_close(ours.sequences_scores, theirs.sequences_scores, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(ours.beam_indices, theirs.beam_indices, rtol=0, atol=0)
+
+
+OPTIONS = {
+    "default": {},
+    "one beam more": {"num_beams": 5},
+    "n-best": {"num_return_sequences": 3},
+    "early_stopping": {"early_stopping": True},
+    "never stops early": {"early_stopping": "never"},
+    "no penalty": {"length_penalty": 0.0},
+    "long is good": {"length_penalty": 2.0, "early_stopping": "never"},
+    "long is bad": {"length_penalty": -1.0},
+    "max_length": {"max_length": 5},
+    "min_length": {"min_length": 8},
+    "min_new_tokens": {"min_new_tokens": 4},
+    "suppress_tokens": {"suppress_tokens": [0, 4, 5, 9]},
+    "two ends": {"eos_token_id": [2, 5]},
+    "no end": {"eos_token_id": None, "suppress_tokens": [0, 2]},
+    "padding that is not 0": {"pad_token_id": 3},
+    "no_repeat_ngram_size": {"no_repeat_ngram_size": 2},
+    "of the source": {"encoder_no_repeat_ngram_size": 1, "encoder_repetition_penalty": 1.5},
+    "forced tokens": {"forced_bos_token_id": 7, "forced_eos_token_id": 2, "early_stopping": True},
+    "time": {"max_time": 1000.0},
+    "without cache": {"use_cache": False},
+    "static cache": {"cache_implementation": "static", "disable_compile": True},
+}
+
+
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+def test_equals_transformers(model, inputs, options):
+    options = {"num_beams": 4, "max_new_tokens": None if "max_length" in options else 20, **options}
+    theirs = search_stock(model, inputs, **options)
+    ours = search(model, inputs, **options)
+    assert_same(ours, theirs)
+    sequences = model.generate(**inputs, custom_generate=beam_search, **options)
+    torch.testing.assert_close(sequences, theirs.sequences, rtol=0, atol=0)
+
+
+def test_sentences_of_these_tests_have_different_lengths(model, inputs):
+    generated = (search(model, inputs, num_beams=4, max_new_tokens=20).beam_indices >= 0).sum(1)
+    assert generated.min() < 8  # some leave the batch early
+    assert generated.max() == 20  # and some use up the room for their keys more than once
+    assert len(generated.unique()) > 2
+
+
+CONFIGS = {
+    "pre-norm": {"norm_position": "pre"},
+    "learned positions": {"position_type": "learned", "max_position_embeddings": 13},
+    "two vocabularies": {
+        "source_vocab_size": 50,
+        "share_encoder_decoder_embeddings": False,
+        "tie_word_embeddings": False,
+    },
+    "more words than a run": {"vocab_size": 200},
+    "runs without rest": {"vocab_size": 128},
+}
+
+
+@pytest.mark.parametrize("implementation", ["eager", "sdpa"])
+@pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
+def test_equals_transformers_with_any_model(config, implementation, inputs):
+    model = trained_model(steps=5, **config)
+    model.set_attn_implementation(implementation)
+    options = {"num_beams": 4, "max_new_tokens": 12}
+    assert_same(search(model, inputs, **options), search_stock(model, inputs, **options))
+
+
+def test_equals_transformers_with_a_foreign_model(inputs):
+    sizes = {"d_model": 16, "encoder_layers": 1, "decoder_layers": 2, "encoder_ffn_dim": 24, "decoder_ffn_dim": 24}
+    heads = {"encoder_attention_heads": 2, "decoder_attention_heads": 4}
+    ids = {"pad_token_id": 0, "eos_token_id": 2, "decoder_start_token_id": 0, "forced_eos_token_id": None}
+    model = MarianMTModel(MarianConfig(vocab_size=30, **sizes, **heads, **ids)).eval()
+    with torch.no_grad():
+        model.final_logits_bias.normal_()
+    options = {"num_beams": 4, "max_new_tokens": 12, "num_return_sequences": 2}
+    assert_same(search(model, inputs, **options), search_stock(model, inputs, **options))
+
+
+def test_follows_a_prompt_and_given_encoder_outputs(model, inputs):
+    prompt = torch.tensor([[BOS, 5, 9]]).repeat(6, 1)
+    encoder_outputs = model.get_encoder()(**inputs)
+    given = {
+        "encoder_outputs": encoder_outputs,
+        "attention_mask": inputs["attention_mask"],
+        "decoder_input_ids": prompt,
+    }
+    options = {"num_beams": 4, "max_new_tokens": 12, "early_stopping": "never"}
+    ours = search(model, given, **options)
+    assert_same(ours, search_stock(model, given, **options))
+    assert (ours.sequences[:, :3] == prompt).all()
+
+
+def test_no_source_mask_means_no_padding(model, inputs):
+    unmasked = {"input_ids": inputs["input_ids"][:, :1]}
+    options = {"num_beams": 4, "max_new_tokens": 12}
+    ours = search(model, unmasked, max_length_offset=3, **options)
+    masked = {**unmasked, "attention_mask": torch.ones(6, 1, dtype=torch.long)}
+    assert_same(ours, search(model, masked, max_length_offset=3, **options))
+    assert ours.sequences.shape[1] <= 1 + 1 + 3
+
+
+def test_returns_what_is_asked_for(model, inputs):
+    model = copy.deepcopy(model)
+    model.set_attn_implementation("eager")
+    asked = {"output_scores": True, "output_logits": True, "output_attentions": True, "output_hidden_states": True}
+    options = {"num_beams": 4, "max_new_tokens": 9, **asked}
+    ours, theirs = search(model, inputs, **options), search_stock(model, inputs, **options)
+    assert_same(ours, theirs)
+    assert type(ours) is type(theirs)
+    assert set(ours.keys()) == set(theirs.keys())
+    for name in ("scores", "logits", "encoder_attentions", "encoder_hidden_states"):
+        torch.testing.assert_close(ours[name], theirs[name], rtol=1e-4, atol=1e-4)
+    for name in ("decoder_attentions", "cross_attentions", "decoder_hidden_states"):
+        assert len(ours[name]) == len(theirs[name])
+        for our_step, their_step in zip(ours[name], theirs[name], strict=True):
+            torch.testing.assert_close(our_step, their_step, rtol=1e-4, atol=1e-4)
+
+
+def test_scores_of_words_add_up_to_the_score_of_the_sequence(model, inputs):
+    options = {"num_beams": 4, "max_new_tokens": 9, "output_scores": True, "length_penalty": 0.6}
+    outputs = search(model, inputs, length_penalty_type="gnmt", **options)
+    words = model.compute_transition_scores(outputs.sequences, outputs.scores, outputs.beam_indices)
+    lengths = (outputs.beam_indices >= 0).sum(1)
+    torch.testing.assert_close(words.sum(1) / ((5 + lengths) / 6) ** 0.6, outputs.sequences_scores)
+
+
+def test_outputs_can_be_changed_in_place(model, inputs):
+    outputs = search(model, inputs, num_beams=4, max_new_tokens=9)
+    outputs.sequences[outputs.sequences == EOS] = -100
+    outputs.sequences_scores += 1
+    assert not outputs.sequences.is_inference()
+    assert outputs.past_key_values is None
+
+
+def test_one_beam_is_greedy_search(model, inputs):
+    greedy = model.generate(**inputs, num_beams=1, max_new_tokens=20)
+    ours = search(model, inputs, num_beams=1, max_new_tokens=20)
+    padded = (ours.beam_indices < 0).cumsum(1).bool()
+    torch.testing.assert_close(ours.sequences[:, 1:].masked_fill(padded, PAD), greedy[:, 1:])
+
+
+def all_sequences(model, source, max_new_tokens, vocab_size):
+    """Every sequence that can be generated, with its log probability and its length: a list of tuples."""
+    words = [word for word in range(vocab_size) if word not in (PAD, EOS)]
+    found = []
+    for length in range(1, max_new_tokens + 1):
+        last_words = [EOS, *words] if length == max_new_tokens else [EOS]
+        sequences = [[*start, last] for start in itertools.product(words, repeat=length - 1) for last in last_words]
+        targets = torch.tensor(sequences)
+        inputs = torch.cat((torch.full((len(targets), 1), BOS), targets[:, :-1]), dim=1)
+        logits = model(source.expand(len(targets), -1), decoder_input_ids=inputs).logits
+        log_probs = logits.log_softmax(-1).gather(2, targets[..., None]).sum((1, 2))
+        found += [(log_prob.item(), sequence) for log_prob, sequence in zip(log_probs, sequences, strict=True)]
+    return found
+
+
+@pytest.mark.parametrize("length_penalty_type", ["gnmt", "power"])
+@pytest.mark.parametrize("length_penalty", [0.6, 0.0, 2.0])
+@torch.no_grad()
+def test_finds_the_best_of_all_sequences(length_penalty, length_penalty_type):
+    vocab_size, max_new_tokens, returned = 6, 4, 9
+    model = trained_model(steps=1, vocab_size=vocab_size)
+    source = torch.tensor([[3, 4, 5, EOS], [5, 5, 3, EOS]])
+    outputs = search(
+        model,
+        {"input_ids": source},
+        num_beams=341,  # 1 + 4 + 16 + 64 sequences with an end, 256 without: none is ever dropped
+        num_return_sequences=returned,
+        max_new_tokens=max_new_tokens,
+        early_stopping="never",
+        length_penalty=length_penalty,
+        length_penalty_type=length_penalty_type,
+    )
+    sequences = outputs.sequences.view(2, returned, -1)
+    for row in range(2):
+        found = all_sequences(model, source[row : row + 1], max_new_tokens, vocab_size)
+        assert len(found) == 341
+        penalty = {"gnmt": lambda length: ((5 + length) / 6) ** length_penalty}
+        penalty["power"] = lambda length: length**length_penalty
+        scored = sorted(((score / penalty[length_penalty_type](len(seq)), seq) for score, seq in found), reverse=True)
+        for place in range(returned):
+            score, expected = scored[place]
+            assert outputs.sequences_scores[row * returned + place].item() == pytest.approx(score, abs=1e-5)
+            assert sequences[row, place, 1 : 1 + len(expected)].tolist() == expected
+
+
+@pytest.mark.parametrize(
+    ("length", "length_penalty", "length_penalty_type", "expected"),
+    [(1, 0.6, "gnmt", 1.0), (13, 1.0, "gnmt", 3.0), (25, 0.6, "gnmt", 5**0.6), (9, 0.5, "power", 3.0), (9, 0, "gnmt", 1)],
+)
+def test_length_penalty(length, length_penalty, length_penalty_type, expected):
+    assert length_penalty_of(length, length_penalty, length_penalty_type) == pytest.approx(expected)
+
+
+def test_fewer_continuations_than_beams():
+    model = trained_model(steps=1, vocab_size=5)  # one word, the begin and the end besides padding and the unknown word
+    inputs = {"input_ids": torch.tensor([[3, 4, EOS]])}
+    outputs = search(
+        model, inputs, num_beams=8, num_return_sequences=8, max_new_tokens=2, suppress_tokens=[0, 1, 3]
+    )
+    words = {tuple(sequence) for sequence in outputs.sequences[:, 1:].tolist()}
+    assert {(EOS, EOS), (4, EOS), (4, 4)} <= words
+    assert (outputs.sequences_scores[:3] > -100).all()
+    assert (outputs.sequences_scores[3:] == -1e9).all()
+    assert (outputs.beam_indices[3:] == -1).all()
+
+
+def rows_of_the_vocabulary(model, **options):
+    """How many sentences are projected onto the vocabulary at each step."""
+    rows = []
+    hook = model.lm_head.register_forward_hook(lambda module, args, output: rows.append(len(args[0])))
+    outputs = search(model, **options)
+    hook.remove()
+    return rows, outputs
+
+
+def test_finished_sentences_leave_the_batch(model, inputs):
+    options = {"num_beams": 4, "max_new_tokens": 20}
+    rows, _ = rows_of_the_vocabulary(model, inputs=inputs, **options)
+    assert rows[0] == 6
+    assert rows[-1] < 6
+    rows, _ = rows_of_the_vocabulary(model, inputs=inputs, output_scores=True, **options)
+    assert set(rows) == {6}
+
+
+def test_a_row_does_not_depend_on_the_others(model, inputs):
+    options = {"num_beams": 4, "max_new_tokens": 30, "max_length_offset": 4, "length_penalty_type": "gnmt"}
+    together = search(model, inputs, **options)
+    for row in range(6):
+        length = int(inputs["attention_mask"][row].sum())
+        alone = search(model, {"input_ids": inputs["input_ids"][row : row + 1, :length]}, **options)
+        width = alone.sequences.shape[1]
+        torch.testing.assert_close(together.sequences[row : row + 1, :width], alone.sequences)
+        torch.testing.assert_close(together.sequences_scores[row : row + 1], alone.sequences_scores)
+        assert width <= 1 + length + 4
+
+
+def test_max_length_offset_counts_from_each_source(model, inputs):
+    options = {"num_beams": 4, "max_new_tokens": 30, "eos_token_id": None, "suppress_tokens": [PAD, EOS]}
+    for offset in (0, 3):
+        outputs = search(model, inputs, max_length_offset=offset, **options)
+        expected = inputs["attention_mask"].sum(1) + offset
+        assert (outputs.beam_indices >= 0).sum(1).tolist() == expected.tolist()
+
+
+class StopAtWord(StoppingCriteria):
+    def __init__(self, word):
+        self.word = word
+
+    def __call__(self, input_ids, scores, **kwargs):
+        return input_ids[:, -1] == self.word
+
+
+def test_stopping_criteria_of_the_user(model, inputs):
+    options = {"num_beams": 4, "max_new_tokens": 20, "stopping_criteria": StoppingCriteriaList([StopAtWord(7)])}
+    assert_same(search(model, inputs, **options), search_stock(model, inputs, **options))
+
+
+def test_half_precision_is_close(model, inputs):
+    model = copy.deepcopy(model)
+    options = {"num_beams": 4, "max_new_tokens": 12, "early_stopping": True}
+    full = search(model, inputs, **options)
+    half = search(model.bfloat16(), inputs, **options)
+    assert half.sequences_scores.dtype == torch.float32
+    torch.testing.assert_close(half.sequences_scores, full.sequences_scores, rtol=0, atol=0.1)
+
+
+@pytest.mark.parametrize("vocab", [3, 63, 64, 65, 200, 1000])
+@pytest.mark.parametrize("count", [1, 8, 300])
+def test_best_continuations_are_those_of_a_full_sort(vocab, count):
+    logits, scores = torch.randn(2, 5, vocab), torch.randn(2, 5)
+    normalizers = _log_sum_exp(logits)
+    best, beams, words = _best_continuations(logits, normalizers, scores, count)
+    full = (logits.log_softmax(-1) + scores[..., None]).flatten(1)
+    expected, indices = full.sort(descending=True)
+    there = min(count, 5 * vocab)
+    assert best.shape == beams.shape == words.shape == (2, count)
+    torch.testing.assert_close(best[:, :there], expected[:, :there])
+    assert torch.isneginf(best[:, there:]).all()
+    torch.testing.assert_close((beams * vocab + words)[:, :there], indices[:, :there])
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e4], ids=["small", "large"])
+def test_log_sum_exp_equals_torch(scale):
+    logits = torch.randn(3, 50, 3000) * scale  # several blocks of rows
+    torch.testing.assert_close(_log_sum_exp(logits), logits.logsumexp(-1))
+    assert _log_sum_exp(logits.bfloat16()).dtype == torch.float32
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"do_sample": True}, "`do_sample` must be false"),
+        ({"length_penalty_type": "wu"}, '`length_penalty_type` must be "gnmt" or "power", got \'wu\''),
+        ({"max_length_offset": -1}, "`max_length_offset` must not be negative, got -1"),
+    ],
+    ids=["sampling", "penalty", "offset"],
+)
+def test_refuses(model, inputs, options, message):
+    with pytest.raises(ValueError, match=message):
+        search(model, inputs, num_beams=4, **options)
+
+
+def test_refuses_a_decoder(model):
+    config = type("Config", (), {"is_encoder_decoder": False})()
+    decoder = type("GPT", (), {"config": config})()
+    with pytest.raises(ValueError, match="`model` must be an encoder-decoder, got GPT"):
+        beam_search(decoder, torch.tensor([[1]]), [], [], model.generation_config)
+
+
+def test_uses_all_positions_that_the_model_learnt(inputs):
+    model = trained_model(steps=1, position_type="learned", max_position_embeddings=9)
+    sequences = search(model, inputs, num_beams=4, max_new_tokens=9, min_length=10).sequences
+    assert sequences.shape == (6, 10)
+    with pytest.raises(ValueError, match=r"`max_length` \(11.*must not exceed 10"):
+        search(model, inputs, num_beams=4, max_new_tokens=10)

@@ -1,0 +1,201 @@
+"""The three kinds of label smoothing equal their formulas, and the chunked loss equals the plain one."""
+
+import math
+
+import pytest
+import torch
+from reference import smoothed_loss
+from torch import nn
+
+from hf_vanilla.models import loss
+from hf_vanilla.models.loss import (
+    cross_entropy_sum,
+    freeze_row,
+    projected_cross_entropy_sum,
+    smoothed_target,
+)
+
+
+VOCAB, PAD = 13, 4
+KINDS = ("uniform", "t2t", "annotated")
+TARGETS = {
+    "none": smoothed_target(0.0, "uniform", VOCAB, PAD),
+    **{kind: smoothed_target(0.1, kind, VOCAB, PAD) for kind in KINDS},
+}
+LABELS = torch.tensor([[5, 6, 7, 8, 9, 10, 2], [5, 11, 2, -100, -100, -100, -100], [3, -100, 1, -100, 0, 2, -100]])
+
+
+def projection(bias=True):
+    """Hidden states (3, 7, 8), a weight (vocab, 8) and a bias (vocab,), all with gradients."""
+    hidden_states = torch.randn(3, 7, 8, requires_grad=True)
+    weight = torch.randn(VOCAB, 8, requires_grad=True)
+    return hidden_states, weight, torch.randn(VOCAB, requires_grad=True) if bias else None
+
+
+def plain_loss(hidden_states, weight, bias, labels, target):
+    return cross_entropy_sum(nn.functional.linear(hidden_states, weight, bias), labels, target)
+
+
+@pytest.fixture(params=[1, 3, 256], ids=lambda tokens: f"chunks of {tokens}")
+def chunk_tokens(request, monkeypatch):
+    monkeypatch.setattr(loss, "CHUNK_TOKENS", request.param)
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1, 0.4])
+@pytest.mark.parametrize("kind", KINDS)
+def test_each_kind_equals_its_distribution_word_by_word(kind, smoothing):
+    logits = 2 * torch.randn(3, 7, VOCAB)
+    actual = cross_entropy_sum(logits, LABELS, smoothed_target(smoothing, kind, VOCAB, PAD))
+    expected = smoothed_loss(logits.flatten(0, 1), LABELS.flatten(), smoothing, kind, PAD)
+    assert actual.item() == pytest.approx(expected, rel=1e-6)
+
+
+def test_uniform_is_the_label_smoothing_of_torch():
+    logits = 2 * torch.randn(3, 7, VOCAB)
+    expected = nn.functional.cross_entropy(
+        logits.flatten(0, 1), LABELS.flatten(), label_smoothing=0.1, reduction="sum", ignore_index=-100
+    )
+    torch.testing.assert_close(cross_entropy_sum(logits, LABELS, TARGETS["uniform"]), expected)
+
+
+def test_annotated_is_the_divergence_of_torch():
+    logits = 2 * torch.randn(3, 7, VOCAB)
+    labelled = LABELS != -100
+    labels, log_probs = LABELS[labelled], logits[labelled].log_softmax(-1)
+    distribution = torch.full_like(log_probs, 0.1 / (VOCAB - 2)).scatter(1, labels[:, None], 0.9)
+    distribution[:, PAD] = 0
+    expected = nn.KLDivLoss(reduction="sum")(log_probs, distribution)
+    torch.testing.assert_close(cross_entropy_sum(logits, LABELS, TARGETS["annotated"]), expected)
+
+
+def test_t2t_is_the_smoothed_cross_entropy_less_its_lowest_value():
+    logits = 2 * torch.randn(3, 7, VOCAB)
+    labelled = LABELS != -100
+    log_probs, labels = logits[labelled].log_softmax(-1), LABELS[labelled]
+    low = 0.1 / (VOCAB - 1)
+    soft = torch.full_like(log_probs, low).scatter(1, labels[:, None], 0.9)
+    normalizing = -(0.9 * math.log(0.9) + (VOCAB - 1) * low * math.log(low + 1e-20))
+    expected = (-(soft * log_probs).sum(-1) - normalizing).sum()
+    torch.testing.assert_close(cross_entropy_sum(logits, LABELS, TARGETS["t2t"]), expected)
+
+
+def test_no_smoothing_is_the_cross_entropy():
+    logits = 2 * torch.randn(3, 7, VOCAB)
+    expected = nn.functional.cross_entropy(logits.flatten(0, 1), LABELS.flatten(), reduction="sum")
+    for kind in KINDS:
+        target = smoothed_target(0.0, kind, VOCAB, PAD)
+        torch.testing.assert_close(cross_entropy_sum(logits, LABELS, target), expected)
+
+
+@pytest.mark.parametrize("kind", ["t2t", "annotated"])
+def test_perfect_prediction_costs_nothing(kind):
+    target = TARGETS[kind]
+    distribution = torch.full((VOCAB,), target.share)
+    distribution[7] = target.confidence
+    if kind == "annotated":
+        distribution[PAD] = 0.0
+    logits = distribution.clamp(min=1e-30).log()
+    assert cross_entropy_sum(logits, torch.tensor(7), target).item() == pytest.approx(0.0, abs=1e-6)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_target_sums_to_one(kind):
+    target = TARGETS[kind]
+    others = VOCAB - 1 - (target.excluded_id >= 0)
+    assert target.confidence + others * target.share == pytest.approx(1.0, abs=1e-12)
+    assert target.excluded_id == (PAD if kind == "annotated" else -1)
+
+
+@pytest.mark.parametrize(("kind", "vocab_size"), [("t2t", 1), ("annotated", 2)])
+def test_vocabulary_without_another_word_is_refused(kind, vocab_size):
+    with pytest.raises(ValueError, match=rf"`vocab_size` \({vocab_size}\) leaves no other token .*\(0.1\)"):
+        smoothed_target(0.1, kind, vocab_size, 0)
+
+
+@pytest.mark.usefixtures("chunk_tokens")
+@pytest.mark.parametrize("bias", [True, False], ids=["bias", "no bias"])
+@pytest.mark.parametrize("name", TARGETS)
+def test_chunked_loss_and_gradients_equal_the_plain_ones(name, bias):
+    arguments = projection(bias)
+    inputs = [argument for argument in arguments if argument is not None]
+    expected = plain_loss(*arguments, LABELS, TARGETS[name])
+    actual = projected_cross_entropy_sum(*arguments, LABELS, TARGETS[name])
+    assert (actual.shape, actual.dtype) == ((), torch.float32)
+    torch.testing.assert_close(actual, expected, rtol=1e-6, atol=1e-6)
+    for ours, theirs in zip(
+        torch.autograd.grad(actual * 0.37, inputs), torch.autograd.grad(expected * 0.37, inputs), strict=True
+    ):
+        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("name", TARGETS)
+def test_chunked_loss_under_autocast_is_within_the_precision_of_its_dtype(name, dtype):
+    arguments = projection()
+    expected = plain_loss(*arguments, LABELS, TARGETS[name])
+    with torch.autocast("cpu", dtype):
+        actual = projected_cross_entropy_sum(*arguments, LABELS, TARGETS[name])
+    assert actual.dtype == torch.float32
+    precision = torch.finfo(dtype).eps
+    torch.testing.assert_close(actual, expected, rtol=2 * precision, atol=precision)
+    for ours, theirs in zip(
+        torch.autograd.grad(actual, arguments), torch.autograd.grad(expected, arguments), strict=True
+    ):
+        assert ours.dtype == torch.float32
+        assert (ours - theirs).norm() < 2 * precision * theirs.norm()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_loss_of_half_precision_is_computed_in_single(dtype):
+    hidden_states, weight, _ = (tensor.detach().to(dtype) for tensor in projection())
+    expected = plain_loss(hidden_states.float(), weight.float(), None, LABELS, TARGETS["uniform"])
+    actual = projected_cross_entropy_sum(hidden_states, weight, None, LABELS, TARGETS["uniform"])
+    assert actual.dtype == torch.float32
+    torch.testing.assert_close(actual, expected, rtol=2 * torch.finfo(dtype).eps, atol=0)
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_nothing_labelled_costs_nothing_and_moves_nothing(name):
+    arguments = projection()
+    labels = torch.full_like(LABELS, -100)
+    for function in (plain_loss, projected_cross_entropy_sum):
+        total = function(*arguments, labels, TARGETS[name])
+        assert total.item() == 0
+        for gradient in torch.autograd.grad(total, arguments):
+            assert (gradient == 0).all()
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_large_logits_stay_finite(name):
+    hidden_states, weight, bias = projection()
+    arguments = (hidden_states * 1e4, weight, bias)
+    expected = plain_loss(*arguments, LABELS, TARGETS[name])
+    actual = projected_cross_entropy_sum(*arguments, LABELS, TARGETS[name])
+    assert actual.isfinite()
+    torch.testing.assert_close(actual, expected)
+    assert torch.autograd.grad(actual, weight)[0].isfinite().all()
+
+
+def test_chunked_loss_does_without_gradients():
+    arguments = projection()
+    with torch.no_grad():
+        actual = projected_cross_entropy_sum(*arguments, LABELS, TARGETS["t2t"])
+    torch.testing.assert_close(actual, plain_loss(*arguments, LABELS, TARGETS["t2t"]).detach())
+
+
+def test_unlabelled_positions_get_no_gradient():
+    hidden_states, weight, bias = projection()
+    projected_cross_entropy_sum(hidden_states, weight, bias, LABELS, TARGETS["uniform"]).backward()
+    touched = (hidden_states.grad != 0).any(-1)
+    assert torch.equal(touched, LABELS != -100)
+
+
+def test_frozen_row_has_the_same_numbers_and_no_gradient():
+    matrix = torch.randn(5, 3, requires_grad=True)
+    direction = torch.randn(5, 3)
+    frozen = freeze_row(matrix, 2)
+    assert torch.equal(frozen, matrix)
+    (frozen * direction).sum().backward()
+    expected = direction.clone()
+    expected[2] = 0
+    assert torch.equal(matrix.grad, expected)

@@ -1,0 +1,178 @@
+"""Saving and loading in all ways, and the golden checkpoint of an earlier version."""
+
+import copy
+import json
+import pathlib
+import pickle
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from tiny_models import BATCH, SOURCE, SOURCE_MASK, TARGET, assert_same, tiny_config, tiny_model
+
+from hf_vanilla import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration, VanillaTransformerModel
+
+
+GOLDEN = pathlib.Path(__file__).parent.parent / "golden"
+INPUTS = {"input_ids": SOURCE, "attention_mask": SOURCE_MASK, "decoder_input_ids": TARGET}
+
+
+@pytest.fixture(scope="module")
+def model():
+    return tiny_model(position_type="learned", norm_position="pre", attention_scale=0.4)
+
+
+@pytest.fixture(scope="module")
+def folder(model, tmp_path_factory):
+    path = tmp_path_factory.mktemp("saved")
+    model.save_pretrained(path)
+    return path
+
+
+def same_outputs(one, other):
+    return torch.equal(one(**INPUTS).logits, other(**INPUTS).logits)
+
+
+def test_loaded_model_is_the_saved_one_to_the_bit(model, folder):
+    reloaded = VanillaTransformerForConditionalGeneration.from_pretrained(folder)
+    assert not reloaded.training
+    assert_same(reloaded.state_dict(), model.state_dict(), rtol=0, atol=0)
+    assert dict(reloaded.named_buffers()) == dict(model.named_buffers()) == {}
+    assert same_outputs(reloaded, model)
+    assert reloaded.generation_config.to_dict() == model.generation_config.to_dict()
+    for key, value in model.config.to_dict().items():
+        if key not in ("architectures", "dtype"):
+            assert getattr(reloaded.config, key) == value, key
+
+
+@pytest.mark.parametrize("device_map", ["cpu", "auto", {"": "cpu"}], ids=str)
+def test_device_map_loads_the_same_model(model, folder, device_map):
+    reloaded = VanillaTransformerForConditionalGeneration.from_pretrained(folder, device_map=device_map)
+    assert same_outputs(reloaded, model)
+    assert reloaded.lm_head.weight is reloaded.model.decoder.embed_tokens.weight
+    assert reloaded.get_input_embeddings().weight is reloaded.lm_head.weight
+
+
+def test_layers_can_be_dispatched_one_by_one(model, folder):
+    # all on one device, but through accelerate's hooks, as layers on several devices are
+    device_map = {"model.encoder": "cpu", "model.decoder": "cpu", "lm_head": "cpu"}
+    reloaded = VanillaTransformerForConditionalGeneration.from_pretrained(folder, device_map=device_map)
+    assert same_outputs(reloaded, model)
+    loss = reloaded.train()(**BATCH).loss
+    loss.backward()
+    assert (reloaded.lm_head.weight.grad[0] == 0).all()
+
+
+def test_loading_passes_over_the_meta_device_without_a_trace(model, folder):
+    with torch.device("meta"):
+        empty = VanillaTransformerForConditionalGeneration(tiny_config(position_type="learned", norm_position="pre"))
+    assert {parameter.device.type for parameter in empty.parameters()} == {"meta"}
+    reloaded = VanillaTransformerForConditionalGeneration.from_pretrained(folder)
+    assert {tensor.device.type for tensor in reloaded.state_dict().values()} == {"cpu"}
+    assert all(tensor.isfinite().all() for tensor in reloaded.state_dict().values())
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_half_precision_is_loaded_as_it_was_saved(model, tmp_path, dtype):
+    half = copy.deepcopy(model).to(dtype)
+    half.save_pretrained(tmp_path)
+    reloaded = VanillaTransformerForConditionalGeneration.from_pretrained(tmp_path)
+    assert {parameter.dtype for parameter in reloaded.parameters()} == {dtype}
+    assert same_outputs(reloaded, half)
+    single = VanillaTransformerForConditionalGeneration.from_pretrained(tmp_path, dtype=torch.float32)
+    assert {parameter.dtype for parameter in single.parameters()} == {torch.float32}
+
+
+def test_tensors_in_the_file_survive_when_others_are_missing(model, folder, tmp_path):
+    """A bias whose weight is missing, and the other way round: what is there is loaded, what is not is initialised."""
+    missing = (
+        "model.encoder.layers.0.self_attn.qkv_proj.bias",
+        "model.decoder.layers.1.cross_attn.kv_proj.weight",
+        "model.decoder.layers.2.feed_forward.fc1.weight",
+        "model.decoder.layers.0.self_attn_residual.layer_norm.weight",
+        "model.encoder.embed_positions.weight",
+    )
+    tensors = load_file(folder / "model.safetensors")
+    model.config.save_pretrained(tmp_path)
+    kept = {name: tensor for name, tensor in tensors.items() if name not in missing}
+    save_file(kept, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    reloaded, info = VanillaTransformerForConditionalGeneration.from_pretrained(tmp_path, output_loading_info=True)
+    assert set(info["missing_keys"]) == set(missing)
+    state = reloaded.state_dict()
+    assert_same({name: state[name] for name in kept}, kept, rtol=0, atol=0)
+    assert (state[missing[0]] == 0).all()
+    assert (state[missing[3]] == 1).all()
+    bound = (6 / (16 + 12)) ** 0.5  # Xavier, of the keys alone
+    keys = state[missing[1]][:12]
+    assert 0.8 * bound < keys.abs().max() <= bound
+    assert state[missing[4]].std().item() == pytest.approx(16**-0.5, rel=0.05)
+
+
+def test_missing_embedding_is_initialised_with_padding_zero(model, folder, tmp_path):
+    tensors = load_file(folder / "model.safetensors")
+    del tensors["model.decoder.embed_tokens.weight"]
+    model.config.save_pretrained(tmp_path)
+    save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    reloaded = VanillaTransformerForConditionalGeneration.from_pretrained(tmp_path)
+    assert (reloaded.get_input_embeddings().weight[0] == 0).all()
+    assert (reloaded.get_input_embeddings().weight[1:] != 0).all()
+    assert reloaded.lm_head.weight is reloaded.get_input_embeddings().weight
+
+
+def test_base_model_and_head_load_from_each_other(model, folder, tmp_path):
+    base = VanillaTransformerModel.from_pretrained(folder)
+    expected = model.model(**INPUTS).last_hidden_state
+    assert torch.equal(base(**INPUTS).last_hidden_state, expected)
+    base.save_pretrained(tmp_path)
+    assert same_outputs(VanillaTransformerForConditionalGeneration.from_pretrained(tmp_path), model)
+
+
+def test_copies_are_whole_and_stay_tied(model):
+    for duplicate in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        assert same_outputs(duplicate, model)
+        assert duplicate.lm_head.weight is duplicate.model.encoder.embed_tokens.weight
+        assert duplicate.lm_head.weight is duplicate.model.decoder.embed_tokens.weight
+        with torch.no_grad():
+            duplicate.lm_head.weight[5] += 1
+        assert not same_outputs(duplicate, model)
+
+
+def test_state_dict_loads_strictly_into_a_fresh_model(model):
+    fresh = VanillaTransformerForConditionalGeneration(model.config).eval()
+    fresh.load_state_dict(model.state_dict())
+    assert same_outputs(fresh, model)
+
+
+# --- golden files -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["base", "pre_learned_separate"])
+def test_names_of_parameters_are_those_of_earlier_versions(kind):
+    overrides = (
+        {}
+        if kind == "base"
+        else dict(
+            norm_position="pre",
+            position_type="learned",
+            share_encoder_decoder_embeddings=False,
+            tie_word_embeddings=False,
+        )
+    )
+    with torch.device("meta"):
+        model = VanillaTransformerForConditionalGeneration(
+            VanillaTransformerConfig(encoder_layers=1, decoder_layers=1, **overrides)
+        )
+    names = [f"{name} {tuple(tensor.shape)}" for name, tensor in model.state_dict().items()]
+    assert names == (GOLDEN / f"state_dict_keys_{kind}.txt").read_text().splitlines()
+
+
+def test_checkpoint_of_an_earlier_version_gives_what_it_gave():
+    expected = json.loads((GOLDEN / "vanilla_transformer" / "expected.json").read_text())
+    model = VanillaTransformerForConditionalGeneration.from_pretrained(GOLDEN / "vanilla_transformer")
+    inputs = {name: torch.tensor(expected[name]) for name in ("input_ids", "attention_mask")}
+    with torch.no_grad():
+        outputs = model(**inputs, labels=torch.tensor(expected["labels"]))
+    torch.testing.assert_close(outputs.logits, torch.tensor(expected["logits"]), rtol=0, atol=expected["tolerance"])
+    assert outputs.loss.item() == pytest.approx(expected["loss"], abs=expected["tolerance"])
+    for num_beams, sequences in expected["sequences"].items():
+        assert model.generate(**inputs, num_beams=int(num_beams), max_new_tokens=8).tolist() == sequences
