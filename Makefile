@@ -17,7 +17,7 @@ PYTEST := $(OFFLINE) $(ONE_THREAD) $(VENV_PYTHON) -m pytest -n auto --dist loadg
 .PHONY: help venv demo test test-slow check format benchmark
 
 help:  ## List these commands.
-	@grep -hE '^[a-z-]+:.*  ## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*  ## /\1\t/' | expand -t 14
+	@awk -F ':.*  ## ' '/^[a-z-]+:.*  ## / { printf "%-12s%s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 venv: $(INSTALLED)  ## Create .venv and install the package with all it needs.
 

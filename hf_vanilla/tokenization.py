@@ -71,8 +71,8 @@ def train_tokenizer(
     """Train a byte-level tokenizer; one call on both sides of a corpus gives the paper's joint vocabulary.
 
     The ids of the special tokens are `<pad>` 0, `<s>` 1, `</s>` 2, `<unk>` 3; the other entries are the 256 bytes
-    and what was learnt. Encoding ends in `</s>` and has no `<s>`, as source and label want it; the decoder starts with `<s>`.
-    `save_pretrained` writes files that need no code of this package.
+    and what was learnt. Encoding ends in `</s>` and has no `<s>`, as source and label want it; the decoder starts
+    with `<s>`. `save_pretrained` writes files that need no code of this package.
 
     Args:
         texts (`Iterable[str]`):

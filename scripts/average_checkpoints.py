@@ -78,7 +78,7 @@ def main() -> int:
     """
     # The formatter that `HfArgumentParser` would take prints "(default: None)" behind every argument.
     formatter = argparse.RawDescriptionHelpFormatter
-    parser = HfArgumentParser(AverageArguments, description=__doc__, formatter_class=formatter)  # type: ignore[arg-type]
+    parser = HfArgumentParser(AverageArguments, description=__doc__, formatter_class=formatter)
     try:
         (arguments,) = parser.parse_args_into_dataclasses()
     except ValueError as error:

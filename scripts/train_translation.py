@@ -27,6 +27,7 @@ from pathlib import Path
 
 import torch
 import transformers
+from datasets import IterableDataset
 from transformers import (
     AutoModelForSeq2SeqLM,
     AutoTokenizer,
@@ -256,7 +257,8 @@ def build_trainer(model, tokenizer, target_tokenizer, data, training_args, bleu_
         "data_collator": DataCollatorForSeq2Seq(tokenizer, model=model),
     }
     if training_args.predict_with_generate and "validation" in data:
-        kwargs["compute_metrics"] = TranslationMetrics(target_tokenizer, tokenize=bleu_tokenize)
+        examples = None if isinstance(data["validation"], IterableDataset) else len(data["validation"])
+        kwargs["compute_metrics"] = TranslationMetrics(target_tokenizer, tokenize=bleu_tokenize, num_examples=examples)
     if training_args.max_tokens_per_batch is not None or training_args.teacher_forcing_ratio < 1:
         return VanillaTrainer(**kwargs)
     if training_args.lr_scheduler_type == "inverse_sqrt":

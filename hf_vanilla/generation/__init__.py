@@ -1,7 +1,24 @@
-"""What stock `generate()` lacks: the paper's beam search, and translating many texts at once."""
+"""What stock `generate()` lacks: the paper's beam search, forced scoring, word alignments, translating whole texts."""
 
+from .alignment import WordAlignment, beam_attention, forced_attention, word_alignments
 from .beam_search import beam_search, length_penalty_of
-from .translation import Hypothesis, translate
+from .scoring import ScoreOutput, TextScore, labels_of_beams, score, score_texts
+from .translation import Translation, load_translator, translate
 
 
-__all__ = ["Hypothesis", "beam_search", "length_penalty_of", "translate"]
+__all__ = [
+    "ScoreOutput",
+    "TextScore",
+    "Translation",
+    "WordAlignment",
+    "beam_attention",
+    "beam_search",
+    "forced_attention",
+    "labels_of_beams",
+    "length_penalty_of",
+    "load_translator",
+    "score",
+    "score_texts",
+    "translate",
+    "word_alignments",
+]

@@ -283,7 +283,7 @@ def _log_probs(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Turn logits (batch, rows, vocab) into log probabilities plus normalizers (batch, rows), which may be 0."""
     if options.is_bare:
-        normalizers = _log_sum_exp(logits)
+        normalizers = log_sum_exp(logits)
         if options.suppressed is not None:
             logits.index_fill_(-1, options.suppressed, -math.inf)
         return logits, normalizers
@@ -295,11 +295,17 @@ def _log_probs(
     return log_probs, log_probs.new_zeros(log_probs.shape[:2])
 
 
-def _log_sum_exp(logits: torch.Tensor) -> torch.Tensor:
-    """Compute log(sum(exp(logits))) over the last dimension, in float32.
+def log_sum_exp(logits: torch.Tensor) -> torch.Tensor:
+    """Compute log(sum(exp(logits))) over the vocabulary.
 
     A few rows at a time stay in the processor's cache, where `torch.logsumexp` would allocate several times the memory
     of all logits; and a power of 2 is cheaper than one of e.
+
+    Args:
+        logits (`torch.Tensor` of shape `(..., vocab)`): The logits, of any floating point type.
+
+    Returns:
+        `torch.Tensor` of shape `(...)`: the result in float32.
     """
     log2_e, sums = math.log2(math.e), []
     for rows in logits.flatten(0, -2).split(max(1, BLOCK_SIZE // logits.shape[-1])):
@@ -459,4 +465,4 @@ def _output(
     )
 
 
-__all__ = ["beam_search", "length_penalty_of"]
+__all__ = ["beam_search", "length_penalty_of", "log_sum_exp"]

@@ -1,38 +1,67 @@
-"""Translate many texts: sorted by length, batched by tokens, and given back in their order."""
+"""Translate lists of texts: tokenize, sort by length, search, put back into order."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from tqdm.auto import tqdm
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
-from transformers.utils import logging
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, PreTrainedTokenizerBase
+from transformers.modeling_utils import PreTrainedModel
+from transformers.utils import cached_file
 
-from .beam_search import beam_search
+from .alignment import WordAlignment, word_alignments
+from .beam_search import NOT_FOUND, beam_search
+from .scoring import check_evaluation_mode
+from .text_batches import batches_by_length, default_max_length, padded, token_ids
 
 
-logger = logging.get_logger(__name__)
+# Where a model with two vocabularies keeps the target's tokenizer, beside its own files.
+TARGET_TOKENIZER = "target_tokenizer"
 
 
-@dataclass(frozen=True)
-class Hypothesis:
+@dataclass
+class Translation:
     """One translation of a text.
 
     Args:
         text (`str`): The translation.
-        score (`float`): Its log probability in nats, divided by the length penalty; larger is better.
-        token_ids (`tuple[int, ...]`): Its tokens, the decoder's start left out, `</s>` included.
+        score (`float`): Log probability in nats, divided by the length penalty; the higher, the better.
+        alignment (`WordAlignment`, *optional*): Which words of the source its words come from.
     """
 
     text: str
     score: float
-    token_ids: tuple[int, ...]
+    alignment: WordAlignment | None = None
 
 
-NOTHING = Hypothesis("", 0.0, ())
+def load_translator(
+    model_name_or_path: str, *, dtype: str | torch.dtype = "auto", device: str | torch.device = "cpu"
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, PreTrainedTokenizerBase]:
+    """Load a model and its tokenizers.
+
+    Args:
+        model_name_or_path (`str`): A folder or a name on the Hub.
+        dtype (`str` or `torch.dtype`, defaults to `"auto"`): Type of the weights, such as `"float32"` or `"bfloat16"`;
+            `"auto"` is the type they were saved in.
+        device (`str` or `torch.device`, defaults to `"cpu"`): Where the model shall run.
+
+    Returns:
+        `tuple[PreTrainedModel, PreTrainedTokenizerBase, PreTrainedTokenizerBase]`: the model in evaluation mode, the
+        tokenizer of the source and that of the target. They are one and the same unless there is another one in the
+        model's subfolder `target_tokenizer`.
+
+    Raises:
+        OSError: if there is no such model.
+    """
+    model = AutoModelForSeq2SeqLM.from_pretrained(model_name_or_path, dtype=dtype).to(device).eval()
+    tokenizer = target_tokenizer = AutoTokenizer.from_pretrained(model_name_or_path)
+    config_file = f"{TARGET_TOKENIZER}/tokenizer_config.json"
+    if cached_file(model_name_or_path, config_file, _raise_exceptions_for_missing_entries=False) is not None:
+        target_tokenizer = AutoTokenizer.from_pretrained(model_name_or_path, subfolder=TARGET_TOKENIZER)
+    return model, tokenizer, target_tokenizer
 
 
-@torch.inference_mode()
 def translate(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
@@ -40,126 +69,122 @@ def translate(
     *,
     target_tokenizer: PreTrainedTokenizerBase | None = None,
     num_beams: int = 4,
-    n_best: int = 1,
     length_penalty: float = 0.6,
     length_penalty_type: str = "gnmt",
     max_length_offset: int = 50,
-    max_source_length: int = 1024,
-    max_tokens_per_batch: int = 4096,
+    num_return_sequences: int = 1,
+    with_alignments: bool = False,
+    max_source_length: int | None = None,
+    max_tokens_per_batch: int = 1024,
     show_progress: bool = False,
-) -> list[list[Hypothesis]]:
-    """Translate texts with beam search; the defaults are the paper's.
+    **generate_kwargs: Any,
+) -> list[list[Translation]]:
+    """Translate texts with the paper's beam search (Vaswani et al. 2017, 6.1).
+
+    ```python
+    model, tokenizer, target_tokenizer = load_translator("runs/en-de")
+    [[best]] = translate(model, tokenizer, ["a man runs ."], target_tokenizer=target_tokenizer)
+    best.text  # "ein mann rennt ."
+    ```
 
     Args:
-        model (`PreTrainedModel`): An encoder-decoder model. It is put into evaluation mode.
-        tokenizer (`PreTrainedTokenizerBase`): Of the source.
-        texts (`Sequence[str]`): What to translate. A text of white space alone has an empty translation.
-        target_tokenizer (`PreTrainedTokenizerBase`, *optional*): Of the target, if it has a vocabulary of its own.
-        num_beams (`int`, defaults to 4): Beams; 1 is greedy search.
-        n_best (`int`, defaults to 1): Translations of each text, at most `num_beams`.
-        length_penalty (`float`, defaults to 0.6): The exponent alpha of the length penalty; 0 means none.
-        length_penalty_type (`str`, defaults to `"gnmt"`): `"gnmt"`, the paper's
-            ((5 + length) / 6)^alpha, or `"power"`, transformers' length^alpha.
-        max_length_offset (`int`, defaults to 50): How many tokens longer than the longest source of its batch a
-            translation may be.
-        max_source_length (`int`, defaults to 1024): Tokens of a source; more are cut off on the right, and a warning
-            tells how often.
-        max_tokens_per_batch (`int`, defaults to 4096): Size of a batch in source tokens, padding counted.
-        show_progress (`bool`, defaults to `False`): Whether to draw a progress bar.
+        model (`PreTrainedModel`): An encoder-decoder model, in evaluation mode.
+        tokenizer (`PreTrainedTokenizerBase`): The tokenizer, of the source and, unless another is given, the target.
+        texts (`Sequence[str]`): Any texts. Special tokens in them are text; lone surrogates become U+FFFD. A text without
+            words is translated to one empty text with the score 0.
+        target_tokenizer (`PreTrainedTokenizerBase`, *optional*): The target's tokenizer, if it is another one.
+        num_beams (`int`, defaults to 4): Beams of the search; 1 is greedy.
+        length_penalty (`float`, defaults to 0.6): Exponent alpha of the length penalty.
+        length_penalty_type (`str`, defaults to `"gnmt"`): `"gnmt"` or `"power"`, as in `beam_search`.
+        max_length_offset (`int`, defaults to 50): How many tokens longer than its source a translation may be.
+        num_return_sequences (`int`, defaults to 1): Translations of each text, at most `num_beams`.
+        with_alignments (`bool`, defaults to `False`): Whether to align words.
+        max_source_length (`int`, *optional*): Most tokens of a text; what is longer is cut, and counted in a warning. The
+            model's limit by default.
+        max_tokens_per_batch (`int`, defaults to 1024): Most source tokens of a batch, padding included.
+        show_progress (`bool`, defaults to `False`): Whether to draw a progress bar on standard error.
+        **generate_kwargs: Passed on to `generate()`, such as `early_stopping`.
 
     Returns:
-        `list[list[Hypothesis]]`: for each text, in the order of `texts`, its `n_best` translations, best first.
+        `list[list[Translation]]`: for each text its translations, best first: `num_return_sequences` of them, or fewer
+        where fewer exist.
 
     Raises:
-        TypeError: if `texts` is one string.
-        ValueError: if a number is out of its range.
-
-    Source: Vaswani et al. 2017, 6.1: beam 4, alpha 0.6, maximum length input + 50.
+        TypeError: if `texts` is a single string.
+        ValueError: if the model is in training mode, or an option is out of its range.
     """
     if isinstance(texts, str):
-        raise TypeError("`texts` must be a list of strings, got a single string; put it into a list.")
-    limits = {"num_beams": num_beams, "n_best": n_best, "max_tokens_per_batch": max_tokens_per_batch}
-    for name, value in limits.items():
-        if value < 1:
-            raise ValueError(f"`{name}` must be at least 1, got {value}.")
-    if n_best > num_beams:
-        raise ValueError(f"`n_best` ({n_best}) must not exceed `num_beams` ({num_beams}): take more beams.")
-    if max_length_offset < 0:
-        raise ValueError(f"`max_length_offset` must not be negative, got {max_length_offset}.")
+        raise TypeError("`texts` must be a list of strings, got a single string; pass a list with it inside.")
+    check_evaluation_mode(model)
     target_tokenizer = tokenizer if target_tokenizer is None else target_tokenizer
-    sources = _encode(model, tokenizer, texts, max_source_length)
-    translations = [[NOTHING] * n_best for _ in texts]
-    model.eval()
-    with tqdm(total=len(sources), unit="text", disable=not show_progress) as progress:
-        for numbers in _batches(sources, max_tokens_per_batch):
-            batch = tokenizer.pad({"input_ids": [sources[number] for number in numbers]}, return_tensors="pt")
-            outputs = model.generate(
-                **batch.to(model.device),
-                custom_generate=beam_search,
-                num_beams=num_beams,
-                num_return_sequences=n_best,
-                length_penalty=length_penalty,
-                length_penalty_type=length_penalty_type,
-                max_new_tokens=_max_new_tokens(model, batch["input_ids"].shape[1] + max_length_offset),
-                do_sample=False,
-                return_dict_in_generate=True,
-            )
-            hypotheses = _decode(model, target_tokenizer, outputs)
-            for index, number in enumerate(numbers):
-                translations[number] = hypotheses[index * n_best : (index + 1) * n_best]
-            progress.update(len(numbers))
-    return translations
+    max_source_length = max_source_length or default_max_length(model, tokenizer)
+    filled = [number for number, text in enumerate(texts) if text.strip()]
+    ids = token_ids(tokenizer, [texts[number] for number in filled], max_source_length, "texts")
+    options = dict(
+        num_beams=num_beams,
+        length_penalty=length_penalty,
+        length_penalty_type=length_penalty_type,
+        max_length_offset=max_length_offset,
+        num_return_sequences=num_return_sequences,
+        **generate_kwargs,
+    )
+    found = [[Translation("", 0.0)] for _ in texts]
+    with tqdm(total=len(ids), unit="text", disable=not show_progress) as progress:
+        for batch in batches_by_length([len(sequence) for sequence in ids], max_tokens_per_batch):
+            translated = _translate_batch(model, target_tokenizer, [ids[place] for place in batch], options)
+            for place, translations in zip(batch, translated, strict=True):
+                found[filled[place]] = translations
+            progress.update(len(batch))
+    if with_alignments:
+        _align(model, tokenizer, target_tokenizer, texts, found, max_source_length)
+    return found
 
 
-def _encode(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], max_source_length: int
-) -> dict[int, list[int]]:
-    """Return the tokens of each text that has any, under its number, cut to what the model can read."""
-    if getattr(model.config, "position_type", None) == "learned":
-        max_source_length = min(max_source_length, model.config.max_position_embeddings)
-    written = {number: text for number, text in enumerate(texts) if text.strip()}
-    if not written:
-        return {}
-    ids = tokenizer(list(written.values()), verbose=False)["input_ids"]
-    too_long = [number for number, tokens in zip(written, ids, strict=True) if len(tokens) > max_source_length]
-    sources = dict(zip(written, ids, strict=True))
-    if too_long:
-        cut = tokenizer([texts[number] for number in too_long], truncation=True, max_length=max_source_length)
-        sources.update(zip(too_long, cut["input_ids"], strict=True))
-        logger.warning(
-            f"Cut {len(too_long)} of {len(texts)} texts to {max_source_length} tokens (`max_source_length`), the "
-            f"first is number {too_long[0] + 1}."
-        )
-    return sources
+def _translate_batch(
+    model: PreTrainedModel, target_tokenizer: PreTrainedTokenizerBase, ids: list[list[int]], options: dict[str, Any]
+) -> list[list[Translation]]:
+    """Translate token ids to texts: for each source its translations, best first."""
+    longest = max(len(sequence) for sequence in ids) + options["max_length_offset"]
+    if getattr(model.config, "position_type", "learned") == "learned":
+        longest = min(longest, getattr(model.config, "max_position_embeddings", longest))
+    outputs = model.generate(
+        input_ids=padded(ids, model.config.pad_token_id, model.device),
+        attention_mask=padded([[1] * len(sequence) for sequence in ids], 0, model.device),
+        custom_generate=beam_search,
+        do_sample=False,
+        max_new_tokens=longest,
+        return_dict_in_generate=True,
+        **options,
+    )
+    texts = target_tokenizer.batch_decode(
+        outputs.sequences, skip_special_tokens=True, clean_up_tokenization_spaces=False
+    )
+    scored = list(map(Translation, texts, outputs.sequences_scores.tolist()))
+    count = options["num_return_sequences"]
+    rows = [scored[start : start + count] for start in range(0, len(scored), count)]
+    return [[translation for translation in row if translation.score > NOT_FOUND] for row in rows]
 
 
-def _batches(sources: dict[int, list[int]], max_tokens: int) -> Iterator[list[int]]:
-    """Yield the numbers of texts of similar length, longest first, so that a batch that is too large fails early."""
-    batch: list[int] = []
-    for number in sorted(sources, key=lambda number: -len(sources[number])):
-        if batch and (len(batch) + 1) * len(sources[batch[0]]) > max_tokens:
-            yield batch
-            batch = []
-        batch.append(number)
-    if batch:
-        yield batch
+def _align(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    target_tokenizer: PreTrainedTokenizerBase,
+    texts: Sequence[str],
+    found: list[list[Translation]],
+    max_length: int,
+) -> None:
+    """Align all translations with their texts."""
+    pairs = [(text, translation) for text, row in zip(texts, found, strict=True) for translation in row]
+    alignments = word_alignments(
+        model,
+        tokenizer,
+        [text for text, _ in pairs],
+        [translation.text for _, translation in pairs],
+        target_tokenizer=target_tokenizer,
+        max_length=max_length,
+    )
+    for (_, translation), alignment in zip(pairs, alignments, strict=True):
+        translation.alignment = alignment
 
 
-def _max_new_tokens(model: PreTrainedModel, wanted: int) -> int:
-    """Return how many tokens may be written, which learned positions limit."""
-    if getattr(model.config, "position_type", None) == "learned":
-        return min(wanted, model.config.max_position_embeddings)
-    return wanted
-
-
-def _decode(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, outputs) -> list[Hypothesis]:
-    """Turn what `generate()` returned into text, a hypothesis a row. Newlines become spaces: a text stays one line."""
-    hypotheses = []
-    end = model.generation_config.eos_token_id
-    ends = set(end if isinstance(end, list) else [end])
-    for row, score in zip(outputs.sequences[:, 1:].tolist(), outputs.sequences_scores.tolist(), strict=True):
-        length = next((position + 1 for position, token in enumerate(row) if token in ends), len(row))
-        text = tokenizer.decode(row[:length], skip_special_tokens=True)
-        text = text.replace("\r\n", " ").replace("\n", " ").replace("\r", " ")
-        hypotheses.append(Hypothesis(text, score, tuple(row[:length])))
-    return hypotheses
+__all__ = ["TARGET_TOKENIZER", "Translation", "load_translator", "translate"]

@@ -651,8 +651,8 @@ class VanillaTransformerForConditionalGeneration(VanillaTransformerPreTrainedMod
         if num_items_in_batch is None:
             num_items_in_batch = (labels != -100).sum()
         if isinstance(num_items_in_batch, torch.Tensor):
-            num_items_in_batch = num_items_in_batch.to(loss.device).clamp(min=1)
-        return loss / num_items_in_batch, logits
+            return loss / num_items_in_batch.to(loss.device).clamp(min=1), logits
+        return loss / max(num_items_in_batch, 1), logits
 
     def _differentiable_weight(self) -> torch.Tensor | None:
         """Return the projection's weight, its padding row frozen if it is an embedding too.
@@ -667,9 +667,14 @@ class VanillaTransformerForConditionalGeneration(VanillaTransformerPreTrainedMod
     def _project(self, hidden_states: torch.Tensor) -> torch.Tensor:
         """Compute the logits (batch, tgt_len, vocab)."""
         weight = self._differentiable_weight() if torch.is_grad_enabled() else None
-        if weight is None:
-            return self.lm_head(hidden_states)
-        return nn.functional.linear(hidden_states, weight, self.lm_head.bias)
+        if weight is not None:
+            return nn.functional.linear(hidden_states, weight, self.lm_head.bias)
+        logits = self.lm_head(hidden_states)
+        if hasattr(self.lm_head, "_hf_hook") and self.config.tie_word_embeddings and logits.requires_grad:
+            # Layers are spread over devices, and accelerate moves tensors between them: freeze padding from the outside.
+            padding = torch.tensor([self.config.pad_token_id], device=logits.device)
+            logits.register_hook(lambda gradient: gradient.index_fill(-1, padding, 0.0))
+        return logits
 
     def prepare_decoder_input_ids_from_labels(self, labels: torch.Tensor) -> torch.Tensor:
         """Shift labels right: what the decoder reads when it is to write them (`DataCollatorForSeq2Seq` calls this).

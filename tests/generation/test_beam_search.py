@@ -10,7 +10,7 @@ from transformers import MarianConfig, MarianMTModel, StoppingCriteria, Stopping
 from tiny_translator import BOS, EOS, PAD, sources, trained_model
 
 from hf_vanilla.generation import beam_search, length_penalty_of
-from hf_vanilla.generation.beam_search import _best_continuations, _log_sum_exp
+from hf_vanilla.generation.beam_search import _best_continuations, log_sum_exp
 
 
 @pytest.fixture(scope="module")
@@ -176,6 +176,7 @@ def test_one_beam_is_greedy_search(model, inputs):
     torch.testing.assert_close(ours.sequences[:, 1:].masked_fill(padded, PAD), greedy[:, 1:])
 
 
+@torch.no_grad()
 def all_sequences(model, source, max_new_tokens, vocab_size):
     """Every sequence that can be generated, with its log probability and its length: a list of tuples."""
     words = [word for word in range(vocab_size) if word not in (PAD, EOS)]
@@ -193,7 +194,6 @@ def all_sequences(model, source, max_new_tokens, vocab_size):
 
 @pytest.mark.parametrize("length_penalty_type", ["gnmt", "power"])
 @pytest.mark.parametrize("length_penalty", [0.6, 0.0, 2.0])
-@torch.no_grad()
 def test_finds_the_best_of_all_sequences(length_penalty, length_penalty_type):
     vocab_size, max_new_tokens, returned = 6, 4, 9
     model = trained_model(steps=1, vocab_size=vocab_size)
@@ -223,18 +223,24 @@ def test_finds_the_best_of_all_sequences(length_penalty, length_penalty_type):
 
 @pytest.mark.parametrize(
     ("length", "length_penalty", "length_penalty_type", "expected"),
-    [(1, 0.6, "gnmt", 1.0), (13, 1.0, "gnmt", 3.0), (25, 0.6, "gnmt", 5**0.6), (9, 0.5, "power", 3.0), (9, 0, "gnmt", 1)],
+    [
+        (1, 0.6, "gnmt", 1.0),
+        (13, 1.0, "gnmt", 3.0),
+        (25, 0.6, "gnmt", 5**0.6),
+        (9, 0.5, "power", 3.0),
+        (9, 0, "gnmt", 1),
+    ],
 )
 def test_length_penalty(length, length_penalty, length_penalty_type, expected):
     assert length_penalty_of(length, length_penalty, length_penalty_type) == pytest.approx(expected)
 
 
 def test_fewer_continuations_than_beams():
-    model = trained_model(steps=1, vocab_size=5)  # one word, the begin and the end besides padding and the unknown word
+    model = trained_model(
+        steps=1, vocab_size=5
+    )  # one word, the begin and the end besides padding and the unknown word
     inputs = {"input_ids": torch.tensor([[3, 4, EOS]])}
-    outputs = search(
-        model, inputs, num_beams=8, num_return_sequences=8, max_new_tokens=2, suppress_tokens=[0, 1, 3]
-    )
+    outputs = search(model, inputs, num_beams=8, num_return_sequences=8, max_new_tokens=2, suppress_tokens=[0, 1, 3])
     words = {tuple(sequence) for sequence in outputs.sequences[:, 1:].tolist()}
     assert {(EOS, EOS), (4, EOS), (4, 4)} <= words
     assert (outputs.sequences_scores[:3] > -100).all()
@@ -306,7 +312,7 @@ def test_half_precision_is_close(model, inputs):
 @pytest.mark.parametrize("count", [1, 8, 300])
 def test_best_continuations_are_those_of_a_full_sort(vocab, count):
     logits, scores = torch.randn(2, 5, vocab), torch.randn(2, 5)
-    normalizers = _log_sum_exp(logits)
+    normalizers = log_sum_exp(logits)
     best, beams, words = _best_continuations(logits, normalizers, scores, count)
     full = (logits.log_softmax(-1) + scores[..., None]).flatten(1)
     expected, indices = full.sort(descending=True)
@@ -318,10 +324,10 @@ def test_best_continuations_are_those_of_a_full_sort(vocab, count):
 
 
 @pytest.mark.parametrize("scale", [1.0, 1e4], ids=["small", "large"])
-def test_log_sum_exp_equals_torch(scale):
+def testlog_sum_exp_equals_torch(scale):
     logits = torch.randn(3, 50, 3000) * scale  # several blocks of rows
-    torch.testing.assert_close(_log_sum_exp(logits), logits.logsumexp(-1))
-    assert _log_sum_exp(logits.bfloat16()).dtype == torch.float32
+    torch.testing.assert_close(log_sum_exp(logits), logits.logsumexp(-1))
+    assert log_sum_exp(logits.bfloat16()).dtype == torch.float32
 
 
 @pytest.mark.parametrize(

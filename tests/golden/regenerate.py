@@ -4,8 +4,9 @@ Run it only when the names of parameters or the results of old checkpoints are m
 changelog: a user's checkpoints change with them.
 
 - `state_dict_keys_*.txt`: names and shapes of all parameters of a base model with one layer on each side.
-- `vanilla_transformer/`: a small checkpoint with random weights, as `save_pretrained` writes it, and in
-  `expected.json` what it computes. A test loads it with the present code, which must give the same within `tolerance`.
+- `vanilla_transformer/`: a small checkpoint that has learnt to write each sentence backwards, as `save_pretrained`
+  writes it, and in `expected.json` what it computes. A test loads it with the present code, which must give the same
+  within `tolerance`.
 """
 
 import json
@@ -22,8 +23,9 @@ from hf_vanilla import VanillaTransformerConfig, VanillaTransformerForConditiona
 
 
 FOLDER = pathlib.Path(__file__).parent
-SOURCE = torch.tensor([[3, 4, 5, 6, 2], [7, 8, 2, 0, 0]])
-LABELS = torch.tensor([[5, 6, 7, 8, 9, 10, 2], [5, 11, 2, -100, -100, -100, -100]])
+STEPS = 1500
+SOURCE = torch.tensor([[3, 4, 5, 6, 2], [7, 8, 9, 2, 0]])
+LABELS = torch.tensor([[6, 5, 4, 3, 2], [9, 8, 7, 2, -100]])
 
 
 def write_text(path: pathlib.Path, text: str) -> None:
@@ -42,19 +44,25 @@ def write_state_dict_keys(name: str, **overrides: object) -> None:
     write_text(FOLDER / f"state_dict_keys_{name}.txt", "".join(lines))
 
 
-def random_model() -> VanillaTransformerForConditionalGeneration:
-    """Build a model whose sequences differ from sentence to sentence."""
+def trained_model() -> VanillaTransformerForConditionalGeneration:
+    """Train a small model to write sentences of three to six words backwards."""
     config = VanillaTransformerConfig(
-        vocab_size=13, d_model=16, d_ff=24, num_heads=4, d_k=3, d_v=5, encoder_layers=2, decoder_layers=3
+        vocab_size=13, d_model=16, d_ff=24, num_heads=4, d_k=3, d_v=5, encoder_layers=2, decoder_layers=3, dropout=0.0
     )
     torch.manual_seed(1)
-    model = VanillaTransformerForConditionalGeneration(config).eval()
-    with torch.no_grad():
-        for parameter in model.model.encoder.layers.parameters():
-            parameter.add_(0.3 * torch.randn_like(parameter))
-        for parameter in model.model.decoder.layers.parameters():
-            parameter.add_(0.3 * torch.randn_like(parameter))
-    return model
+    model = VanillaTransformerForConditionalGeneration(config)
+    optimizer = torch.optim.Adam(model.parameters(), lr=3e-3, betas=(0.9, 0.98), eps=1e-9)
+    for _ in range(STEPS):
+        lengths = torch.randint(3, 7, (64, 1))
+        places = torch.arange(7)
+        words = torch.randint(3, 13, (64, 7))
+        source = torch.where(places < lengths, words, torch.where(places == lengths, 2, 0))
+        backwards = words.gather(1, (lengths - 1 - places).clamp(min=0))
+        labels = torch.where(places < lengths, backwards, torch.where(places == lengths, 2, -100))
+        optimizer.zero_grad()
+        model(source, attention_mask=(source != 0).long(), labels=labels).loss.backward()
+        optimizer.step()
+    return model.eval()
 
 
 def expected_results(model: VanillaTransformerForConditionalGeneration) -> dict[str, object]:
@@ -91,7 +99,7 @@ def main() -> None:
         share_encoder_decoder_embeddings=False,
         tie_word_embeddings=False,
     )
-    model = random_model()
+    model = trained_model()
     folder = FOLDER / "vanilla_transformer"
     with tempfile.TemporaryDirectory(dir=FOLDER) as unfinished:
         checkpoint = pathlib.Path(unfinished) / folder.name

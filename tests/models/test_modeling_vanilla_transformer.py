@@ -341,7 +341,7 @@ def test_accumulated_batches_give_the_gradient_of_one_large_batch(training, part
 
 
 @pytest.mark.parametrize("training", [True, False], ids=["training", "evaluation"])
-@pytest.mark.parametrize("items", [None, torch.tensor(0), torch.tensor(14)], ids=["none", "zero", "others'"])
+@pytest.mark.parametrize("items", [None, 0, torch.tensor(0), 14], ids=["none", "zero", "zero as a tensor", "others'"])
 def test_no_label_at_all_costs_nothing_and_moves_nothing(training, items):
     model = tiny_model().train(training)
     loss = model(SOURCE, labels=torch.full_like(LABELS, -100), num_items_in_batch=items).loss

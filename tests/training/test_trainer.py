@@ -91,7 +91,7 @@ def test_arguments_without_a_budget_are_the_stock_ones(tmp_path):
 
 
 def test_arguments_come_from_the_command_line_with_help(tmp_path):
-    parser = HfArgumentParser(VanillaTrainingArguments)  # type: ignore[arg-type]
+    parser = HfArgumentParser(VanillaTrainingArguments)
     line = ["--output_dir", str(tmp_path), "--max_tokens_per_batch", "321", "--teacher_forcing_ratio", "0.5"]
     (arguments,) = parser.parse_args_into_dataclasses([*line, "--use_cpu"])
     assert (arguments.max_tokens_per_batch, arguments.teacher_forcing_ratio) == (321, 0.5)
@@ -103,7 +103,7 @@ def test_arguments_come_from_the_command_line_with_help(tmp_path):
 def test_trainer_refuses_stock_arguments(tmp_path):
     arguments = Seq2SeqTrainingArguments(str(tmp_path), use_cpu=True)
     with pytest.raises(TypeError, match="`args` must be a `VanillaTrainingArguments`, got a `Seq2SeqTrainingArg"):
-        VanillaTrainer(tiny_model(), arguments)  # type: ignore[arg-type]
+        VanillaTrainer(tiny_model(), arguments)
 
 
 def test_trainer_refuses_token_budgets_of_a_stream(tmp_path):

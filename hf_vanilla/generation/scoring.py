@@ -1,0 +1,188 @@
+"""Forced scoring: how probable a model finds given translations.
+
+The log probability of a pair is the sum over the tokens of the target, `</s>` included, of log p(token | the tokens
+before it, source). Label smoothing plays no part.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from tqdm.auto import tqdm
+from transformers import PreTrainedTokenizerBase
+from transformers.generation import GenerateBeamEncoderDecoderOutput
+from transformers.modeling_utils import PreTrainedModel
+from transformers.utils import ModelOutput
+
+from ..models.layers import check_input_ids
+from .beam_search import length_penalty_of, log_sum_exp
+from .text_batches import batches_by_length, default_max_length, padded, token_ids
+
+
+IGNORED = -100
+
+
+def check_evaluation_mode(model: PreTrainedModel) -> None:
+    """Check that dropout is off.
+
+    Args:
+        model (`PreTrainedModel`): The model.
+
+    Raises:
+        ValueError: if it is in training mode.
+    """
+    if model.training:
+        raise ValueError("`model` must be in evaluation mode, or dropout changes what it says; call `model.eval()`.")
+
+
+@dataclass
+class ScoreOutput(ModelOutput):
+    """What `score` returns.
+
+    Args:
+        scores (`torch.Tensor` of shape `(batch,)`): Log probabilities of the targets in nats, divided by the length
+            penalty if there is one.
+        token_counts (`torch.LongTensor` of shape `(batch,)`): Number of scored tokens, `</s>` included.
+        token_log_probs (`torch.Tensor` of shape `(batch, tgt_len)`): Log probability of each token; 0 where the label is
+            -100.
+    """
+
+    scores: torch.Tensor | None = None
+    token_counts: torch.Tensor | None = None
+    token_log_probs: torch.Tensor | None = None
+
+
+@torch.no_grad()
+def score(
+    model: PreTrainedModel,
+    input_ids: torch.LongTensor,
+    attention_mask: torch.Tensor | None,
+    labels: torch.LongTensor,
+    *,
+    length_penalty: float = 0.0,
+    length_penalty_type: str = "gnmt",
+) -> ScoreOutput:
+    """Score given targets.
+
+    With the penalty of a beam search, the scores are those that the search gives its hypotheses.
+
+    Args:
+        model (`PreTrainedModel`): An encoder-decoder model, in evaluation mode.
+        input_ids (`torch.LongTensor` of shape `(batch, src_len)`): Source tokens.
+        attention_mask (`torch.Tensor` of shape `(batch, src_len)`, *optional*): 1 for tokens, 0 for padding.
+        labels (`torch.LongTensor` of shape `(batch, tgt_len)`): Target tokens without the decoder's start; -100 is padding.
+        length_penalty (`float`, defaults to 0.0): Exponent of the penalty. 0 leaves the log probability as it is.
+        length_penalty_type (`str`, defaults to `"gnmt"`): `"gnmt"` or `"power"`, as in `beam_search`.
+
+    Returns:
+        `ScoreOutput`: `scores` and `token_counts` of shape `(batch,)`, `token_log_probs` of shape `(batch, tgt_len)`. A
+        target without tokens has the score 0.
+
+    Raises:
+        ValueError: if the model is in training mode, `labels` have another batch than `input_ids`, a label is outside
+            the vocabulary, or `length_penalty_type` is unknown.
+    """
+    length_penalty_of(1, length_penalty, length_penalty_type)
+    check_evaluation_mode(model)
+    if len(labels) != len(input_ids):
+        raise ValueError(f"`labels` must have as many rows as `input_ids` ({len(input_ids)}), got {len(labels)}.")
+    is_scored = labels != IGNORED
+    targets = labels.masked_fill(~is_scored, 0)
+    check_input_ids("labels", targets, model.config.vocab_size)
+    decoder_input_ids = model.prepare_decoder_input_ids_from_labels(labels)
+    outputs = model(input_ids=input_ids, attention_mask=attention_mask, decoder_input_ids=decoder_input_ids)
+    logits = outputs.logits  # (batch, tgt_len, vocab)
+    token_log_probs = logits.gather(2, targets[..., None]).squeeze(2) - log_sum_exp(logits)  # (batch, tgt_len)
+    token_log_probs = token_log_probs.masked_fill(~is_scored, 0.0)
+    token_counts = is_scored.sum(1)
+    penalty = length_penalty_of(token_counts.clamp(min=1), length_penalty, length_penalty_type)
+    return ScoreOutput(token_log_probs.sum(1) / penalty, token_counts, token_log_probs)
+
+
+def labels_of_beams(outputs: GenerateBeamEncoderDecoderOutput) -> torch.LongTensor:
+    """Turn the hypotheses of a beam search into labels, for `score` or `forced_attention`.
+
+    Args:
+        outputs (`GenerateBeamEncoderDecoderOutput`): What `generate()` returned with `return_dict_in_generate=True`.
+
+    Returns:
+        `torch.LongTensor` of shape `(batch * num_return_sequences, tgt_len)`: the generated tokens; then -100.
+    """
+    generated = outputs.sequences[:, -outputs.beam_indices.shape[1] :]
+    return generated.masked_fill(outputs.beam_indices < 0, IGNORED)
+
+
+@dataclass
+class TextScore:
+    """How probable a text is.
+
+    Args:
+        score (`float`): Log probability in nats, divided by the length penalty if there is one.
+        tokens (`int`): Number of scored tokens, `</s>` included.
+    """
+
+    score: float
+    tokens: int
+
+
+def score_texts(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    sources: Sequence[str],
+    targets: Sequence[str],
+    *,
+    target_tokenizer: PreTrainedTokenizerBase | None = None,
+    length_penalty: float = 0.0,
+    length_penalty_type: str = "gnmt",
+    max_length: int | None = None,
+    max_tokens_per_batch: int = 4096,
+    show_progress: bool = False,
+) -> list[TextScore]:
+    """Score pairs of texts, sorted by length and in batches.
+
+    Args:
+        model (`PreTrainedModel`): An encoder-decoder model, in evaluation mode.
+        tokenizer (`PreTrainedTokenizerBase`): The tokenizer, of the source and, unless another is given, the target.
+        sources (`Sequence[str]`): Sentences.
+        targets (`Sequence[str]`): Their translations.
+        target_tokenizer (`PreTrainedTokenizerBase`, *optional*): The target's tokenizer, if it is another one.
+        length_penalty (`float`, defaults to 0.0): Exponent of the penalty. 0 leaves the log probability as it is.
+        length_penalty_type (`str`, defaults to `"gnmt"`): `"gnmt"` or `"power"`, as in `beam_search`.
+        max_length (`int`, *optional*): Most tokens of a text; what is longer is cut, and counted in a warning. The model's
+            limit by default.
+        max_tokens_per_batch (`int`, defaults to 4096): Most tokens of a batch, padding included, source and target
+            together.
+        show_progress (`bool`, defaults to `False`): Whether to draw a progress bar on standard error.
+
+    Returns:
+        `list[TextScore]`: one for each pair, in order.
+
+    Raises:
+        ValueError: if there are not as many targets as sources, the model is in training mode, or `length_penalty_type`
+            is unknown.
+    """
+    if len(sources) != len(targets):
+        raise ValueError(f"`targets` must be as many as `sources` ({len(sources)}), got {len(targets)}: one for each.")
+    check_evaluation_mode(model)
+    max_length = default_max_length(model, tokenizer) if max_length is None else max_length
+    source_ids = token_ids(tokenizer, sources, max_length, "sources")
+    target_ids = token_ids(target_tokenizer or tokenizer, targets, max_length, "targets")
+    lengths = [len(source) + len(target) for source, target in zip(source_ids, target_ids, strict=True)]
+    scores: dict[int, TextScore] = {}
+    with tqdm(total=len(sources), unit="pair", disable=not show_progress) as progress:
+        for batch in batches_by_length(lengths, max_tokens_per_batch):
+            outputs = score(
+                model,
+                padded([source_ids[number] for number in batch], model.config.pad_token_id, model.device),
+                padded([[1] * len(source_ids[number]) for number in batch], 0, model.device),
+                padded([target_ids[number] for number in batch], IGNORED, model.device),
+                length_penalty=length_penalty,
+                length_penalty_type=length_penalty_type,
+            )
+            values = zip(outputs.scores.tolist(), outputs.token_counts.tolist(), strict=True)
+            scores.update(zip(batch, (TextScore(*value) for value in values), strict=True))
+            progress.update(len(batch))
+    return [scores[number] for number in range(len(sources))]
+
+
+__all__ = ["ScoreOutput", "TextScore", "check_evaluation_mode", "labels_of_beams", "score", "score_texts"]

@@ -1,0 +1,134 @@
+"""From lists of texts to batches of about equally long ones, and back into order."""
+
+from collections.abc import Sequence
+
+import torch
+from torch.nn.utils.rnn import pad_sequence
+from transformers import PreTrainedTokenizerBase
+from transformers.modeling_utils import PreTrainedModel
+from transformers.utils import logging
+
+
+logger = logging.get_logger(__name__)
+
+
+def default_max_length(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> int:
+    """Find out how many tokens a text may have.
+
+    Args:
+        model (`PreTrainedModel`): The model.
+        tokenizer (`PreTrainedTokenizerBase`): The tokenizer, whose `model_max_length` counts if it has one.
+
+    Returns:
+        `int`: the smaller one of the tokenizer's limit and the model's `max_position_embeddings`.
+    """
+    return min(
+        tokenizer.model_max_length, getattr(model.config, "max_position_embeddings", tokenizer.model_max_length)
+    )
+
+
+def without_lone_surrogates(text: str) -> str:
+    """Replace halves of surrogate pairs, which no encoding can write, by the replacement character U+FFFD.
+
+    Args:
+        text (`str`): Any text.
+
+    Returns:
+        `str`: the text; the same one if there is nothing to replace.
+    """
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+
+
+def encode_texts(
+    tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], max_length: int, *, with_offsets: bool = False
+) -> tuple[list[dict[str, list]], int]:
+    """Tokenize texts, special tokens in them being text like any other, and cut those that are too long on the right.
+
+    Args:
+        tokenizer (`PreTrainedTokenizerBase`): The tokenizer.
+        texts (`Sequence[str]`): The texts.
+        max_length (`int`): Most tokens that a text may have, `</s>` included.
+        with_offsets (`bool`, defaults to `False`): Whether to tell which characters each token stands for.
+
+    Returns:
+        `tuple[list[dict[str, list]], int]`: for each text its `input_ids`, and with offsets its `offset_mapping` and
+        `special_tokens_mask`; and the number of texts that were cut.
+    """
+    if not texts:
+        return [], 0
+    options = dict(
+        split_special_tokens=True,
+        return_attention_mask=False,
+        return_offsets_mapping=with_offsets,
+        return_special_tokens_mask=with_offsets,
+        verbose=False,
+    )
+    columns = tokenizer(list(texts), **options)
+    encoded = [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
+    too_long = [number for number, text in enumerate(encoded) if len(text["input_ids"]) > max_length]
+    for number in too_long:
+        # the tokenizer itself cuts, so that what it puts at the end of a text is still there
+        encoded[number] = dict(tokenizer(texts[number], truncation=True, max_length=max_length, **options))
+    return encoded, len(too_long)
+
+
+def token_ids(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], max_length: int, name: str) -> list[list[int]]:
+    """Tokenize any texts, and warn of those that were cut.
+
+    Args:
+        tokenizer (`PreTrainedTokenizerBase`): The tokenizer.
+        texts (`Sequence[str]`): The texts; lone surrogates in them are replaced.
+        max_length (`int`): Most tokens that a text may have, `</s>` included.
+        name (`str`): What the warning calls the texts.
+
+    Returns:
+        `list[list[int]]`: the token ids of each text.
+    """
+    encoded, cut = encode_texts(tokenizer, [without_lone_surrogates(text) for text in texts], max_length)
+    if cut:
+        logger.warning(f"{cut} of {len(texts)} {name} were cut to {max_length} tokens; the left part is kept.")
+    return [text["input_ids"] for text in encoded]
+
+
+def batches_by_length(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
+    """Group texts of about the same length into batches, the longest first.
+
+    Args:
+        lengths (`Sequence[int]`): The texts' lengths in tokens.
+        max_tokens (`int`): Most tokens of a batch, padding included. A text that is longer gets a batch of its own.
+
+    Returns:
+        `list[list[int]]`: for each batch the numbers of its texts.
+
+    Raises:
+        ValueError: if `max_tokens` is not positive.
+    """
+    if max_tokens < 1:
+        raise ValueError(f"`max_tokens_per_batch` must be at least 1, got {max_tokens}.")
+    batches: list[list[int]] = []
+    room = 0
+    for number in sorted(range(len(lengths)), key=lambda number: -lengths[number]):
+        if room < 1:
+            batches.append([])
+            room = max(1, max_tokens // max(1, lengths[number]))
+        batches[-1].append(number)
+        room -= 1
+    return batches
+
+
+def padded(sequences: Sequence[Sequence[int]], padding: int, device: torch.device) -> torch.Tensor:
+    """Put sequences into one tensor.
+
+    Args:
+        sequences (`Sequence[Sequence[int]]`): Token ids.
+        padding (`int`): What to put behind the shorter ones.
+        device (`torch.device`): Where the tensor shall be.
+
+    Returns:
+        `torch.LongTensor` of shape `(batch, length)`: the tensor.
+    """
+    tensors = [torch.tensor(sequence, dtype=torch.long) for sequence in sequences]
+    return pad_sequence(tensors, batch_first=True, padding_value=padding).to(device)
+
+
+__all__ = ["batches_by_length", "default_max_length", "encode_texts", "padded", "token_ids", "without_lone_surrogates"]
