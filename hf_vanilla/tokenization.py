@@ -18,11 +18,12 @@ so that numbers are copied and not remembered.
 """
 
 import json
+import os
 from collections.abc import Iterable, Iterator, Sized
 
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
-from transformers import PreTrainedTokenizerFast
-from transformers.utils import logging
+from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
+from transformers.utils import cached_file, logging
 
 
 logger = logging.get_logger(__name__)
@@ -30,6 +31,8 @@ logger = logging.get_logger(__name__)
 SPECIAL_TOKENS = ("<pad>", "<s>", "</s>", "<unk>")
 # The special tokens and the 256 bytes.
 MINIMUM_VOCAB_SIZE = len(SPECIAL_TOKENS) + 256
+# Where a model with two vocabularies keeps the target's tokenizer, beside its own files.
+TARGET_TOKENIZER = "target_tokenizer"
 
 # Scripts written without spaces between words. U+30FC, the mark that lengthens a kana vowel, belongs to no script.
 _SYLLABLES = r"\p{Hiragana}\p{Katakana}\u30FC\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}"
@@ -131,6 +134,27 @@ def train_tokenizer(
         truncation_side="right",
         clean_up_tokenization_spaces=False,
     )
+
+
+def load_tokenizers(name_or_path: str | os.PathLike) -> tuple[PreTrainedTokenizerBase, PreTrainedTokenizerBase]:
+    """Load the tokenizers of source and target of a model.
+
+    Args:
+        name_or_path (`str`):
+            A folder or a name on the Hub.
+
+    Returns:
+        `tuple[PreTrainedTokenizerBase, PreTrainedTokenizerBase]`: the tokenizer of the source and that of the target.
+        They are one object unless there is another one in the subfolder `target_tokenizer`.
+
+    Raises:
+        OSError: if there is no tokenizer.
+    """
+    tokenizer = AutoTokenizer.from_pretrained(name_or_path)
+    target_config = f"{TARGET_TOKENIZER}/tokenizer_config.json"
+    if cached_file(name_or_path, target_config, _raise_exceptions_for_missing_entries=False) is None:
+        return tokenizer, tokenizer
+    return tokenizer, AutoTokenizer.from_pretrained(name_or_path, subfolder=TARGET_TOKENIZER)
 
 
 def _check_arguments(texts: Iterable[str], vocab_size: int, algorithm: str, min_frequency: int | None) -> None:

@@ -19,12 +19,12 @@ from transformers import (
     AutoModelForSeq2SeqLM,
     AutoTokenizer,
     DataCollatorForSeq2Seq,
-    HfArgumentParser,
     Seq2SeqTrainer,
     set_seed,
 )
 
 from hf_vanilla import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
+from hf_vanilla.command_line import parse_arguments, run
 from hf_vanilla.data import date_corpus, tokenize_parallel_dataset
 from hf_vanilla.tokenization import train_tokenizer
 from hf_vanilla.training import paper_training_arguments
@@ -128,7 +128,7 @@ def show_results(test, translations: list[str]) -> float:
 
 def main() -> None:
     """Make the corpus, train, show, save, reload and draw."""
-    (arguments,) = HfArgumentParser(DemoArguments, description=__doc__).parse_args_into_dataclasses()
+    (arguments,) = parse_arguments(DemoArguments, description=__doc__)
     if arguments.reload_from is not None:
         model = AutoModelForSeq2SeqLM.from_pretrained(arguments.reload_from)
         tokenizer = AutoTokenizer.from_pretrained(arguments.reload_from)
@@ -161,4 +161,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run(main))

@@ -11,13 +11,15 @@ commands that made the translations (--commands) and what else is worth knowing 
 import json
 import os
 import platform
+import sys
 from dataclasses import dataclass, field
 from importlib.metadata import version
-from pathlib import Path
+from typing import Literal
 
 import torch
-from transformers import HfArgumentParser
 
+from hf_vanilla.command_line import parse_arguments, run
+from hf_vanilla.generation.line_files import read_lines, replacing_file
 from hf_vanilla.metrics import Bleu, ChrF
 
 
@@ -30,16 +32,18 @@ class EvaluationArguments:
 
     hypotheses: str = field(metadata={"help": "Text file, one translation a line."})
     references: str = field(metadata={"help": "Text file, one reference a line."})
-    tokenize: str = field(default="13a", metadata={"help": "sacreBLEU's tokenizer: 13a, zh, none, char or intl."})
+    tokenize: Literal["13a", "zh", "none", "char", "intl"] = field(
+        default="13a", metadata={"help": "sacreBLEU's tokenizer."}
+    )
     lowercase: bool = field(default=False, metadata={"help": "Ignore case."})
     output_file: str | None = field(default=None, metadata={"help": "JSON file to write the result to."})
     commands: list[str] = field(default_factory=list, metadata={"help": "The commands that made the translations."})
     notes: list[str] = field(default_factory=list, metadata={"help": "More facts, each as name=value."})
 
-
-def read_lines(path: str) -> list[str]:
-    """Read a UTF-8 file; only a newline character ends a line."""
-    return Path(path).read_text(encoding="utf-8").removesuffix("\n").split("\n")
+    def __post_init__(self):
+        for note in self.notes:
+            if "=" not in note:
+                raise ValueError(f"`notes` must be of the form name=value, got {note!r}.")
 
 
 def machine() -> dict[str, str | int]:
@@ -53,7 +57,7 @@ def machine() -> dict[str, str | int]:
 
 def main() -> None:
     """Score, print and perhaps write the result."""
-    (arguments,) = HfArgumentParser(EvaluationArguments, description=__doc__).parse_args_into_dataclasses()
+    (arguments,) = parse_arguments(EvaluationArguments, description=__doc__)
     hypotheses, references = read_lines(arguments.hypotheses), read_lines(arguments.references)
     bleu = Bleu().compute(
         predictions=hypotheses, references=references, tokenize=arguments.tokenize, lowercase=arguments.lowercase
@@ -65,7 +69,7 @@ def main() -> None:
         "bleu_signature": bleu["signature"],
         "chrf_signature": chrf["signature"],
         "sentences": len(hypotheses),
-        **dict(note.split("=", 1) for note in arguments.notes),
+        "notes": dict(note.split("=", 1) for note in arguments.notes),
         "commands": arguments.commands,
         "versions": {"python": platform.python_version(), **{name: version(name) for name in PACKAGES}},
         "machine": machine(),
@@ -73,10 +77,9 @@ def main() -> None:
     text = json.dumps(result, indent=2, ensure_ascii=False)
     print(text)
     if arguments.output_file is not None:
-        temporary = Path(f"{arguments.output_file}.tmp")
-        temporary.write_text(text + "\n", encoding="utf-8")
-        os.replace(temporary, arguments.output_file)
+        with replacing_file(arguments.output_file) as file:
+            file.write(text + "\n")
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run(main))

@@ -24,23 +24,25 @@ import tempfile
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import Literal
 
 import torch
 import transformers
 from datasets import IterableDataset
 from transformers import (
     AutoModelForSeq2SeqLM,
-    AutoTokenizer,
     DataCollatorForSeq2Seq,
-    HfArgumentParser,
     Seq2SeqTrainer,
+    TrainerCallback,
     set_seed,
 )
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from hf_vanilla import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
+from hf_vanilla.command_line import parse_arguments, run
 from hf_vanilla.data import load_parallel_dataset, tokenize_parallel_dataset
 from hf_vanilla.metrics import TranslationMetrics
-from hf_vanilla.tokenization import train_tokenizer
+from hf_vanilla.tokenization import TARGET_TOKENIZER, load_tokenizers, train_tokenizer
 from hf_vanilla.training import (
     VanillaTrainer,
     VanillaTrainingArguments,
@@ -54,7 +56,6 @@ from hf_vanilla.training import (
 
 logger = logging.getLogger("train_translation")
 
-TARGET_TOKENIZER = "target_tokenizer"
 MODEL_SIZES = ("d_model", "d_ff", "num_heads", "d_k", "d_v", "encoder_layers", "decoder_layers")
 MODEL_CHOICES = ("dropout", "norm_position", "position_type", "label_smoothing", "label_smoothing_type")
 
@@ -78,19 +79,23 @@ class ModelArguments:
     encoder_layers: int | None = field(default=None, metadata={"help": "Number of encoder layers."})
     decoder_layers: int | None = field(default=None, metadata={"help": "Number of decoder layers."})
     dropout: float | None = field(default=None, metadata={"help": "Dropout rate of the paper's two places."})
-    norm_position: str | None = field(default=None, metadata={"help": "post (the paper) or pre."})
-    position_type: str | None = field(
-        default=None, metadata={"help": "sinusoidal (the paper), sinusoidal_split, sinusoidal_t2t or learned."}
+    norm_position: Literal["post", "pre"] | None = field(default=None, metadata={"help": "post (the paper) or pre."})
+    position_type: Literal["sinusoidal", "sinusoidal_split", "sinusoidal_t2t", "learned"] | None = field(
+        default=None, metadata={"help": "How positions are encoded; sinusoidal is the paper's."}
     )
     label_smoothing: float | None = field(default=None, metadata={"help": "Share taken from the true token (0 to 1)."})
-    label_smoothing_type: str | None = field(default=None, metadata={"help": "uniform, t2t or annotated."})
+    label_smoothing_type: Literal["uniform", "t2t", "annotated"] | None = field(
+        default=None, metadata={"help": "Who gets that share: all tokens, all others, or all others but padding."}
+    )
     tokenizer_name_or_path: str | None = field(
         default=None, metadata={"help": "Use this tokenizer (folder or Hub name) instead of training one."}
     )
     vocab_size: int = field(
         default=37000, metadata={"help": "Size of the vocabulary to train (of each, if separate)."}
     )
-    tokenizer_algorithm: str = field(default="bpe", metadata={"help": "bpe (the paper) or unigram."})
+    tokenizer_algorithm: Literal["bpe", "unigram"] = field(
+        default="bpe", metadata={"help": "bpe (the paper) or unigram."}
+    )
     lowercase: bool = field(default=False, metadata={"help": "Lower-case all text before it is tokenized."})
     separate_vocabularies: bool = field(
         default=False,
@@ -121,8 +126,8 @@ class DataArguments:
     )
     streaming: bool = field(default=False, metadata={"help": "Read while training, for text larger than memory."})
     preprocessing_num_workers: int | None = field(default=None, metadata={"help": "Processes that tokenize."})
-    bleu_tokenize: str = field(
-        default="13a", metadata={"help": "sacreBLEU's tokenizer for validation: 13a, zh, none, char or intl."}
+    bleu_tokenize: Literal["13a", "zh", "none", "char", "intl"] = field(
+        default="13a", metadata={"help": "sacreBLEU's tokenizer for validation."}
     )
 
 
@@ -156,11 +161,48 @@ class TranslationTrainingArguments(VanillaTrainingArguments):
             self.use_cpu: bool = True
         super().__post_init__()
 
+        self._check_average()
+
+    def _check_average(self) -> None:
+        """Check now that there will be enough checkpoints to average at the end."""
+        if self.average_last < 0:
+            raise ValueError(f"`average_last` must not be negative, got {self.average_last}.")
+        if self.average_last > 0 and self.save_strategy == "no":
+            raise ValueError(f"`average_last` ({self.average_last}) needs checkpoints, but `save_strategy` is no.")
+        if self.save_total_limit is not None and self.save_total_limit < self.average_last:
+            raise ValueError(
+                f"`save_total_limit` ({self.save_total_limit}) must be at least `average_last` ({self.average_last}): "
+                "older checkpoints are deleted while training."
+            )
+        if self.save_strategy == "steps" and 0 < self.max_steps < self.average_last * self.save_steps:
+            raise ValueError(
+                f"`average_last` ({self.average_last}) checkpoints every `save_steps` ({self.save_steps}) need more "
+                f"than `max_steps` ({self.max_steps}): save more often or average fewer."
+            )
+
     def set_paper_learning_rate(self, d_model: int) -> None:
         """Take the paper's peak learning rate unless one was given."""
-        if self._given_learning_rate is None:
-            steps = max(1, int(self.warmup_steps))
-            self.learning_rate = noam_learning_rate(steps, d_model, steps)
+        if self._given_learning_rate is not None:
+            return
+        if self.warmup_steps < 1:
+            raise ValueError(
+                f"`warmup_steps` ({self.warmup_steps}) must be a number of steps for the paper's learning rate; or "
+                "give a `learning_rate`."
+            )
+        self.learning_rate = noam_learning_rate(int(self.warmup_steps), d_model, int(self.warmup_steps))
+
+
+class SaveTargetTokenizer(TrainerCallback):
+    """Keeps the target's tokenizer beside the model in every checkpoint; the trainer saves the source's only."""
+
+    def __init__(self, target_tokenizer):
+        self.target_tokenizer = target_tokenizer
+
+    def on_save(self, args, state, control, **kwargs) -> None:
+        """Save it where the trainer has just saved the rest."""
+        if state.is_world_process_zero:
+            checkpoint = Path(args.output_dir) / f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}"
+            self.target_tokenizer.save_pretrained(checkpoint / TARGET_TOKENIZER)
 
 
 def check_output_dir(output_dir: str) -> None:
@@ -198,17 +240,25 @@ def load_data(arguments: DataArguments):
     )
 
 
-def get_tokenizers(arguments: ModelArguments, pairs, output_dir: Path):
-    """Load the tokenizers of source and target, or train them; they are the same object unless separate."""
+def get_tokenizers(arguments: ModelArguments, pairs, output_dir: Path, *, is_trained: bool):
+    """Load the tokenizers of source and target, or train them, and save them; they are one object unless separate."""
     path = arguments.tokenizer_name_or_path or arguments.model_name_or_path
-    if path is None and (output_dir / "tokenizer.json").exists():
-        path = str(output_dir)
+    if is_trained:
+        return load_tokenizers(output_dir)
     if path is not None:
-        tokenizer = AutoTokenizer.from_pretrained(path)
-        has_target = (Path(path) / TARGET_TOKENIZER).is_dir()
-        return tokenizer, AutoTokenizer.from_pretrained(path, subfolder=TARGET_TOKENIZER) if has_target else tokenizer
+        tokenizer, target_tokenizer = load_tokenizers(path)
+    else:
+        tokenizer, target_tokenizer = train_tokenizers(arguments, pairs)
+    tokenizer.save_pretrained(output_dir)
+    if target_tokenizer is not tokenizer:
+        target_tokenizer.save_pretrained(output_dir / TARGET_TOKENIZER)
+    return tokenizer, target_tokenizer
 
-    def texts(columns):
+
+def train_tokenizers(arguments: ModelArguments, pairs):
+    """Train one tokenizer on both sides (the paper's joint vocabulary) or one for each."""
+
+    def texts(*columns):
         return (row[column] for row in pairs for column in columns)
 
     train = partial(
@@ -218,13 +268,9 @@ def get_tokenizers(arguments: ModelArguments, pairs, output_dir: Path):
         lowercase=arguments.lowercase,
     )
     if arguments.separate_vocabularies:
-        target_tokenizer = train(texts(["target"]))
-        target_tokenizer.save_pretrained(output_dir / TARGET_TOKENIZER)
-        tokenizer = train(texts(["source"]))
-    else:
-        tokenizer = target_tokenizer = train(texts(["source", "target"]))
-    tokenizer.save_pretrained(output_dir)
-    return tokenizer, target_tokenizer
+        return train(texts("source")), train(texts("target"))
+    joint = train(texts("source", "target"))
+    return joint, joint
 
 
 def get_model(arguments: ModelArguments, tokenizer, target_tokenizer):
@@ -255,6 +301,7 @@ def build_trainer(model, tokenizer, target_tokenizer, data, training_args, bleu_
         "eval_dataset": data.get("validation"),
         "processing_class": tokenizer,
         "data_collator": DataCollatorForSeq2Seq(tokenizer, model=model),
+        "callbacks": [] if target_tokenizer is tokenizer else [SaveTargetTokenizer(target_tokenizer)],
     }
     if training_args.predict_with_generate and "validation" in data:
         examples = None if isinstance(data["validation"], IterableDataset) else len(data["validation"])
@@ -269,36 +316,33 @@ def build_trainer(model, tokenizer, target_tokenizer, data, training_args, bleu_
 def use_average_of_last(trainer: Seq2SeqTrainer, count: int) -> None:
     """Replace the trained weights by the mean of the last `count` checkpoints (Vaswani et al. 2017, 6.1)."""
     folder = Path(trainer.args.output_dir) / "averaged"
-    with trainer.args.main_process_first(desc="averaging checkpoints"):
+    with trainer.args.main_process_first(local=False, desc="averaging checkpoints"):
         if trainer.is_world_process_zero():
             average_checkpoints(last_checkpoints(trainer.args.output_dir, count), folder, overwrite=True)
     averaged = type(trainer.model).from_pretrained(folder)
     trainer.model.load_state_dict(averaged.state_dict())
 
 
-def parse_arguments():
-    """Read the three groups of options from the command line or from one JSON file."""
-    parser = HfArgumentParser(
-        (ModelArguments, DataArguments, TranslationTrainingArguments), description=__doc__, allow_abbrev=False
-    )
-    if len(sys.argv) == 2 and sys.argv[1].endswith(".json"):
-        return parser.parse_json_file(json_file=sys.argv[1])
-    return parser.parse_args_into_dataclasses()
-
-
 def main() -> None:
     """Go from raw text to a trained model, in four steps."""
-    model_args, data_args, training_args = parse_arguments()
+    model_args, data_args, training_args = parse_arguments(
+        ModelArguments, DataArguments, TranslationTrainingArguments, description=__doc__
+    )
     logging.basicConfig(format="%(message)s", level=logging.INFO if training_args.should_log else logging.WARNING)
     transformers.utils.logging.set_verbosity(training_args.get_process_log_level())
     check_output_dir(training_args.output_dir)
     set_seed(training_args.seed)
 
-    # 1. text -> tokenizers -> token ids; the first process does the work and the others find it done
     output_dir = Path(training_args.output_dir)
-    with training_args.main_process_first(desc="preparing the data"):
+    checkpoint = training_args.resume_from_checkpoint or last_complete_checkpoint(output_dir)
+    if checkpoint is not None:
+        logger.info(f"Going on from {checkpoint}; for a new run give another --output_dir.")
+
+    # 1. text -> tokenizers -> token ids; the first process does the work and the others find it done
+    with training_args.main_process_first(local=False, desc="preparing the data"):
         data = load_data(data_args)
-        tokenizer, target_tokenizer = get_tokenizers(model_args, data["train"], output_dir)
+        is_trained = checkpoint is not None or training_args.process_index > 0
+        tokenizer, target_tokenizer = get_tokenizers(model_args, data["train"], output_dir, is_trained=is_trained)
         data = tokenize_parallel_dataset(
             data,
             tokenizer,
@@ -315,9 +359,6 @@ def main() -> None:
     trainer = build_trainer(model, tokenizer, target_tokenizer, data, training_args, data_args.bleu_tokenize)
 
     # 3. training, from the last checkpoint if there is one
-    checkpoint = training_args.resume_from_checkpoint or last_complete_checkpoint(output_dir)
-    if checkpoint is not None:
-        logger.info(f"Going on from {checkpoint}; for a new run give another --output_dir.")
     result = trainer.train(resume_from_checkpoint=checkpoint)
     trainer.log_metrics("train", result.metrics)
     trainer.save_metrics("train", result.metrics)
@@ -336,4 +377,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run(main))

@@ -1,145 +1,193 @@
 #!/usr/bin/env python
-"""Translate a text file (or standard input) line by line: line N of the output is the translation of line N.
+r"""Translate text, line by line: one line of output for each line of input.
 
-    python scripts/translate.py --model runs/en-de --input test.en --output test.out
-    echo "A dog runs." | python scripts/translate.py --model runs/en-de
+Examples:
+  a file, with the paper's beam search:
+    python scripts/translate.py --model runs/en-de --input test.en --output test.de
+  from standard input to standard output:
+    echo "a man in an orange hat ." | python scripts/translate.py --model runs/en-de
+  the four best translations of each line with their scores, in the format of Moses:
+    python scripts/translate.py --model runs/en-de --input test.en --output test.nbest --n_best 4
+  on all devices of a machine, each of which takes a part of the lines:
+    accelerate launch scripts/translate.py --model runs/en-de --input test.en --output test.de
 
-The defaults are the paper's search: 4 beams, GNMT length penalty with alpha 0.6, at most 50 tokens more than the
-source. With --n_best N there are N lines for each line, "number ||| translation ||| score". `accelerate launch` or
-`torchrun` in place of `python` share the lines out to several devices.
+Text is UTF-8. An empty line stays empty. The output file appears when it is complete; if the program is interrupted,
+there is none. Line breaks inside a translation become spaces, and so do tabs where tabs separate columns.
 """
 
-import contextlib
-import gzip
-import os
+import argparse
 import sys
-import tempfile
+from contextlib import nullcontext
 from dataclasses import dataclass, field
-from pathlib import Path
+from functools import partial
+from typing import Literal
 
 import torch
 from accelerate import PartialState
 from accelerate.utils import gather_object
-from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, HfArgumentParser
+from transformers import HfArgumentParser
 
-import hf_vanilla  # noqa: F401  # registers the models
-from hf_vanilla.generation import Hypothesis, translate
+from hf_vanilla.generation import Translation, load_translator, translate
+from hf_vanilla.generation.line_files import on_first_process, read_lines, replacing_file
 
 
-TARGET_TOKENIZER = "target_tokenizer"
+INTERRUPTED = 130  # the exit status of a program that Ctrl-C has ended
 
 
 @dataclass
-class TranslationArguments:
-    """Options of the translation."""
+class TranslateArguments:
+    """What to translate, with what, and how."""
 
-    model: str = field(metadata={"help": "Folder or Hub name of the model."})
-    input: str = field(default="-", metadata={"help": "UTF-8 text file, may be .gz; - is standard input."})
+    model: str = field(metadata={"help": "Folder of a trained model, or its name on the Hub."})
+    input: str = field(default="-", metadata={"help": "Text file to translate, also .gz; - is standard input."})
     output: str = field(default="-", metadata={"help": "File to write; - is standard output."})
-    num_beams: int = field(default=4, metadata={"help": "Number of beams; 1 is greedy search, and fastest."})
-    length_penalty: float = field(default=0.6, metadata={"help": "Exponent alpha of the length penalty; 0 is none."})
-    length_penalty_type: str = field(
-        default="gnmt", metadata={"help": "gnmt: ((5 + length) / 6)^alpha, the paper's; power: length^alpha."}
+    num_beams: int = field(default=4, metadata={"help": "Beams of the search; 1 is greedy, more is slower."})
+    length_penalty: float = field(
+        default=0.6,
+        metadata={"help": "Exponent alpha of the length penalty: the higher, the longer the translations."},
+    )
+    length_penalty_type: Literal["gnmt", "power"] = field(
+        default="gnmt",
+        metadata={"help": "gnmt: ((5 + length) / 6)^alpha, the paper's; power: length^alpha, transformers'."},
     )
     max_length_offset: int = field(
         default=50, metadata={"help": "How many tokens longer than its source a translation may be."}
     )
-    max_source_length: int = field(default=1024, metadata={"help": "Longest source in tokens; more is cut off."})
-    n_best: int = field(default=1, metadata={"help": "Translations of each line, at most num_beams."})
-    scores: bool = field(default=False, metadata={"help": "Write the score behind each translation: ' ||| -0.53'."})
-    max_tokens_per_batch: int = field(default=4096, metadata={"help": "Size of a batch in source tokens."})
-    dtype: str = field(default="auto", metadata={"help": "auto (as saved), float32, bfloat16 or float16."})
-    device: str | None = field(default=None, metadata={"help": "cpu, cuda, ... Default: the fastest there is."})
+    n_best: int = field(
+        default=1,
+        metadata={
+            "help": "Translations of each line, at most --num_beams. With more than 1, a line of output is "
+            '"line number ||| translation ||| score", line numbers from 0.'
+        },
+    )
+    scores: bool = field(
+        default=False,
+        metadata={"help": "Write behind each translation a tab and its score: log probability / length penalty."},
+    )
+    alignments: bool = field(
+        default=False,
+        metadata={
+            "help": 'Write as the last column which words belong together: "0-0 1-2" links word 0 of the source with '
+            "word 0 of the translation, and word 1 with word 2. Words are what stands between spaces."
+        },
+    )
+    max_source_length: int | None = field(
+        default=None,
+        metadata={"help": "Most tokens of a line; the rest of it is not translated. Unset: the model's limit."},
+    )
+    max_tokens_per_batch: int = field(
+        default=1024, metadata={"help": "Most source tokens, padding included, that are translated at a time."}
+    )
+    dtype: str = field(
+        default="auto",
+        metadata={"help": "Type of the weights: float32, bfloat16, float16, or auto, the type they were saved in."},
+    )
+    device: str = field(
+        default="auto",
+        metadata={"help": "Where to run: cpu, cuda, cuda:1 ..., or auto, an accelerator if there is one."},
+    )
 
-
-def read_lines(path: str) -> list[str]:
-    """Read all lines; only a newline character ends a line. Raises a ValueError for text that is not UTF-8."""
-    if path == "-":
-        data = sys.stdin.buffer.read()
-    else:
-        with (gzip.open if path.endswith(".gz") else open)(path, "rb") as file:
-            data = file.read()
-    lines = []
-    for number, line in enumerate(data.removesuffix(b"\n").split(b"\n") if data else [], start=1):
+    def __post_init__(self) -> None:
+        for name in ("num_beams", "n_best", "max_tokens_per_batch"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"--{name} must be at least 1, got {getattr(self, name)}.")
+        if self.n_best > self.num_beams:
+            raise ValueError(f"--n_best ({self.n_best}) must not exceed --num_beams ({self.num_beams}).")
+        if self.max_length_offset < 0:
+            raise ValueError(f"--max_length_offset must not be negative, got {self.max_length_offset}.")
+        if self.max_source_length is not None and self.max_source_length < 1:
+            raise ValueError(f"--max_source_length must be at least 1, got {self.max_source_length}.")
+        if self.dtype != "auto" and not isinstance(getattr(torch, self.dtype, None), torch.dtype):
+            raise ValueError(f"--dtype must be float32, bfloat16, float16 or auto, got {self.dtype}.")
         try:
-            text = line.decode("utf-8-sig" if number == 1 else "utf-8")
-        except UnicodeDecodeError as error:
-            name = "standard input" if path == "-" else path
-            raise ValueError(f"`input` must be UTF-8, but line {number} of {name} is not: {error}.") from error
-        lines.append(text.removesuffix("\r"))
-    return lines
+            torch.device("cpu" if self.device == "auto" else self.device)
+        except RuntimeError as error:
+            raise ValueError(f"--device: {str(error).splitlines()[0]}") from None
 
 
-@contextlib.contextmanager
-def opened_output(path: str):
-    """Open the output; a file appears only when it is complete."""
-    if path == "-":
-        yield sys.stdout
-        return
-    target = Path(path).absolute()
-    try:
-        handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
-    except OSError as error:
-        raise ValueError(f"`output` ({path}) must be in a folder that can be written to: {error}.") from error
-    try:
-        with open(handle, "w", encoding="utf-8", newline="\n") as file:
-            yield file
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, target)
-    finally:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(temporary)
+def format_translations(number: int, translations: list[Translation], arguments: TranslateArguments) -> str:
+    """Write the translations of one line as lines of output."""
+    rows = []
+    for translation in translations:
+        text = " ".join(translation.text.splitlines())
+        columns = [str(number), text, f"{translation.score:.4f}"] if arguments.n_best > 1 else [text]
+        if arguments.scores and arguments.n_best == 1:
+            columns.append(f"{translation.score:.4f}")
+        if arguments.alignments:
+            columns.append(str(translation.alignment))
+        if arguments.n_best > 1:
+            rows.append(" ||| ".join(columns))
+        else:
+            rows.append("\t".join([text.replace("\t", " "), *columns[1:]]) if len(columns) > 1 else text)
+    return "".join(f"{row}\n" for row in rows)
 
 
-def format_line(number: int, hypotheses: list[Hypothesis], n_best: int, scores: bool) -> str:
-    """Write the translations of one line as the output has them."""
-    if n_best > 1:
-        return "".join(f"{number} ||| {each.text} ||| {each.score:.4f}\n" for each in hypotheses)
-    score = f" ||| {hypotheses[0].score:.4f}" if scores else ""
-    return f"{hypotheses[0].text}{score}\n"
-
-
-def translate_all(arguments: TranslationArguments, state: PartialState) -> list[list[Hypothesis]]:
-    """Translate this process's share of the lines, and return those of all processes in order."""
-    lines = read_lines(arguments.input)
-    dtype = arguments.dtype if arguments.dtype == "auto" else getattr(torch, arguments.dtype)
-    device = torch.device(arguments.device) if arguments.device else state.device
-    tokenizer = AutoTokenizer.from_pretrained(arguments.model)
-    has_target = (Path(arguments.model) / TARGET_TOKENIZER).is_dir()
+def translate_lines(lines: list[str], arguments: TranslateArguments, processes: PartialState) -> list[str]:
+    """Translate the lines, each process its share, into blocks of output in the order of the lines."""
+    device = processes.device if arguments.device == "auto" else torch.device(arguments.device)
+    model, tokenizer, target_tokenizer = load_translator(arguments.model, dtype=arguments.dtype, device=device)
+    step = processes.num_processes
+    numbers = range(processes.process_index, len(lines), step)
     translations = translate(
-        AutoModelForSeq2SeqLM.from_pretrained(arguments.model, dtype=dtype).to(device),
+        model,
         tokenizer,
-        lines[state.process_index :: state.num_processes],
-        target_tokenizer=AutoTokenizer.from_pretrained(arguments.model, subfolder=TARGET_TOKENIZER)
-        if has_target
-        else tokenizer,
+        [lines[number] for number in numbers],
+        target_tokenizer=target_tokenizer,
         num_beams=arguments.num_beams,
-        n_best=arguments.n_best,
         length_penalty=arguments.length_penalty,
         length_penalty_type=arguments.length_penalty_type,
         max_length_offset=arguments.max_length_offset,
+        n_best=arguments.n_best,
+        with_alignments=arguments.alignments,
         max_source_length=arguments.max_source_length,
         max_tokens_per_batch=arguments.max_tokens_per_batch,
-        show_progress=state.is_main_process,
+        show_progress=processes.is_main_process,
     )
-    shares = gather_object([translations])
-    return [shares[number % state.num_processes][number // state.num_processes] for number in range(len(lines))]
+    blocks = [
+        (number, format_translations(number, row, arguments))
+        for number, row in zip(numbers, translations, strict=True)
+    ]
+    return [block for _, block in sorted(gather_object(blocks))]
 
 
-def main() -> None:
-    """Open the output, translate, write."""
-    (arguments,) = HfArgumentParser(TranslationArguments, description=__doc__).parse_args_into_dataclasses()
-    if arguments.dtype not in ("auto", "float32", "bfloat16", "float16"):
-        raise ValueError(f"`dtype` must be auto, float32, bfloat16 or float16; got {arguments.dtype!r}.")
-    state = PartialState(cpu=arguments.device == "cpu" or not torch.accelerator.is_available())
-    with opened_output(arguments.output if state.is_main_process else os.devnull) as file:
-        translations = translate_all(arguments, state)
-        for number, hypotheses in enumerate(translations):
-            file.write(format_line(number, hypotheses, arguments.n_best, arguments.scores))
+def run(arguments: TranslateArguments, processes: PartialState) -> None:
+    """Read, translate, write: the first process reads and writes, all translate."""
+    with replacing_file(arguments.output) if processes.is_main_process else nullcontext() as file:
+        lines = on_first_process(partial(read_lines, arguments.input))
+        blocks = translate_lines(lines, arguments, processes)
+        if file is not None:
+            file.writelines(blocks)
+
+
+class _HelpFormatter(argparse.RawDescriptionHelpFormatter, argparse.ArgumentDefaultsHelpFormatter):
+    """Keeps the line breaks of the examples and tells the defaults."""
+
+
+def main() -> int:
+    """Translate what the command line asks for.
+
+    Returns:
+        `int`: the exit status, 0 for success.
+    """
+    parser = HfArgumentParser(
+        TranslateArguments, description=__doc__, formatter_class=_HelpFormatter, allow_abbrev=False
+    )
+    try:
+        (arguments,) = parser.parse_args_into_dataclasses()
+    except ValueError as error:
+        parser.error(str(error))
+    try:
+        processes = PartialState(cpu=arguments.device == "cpu" or not torch.accelerator.is_available())
+        run(arguments, processes)
+        processes.destroy_process_group()
+    except (ValueError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("interrupted: nothing was written", file=sys.stderr)
+        return INTERRUPTED
+    return 0
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except KeyboardInterrupt:
-        sys.exit(130)
+    sys.exit(main())

@@ -8,12 +8,12 @@
 ```
 
 The attention is that of the step which writes a token, in one layer, averaged over its heads. Of the layers of a
-Transformer the penultimate one aligns best (Garg et al. 2019, "Jointly Learning to Align and Translate with Transformer
-Models"), so that is the default. A word's pieces count together: a target word gets the mean of its pieces' attention,
-a source word the sum. What falls on `</s>` belongs to no word, so rows may sum to less than 1.
+Transformer the penultimate one aligns best (Garg et al. 2019, "Jointly Learning to Align and Translate with
+Transformer Models"), so that is the default. A word's pieces count together: a target word gets the mean of its
+pieces' attention, a source word the sum. What falls on `</s>` belongs to no word, so rows may sum to less than 1.
 
-There are two ways to the same numbers: `forced_attention` reads a finished translation once, which is simple and cheap;
-`beam_attention` takes what a beam search has recorded and follows the beams back.
+There are two ways to the same numbers: `forced_attention` reads a finished translation once, which is simple and
+cheap; `beam_attention` takes what a beam search has recorded and follows the beams back.
 """
 
 import re
@@ -68,16 +68,17 @@ def word_alignments(
 
     Args:
         model (`PreTrainedModel`): An encoder-decoder model. It runs with eager attention for the time of the call.
-        tokenizer (`PreTrainedTokenizerBase`): A fast tokenizer, of the source and, unless another is given, the target.
+        tokenizer (`PreTrainedTokenizerBase`): A fast tokenizer, of the source and, unless another is given, the
+            target.
         sources (`Sequence[str]`): Sentences, words separated by spaces. Segment a language without spaces before.
         translations (`Sequence[str]`): Their translations.
         target_tokenizer (`PreTrainedTokenizerBase`, *optional*): The target's tokenizer, if it is another one.
         layer (`int`, *optional*): Decoder layer whose attention is taken; the penultimate one by default.
         heads (`Sequence[int]`, *optional*): Heads to average; all by default.
-        threshold (`float`, *optional*): Link every pair of words with at least this much attention (0 to 1). By default
-            each target word is linked to the one source word that has most of it.
-        max_length (`int`, *optional*): Most tokens of a sentence; words behind it are not aligned. The model's limit by
-            default.
+        threshold (`float`, *optional*): Link every pair of words with at least this much attention (0 to 1). By
+            default each target word is linked to the one source word that has most of it.
+        max_length (`int`, *optional*): Most tokens of a sentence; words behind it are not aligned. The model's limit
+            by default.
         max_tokens_per_batch (`int`, defaults to 4096): Most tokens of a batch, padding included, source and target
             together.
 
@@ -122,9 +123,9 @@ def word_alignments(
 
 def forced_attention(
     model: PreTrainedModel,
-    input_ids: torch.LongTensor,
+    input_ids: torch.Tensor,
     attention_mask: torch.Tensor | None,
-    labels: torch.LongTensor,
+    labels: torch.Tensor,
     *,
     layer: int | None = None,
     heads: Sequence[int] | None = None,
@@ -141,8 +142,8 @@ def forced_attention(
         heads (`Sequence[int]`, *optional*): Heads to average; all by default.
 
     Returns:
-        `torch.Tensor` of shape `(batch, tgt_len, src_len)`: for each target token, the attention of the step that writes
-        it. Rows of -100 are 0.
+        `torch.Tensor` of shape `(batch, tgt_len, src_len)`: for each target token, the attention of the step that
+        writes it. Rows of -100 are 0.
 
     Raises:
         ValueError: if the model is in training mode, or `layer` or a head does not exist.
@@ -208,8 +209,8 @@ def word_numbers(text: str, encoded: dict[str, list]) -> list[int]:
         encoded (`dict[str, list]`): What a fast tokenizer made of it: `offset_mapping` and `special_tokens_mask`.
 
     Returns:
-        `list[int]`: for each token the number of its word, from 0; -1 for special tokens and spaces at the end. A space
-        belongs to the word behind it.
+        `list[int]`: for each token the number of its word, from 0; -1 for special tokens and spaces at the end. A
+        space belongs to the word behind it.
     """
     ends = [match.end() for match in re.finditer(r"\S+", text)]
     numbers, word = [], 0

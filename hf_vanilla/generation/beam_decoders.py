@@ -57,7 +57,7 @@ class PlainDecoder:
     def __init__(
         self,
         model: PreTrainedModel,
-        input_ids: torch.LongTensor,
+        input_ids: torch.Tensor,
         generation_config: GenerationConfig,
         model_kwargs: dict[str, Any],
     ):
@@ -158,7 +158,7 @@ class SideBySideDecoder:
     def __init__(
         self,
         model: VanillaTransformerForConditionalGeneration,
-        input_ids: torch.LongTensor,
+        input_ids: torch.Tensor,
         generation_config: GenerationConfig,
         model_kwargs: dict[str, Any],
     ):

@@ -82,14 +82,14 @@ def length_penalty_of(
 
 def beam_search(
     model: PreTrainedModel,
-    input_ids: torch.LongTensor,
+    input_ids: torch.Tensor,
     logits_processor: LogitsProcessorList,
     stopping_criteria: StoppingCriteriaList,
     generation_config: GenerationConfig,
     length_penalty_type: str = "power",
     max_length_offset: int | None = None,
     **model_kwargs: Any,
-) -> GenerateBeamEncoderDecoderOutput | torch.LongTensor:
+) -> GenerateBeamEncoderDecoderOutput | torch.Tensor:
     """Search the best sequences; to be passed to `generate()` as its `custom_generate`.
 
     All of `generate()`'s beam options work as they do without it: `early_stopping`, `max_length`, `min_length`,
@@ -433,7 +433,7 @@ class _Record:
 
 def _output(
     finished: list[_Beams], options: _Options, record: _Record, decoder: BeamDecoder, encoder_outputs: ModelOutput
-) -> GenerateBeamEncoderDecoderOutput | torch.LongTensor:
+) -> GenerateBeamEncoderDecoderOutput | torch.Tensor:
     """Put the best hypotheses of all sentences into what `generate()` returns."""
     config, prompt_length = options.config, options.prompt_length
     length = max(beams.length for beams in finished)

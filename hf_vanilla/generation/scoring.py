@@ -43,21 +43,21 @@ class ScoreOutput(ModelOutput):
         scores (`torch.Tensor` of shape `(batch,)`): Log probabilities of the targets in nats, divided by the length
             penalty if there is one.
         token_counts (`torch.LongTensor` of shape `(batch,)`): Number of scored tokens, `</s>` included.
-        token_log_probs (`torch.Tensor` of shape `(batch, tgt_len)`): Log probability of each token; 0 where the label is
-            -100.
+        token_log_probs (`torch.Tensor` of shape `(batch, tgt_len)`): Log probability of each token; 0 where the label
+            is -100.
     """
 
-    scores: torch.Tensor | None = None
-    token_counts: torch.Tensor | None = None
-    token_log_probs: torch.Tensor | None = None
+    scores: torch.Tensor = None  # type: ignore[assignment]  # ModelOutput wants defaults
+    token_counts: torch.Tensor = None  # type: ignore[assignment]
+    token_log_probs: torch.Tensor = None  # type: ignore[assignment]
 
 
 @torch.no_grad()
 def score(
     model: PreTrainedModel,
-    input_ids: torch.LongTensor,
+    input_ids: torch.Tensor,
     attention_mask: torch.Tensor | None,
-    labels: torch.LongTensor,
+    labels: torch.Tensor,
     *,
     length_penalty: float = 0.0,
     length_penalty_type: str = "gnmt",
@@ -70,13 +70,14 @@ def score(
         model (`PreTrainedModel`): An encoder-decoder model, in evaluation mode.
         input_ids (`torch.LongTensor` of shape `(batch, src_len)`): Source tokens.
         attention_mask (`torch.Tensor` of shape `(batch, src_len)`, *optional*): 1 for tokens, 0 for padding.
-        labels (`torch.LongTensor` of shape `(batch, tgt_len)`): Target tokens without the decoder's start; -100 is padding.
+        labels (`torch.LongTensor` of shape `(batch, tgt_len)`): Target tokens without the decoder's start; -100 is
+            padding.
         length_penalty (`float`, defaults to 0.0): Exponent of the penalty. 0 leaves the log probability as it is.
         length_penalty_type (`str`, defaults to `"gnmt"`): `"gnmt"` or `"power"`, as in `beam_search`.
 
     Returns:
-        `ScoreOutput`: `scores` and `token_counts` of shape `(batch,)`, `token_log_probs` of shape `(batch, tgt_len)`. A
-        target without tokens has the score 0.
+        `ScoreOutput`: `scores` and `token_counts` of shape `(batch,)`, `token_log_probs` of shape `(batch, tgt_len)`.
+        A target without tokens has the score 0.
 
     Raises:
         ValueError: if the model is in training mode, `labels` have another batch than `input_ids`, a label is outside
@@ -148,8 +149,8 @@ def score_texts(
         target_tokenizer (`PreTrainedTokenizerBase`, *optional*): The target's tokenizer, if it is another one.
         length_penalty (`float`, defaults to 0.0): Exponent of the penalty. 0 leaves the log probability as it is.
         length_penalty_type (`str`, defaults to `"gnmt"`): `"gnmt"` or `"power"`, as in `beam_search`.
-        max_length (`int`, *optional*): Most tokens of a text; what is longer is cut, and counted in a warning. The model's
-            limit by default.
+        max_length (`int`, *optional*): Most tokens of a text; what is longer is cut, and counted in a warning. The
+            model's limit by default.
         max_tokens_per_batch (`int`, defaults to 4096): Most tokens of a batch, padding included, source and target
             together.
         show_progress (`bool`, defaults to `False`): Whether to draw a progress bar on standard error.
@@ -158,8 +159,8 @@ def score_texts(
         `list[TextScore]`: one for each pair, in order.
 
     Raises:
-        ValueError: if there are not as many targets as sources, the model is in training mode, or `length_penalty_type`
-            is unknown.
+        ValueError: if there are not as many targets as sources, the model is in training mode, or
+            `length_penalty_type` is unknown.
     """
     if len(sources) != len(targets):
         raise ValueError(f"`targets` must be as many as `sources` ({len(sources)}), got {len(targets)}: one for each.")
@@ -179,8 +180,8 @@ def score_texts(
                 length_penalty=length_penalty,
                 length_penalty_type=length_penalty_type,
             )
-            values = zip(outputs.scores.tolist(), outputs.token_counts.tolist(), strict=True)
-            scores.update(zip(batch, (TextScore(*value) for value in values), strict=True))
+            for number, value, count in zip(batch, outputs.scores, outputs.token_counts, strict=True):
+                scores[number] = TextScore(float(value), int(count))
             progress.update(len(batch))
     return [scores[number] for number in range(len(sources))]
 

@@ -12,19 +12,23 @@ from transformers.utils import logging
 logger = logging.get_logger(__name__)
 
 
+# Most tokens of a text where neither tokenizer nor model has a limit; more would take memory with the square of it.
+DEFAULT_MAX_LENGTH = 1024
+
+
 def default_max_length(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> int:
     """Find out how many tokens a text may have.
 
     Args:
-        model (`PreTrainedModel`): The model.
+        model (`PreTrainedModel`): The model, whose `max_position_embeddings` count unless its positions are sinusoids.
         tokenizer (`PreTrainedTokenizerBase`): The tokenizer, whose `model_max_length` counts if it has one.
 
     Returns:
-        `int`: the smaller one of the tokenizer's limit and the model's `max_position_embeddings`.
+        `int`: the smaller limit, at most 1024.
     """
-    return min(
-        tokenizer.model_max_length, getattr(model.config, "max_position_embeddings", tokenizer.model_max_length)
-    )
+    has_table = getattr(model.config, "position_type", "learned") == "learned"
+    positions = getattr(model.config, "max_position_embeddings", DEFAULT_MAX_LENGTH) if has_table else DEFAULT_MAX_LENGTH
+    return min(DEFAULT_MAX_LENGTH, positions, tokenizer.model_max_length)
 
 
 def without_lone_surrogates(text: str) -> str:

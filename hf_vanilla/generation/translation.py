@@ -11,7 +11,7 @@ from transformers.modeling_utils import PreTrainedModel
 from transformers.utils import cached_file
 
 from .alignment import WordAlignment, word_alignments
-from .beam_search import NOT_FOUND, beam_search
+from .beam_search import NOT_FOUND, beam_search, length_penalty_of
 from .scoring import check_evaluation_mode
 from .text_batches import batches_by_length, default_max_length, padded, token_ids
 
@@ -72,7 +72,7 @@ def translate(
     length_penalty: float = 0.6,
     length_penalty_type: str = "gnmt",
     max_length_offset: int = 50,
-    num_return_sequences: int = 1,
+    n_best: int = 1,
     with_alignments: bool = False,
     max_source_length: int | None = None,
     max_tokens_per_batch: int = 1024,
@@ -90,23 +90,23 @@ def translate(
     Args:
         model (`PreTrainedModel`): An encoder-decoder model, in evaluation mode.
         tokenizer (`PreTrainedTokenizerBase`): The tokenizer, of the source and, unless another is given, the target.
-        texts (`Sequence[str]`): Any texts. Special tokens in them are text; lone surrogates become U+FFFD. A text without
-            words is translated to one empty text with the score 0.
+        texts (`Sequence[str]`): Any texts. Special tokens in them are text; lone surrogates become U+FFFD. A text
+            without words is translated to one empty text with the score 0.
         target_tokenizer (`PreTrainedTokenizerBase`, *optional*): The target's tokenizer, if it is another one.
         num_beams (`int`, defaults to 4): Beams of the search; 1 is greedy.
         length_penalty (`float`, defaults to 0.6): Exponent alpha of the length penalty.
         length_penalty_type (`str`, defaults to `"gnmt"`): `"gnmt"` or `"power"`, as in `beam_search`.
         max_length_offset (`int`, defaults to 50): How many tokens longer than its source a translation may be.
-        num_return_sequences (`int`, defaults to 1): Translations of each text, at most `num_beams`.
+        n_best (`int`, defaults to 1): Translations of each text, at most `num_beams`.
         with_alignments (`bool`, defaults to `False`): Whether to align words.
-        max_source_length (`int`, *optional*): Most tokens of a text; what is longer is cut, and counted in a warning. The
-            model's limit by default.
+        max_source_length (`int`, *optional*): Most tokens of a text; what is longer is cut, and counted in a warning.
+            The model's limit by default.
         max_tokens_per_batch (`int`, defaults to 1024): Most source tokens of a batch, padding included.
         show_progress (`bool`, defaults to `False`): Whether to draw a progress bar on standard error.
         **generate_kwargs: Passed on to `generate()`, such as `early_stopping`.
 
     Returns:
-        `list[list[Translation]]`: for each text its translations, best first: `num_return_sequences` of them, or fewer
+        `list[list[Translation]]`: for each text its translations, best first: `n_best` of them, or fewer
         where fewer exist.
 
     Raises:
@@ -116,8 +116,13 @@ def translate(
     if isinstance(texts, str):
         raise TypeError("`texts` must be a list of strings, got a single string; pass a list with it inside.")
     check_evaluation_mode(model)
+    if not 1 <= n_best <= num_beams:
+        raise ValueError(f"`n_best` must be in [1, `num_beams` = {num_beams}], got {n_best}.")
+    if max_length_offset < 0:
+        raise ValueError(f"`max_length_offset` must not be negative, got {max_length_offset}.")
+    length_penalty_of(1, length_penalty, length_penalty_type)
     target_tokenizer = tokenizer if target_tokenizer is None else target_tokenizer
-    max_source_length = max_source_length or default_max_length(model, tokenizer)
+    max_source_length = default_max_length(model, tokenizer) if max_source_length is None else max_source_length
     filled = [number for number, text in enumerate(texts) if text.strip()]
     ids = token_ids(tokenizer, [texts[number] for number in filled], max_source_length, "texts")
     options = dict(
@@ -125,7 +130,7 @@ def translate(
         length_penalty=length_penalty,
         length_penalty_type=length_penalty_type,
         max_length_offset=max_length_offset,
-        num_return_sequences=num_return_sequences,
+        num_return_sequences=n_best,
         **generate_kwargs,
     )
     found = [[Translation("", 0.0)] for _ in texts]
@@ -162,7 +167,7 @@ def _translate_batch(
     scored = list(map(Translation, texts, outputs.sequences_scores.tolist()))
     count = options["num_return_sequences"]
     rows = [scored[start : start + count] for start in range(0, len(scored), count)]
-    return [[translation for translation in row if translation.score > NOT_FOUND] for row in rows]
+    return [row[:1] + [translation for translation in row[1:] if translation.score > NOT_FOUND] for row in rows]
 
 
 def _align(

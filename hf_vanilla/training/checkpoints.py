@@ -20,10 +20,13 @@ from transformers.utils import CONFIG_NAME, SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHT
 
 logger = logging.get_logger(__name__)
 
-# State of one moment of training. It fits none of the averaged weights, so nothing can be resumed from it.
-TRAINING_STATE_FILES = re.compile(
-    r"(optimizer|scheduler|scaler|rng_state)[^/]*\.(pt|pth|bin)|trainer_state\.json|training_args\.bin|.*\.safetensors"
-    r"|.*\.safetensors\.index\.json|latest|zero_to_fp32\.py|(global_step|optimizer_|pytorch_model_fsdp_)\d+"
+# Weights, which the average replaces, and the state of a moment of training, which fits none of the averaged weights.
+LEFT_OUT_FILES = re.compile(
+    r".*\.safetensors(\.index\.json)?"
+    r"|pytorch_model.*\.bin(\.index\.json)?"
+    r"|(optimizer|scheduler|scaler|rng_state).*\.(pt|pth|bin)"
+    r"|trainer_state\.json|training_args\.bin"
+    r"|latest|zero_to_fp32\.py|(global_step|optimizer_|pytorch_model_fsdp_)\d+"  # DeepSpeed, FSDP
 )
 
 
@@ -301,7 +304,7 @@ def _write_average(weights: list[_Weights], folder: Path) -> None:
 def _copy_model_files(source: Path, folder: Path) -> None:
     """Copy what belongs to the model and not to the weights or the training."""
     for path in sorted(source.iterdir()):
-        if TRAINING_STATE_FILES.fullmatch(path.name):
+        if LEFT_OUT_FILES.fullmatch(path.name):
             continue
         if path.is_dir():
             shutil.copytree(path, folder / path.name)
@@ -330,8 +333,13 @@ def _put_in_place(folder: Path, target: Path) -> None:
         return
     old = Path(tempfile.mkdtemp(prefix=f".{target.name}.old.", dir=target.parent))
     os.replace(target, old / target.name)
-    os.replace(folder, target)
-    shutil.rmtree(old, ignore_errors=True)
+    try:
+        os.replace(folder, target)
+    except OSError:
+        os.replace(old / target.name, target)
+        raise
+    finally:
+        shutil.rmtree(old, ignore_errors=True)
 
 
 def _checkpoints_by_step(run_dir: Path) -> dict[int, Path]:

@@ -36,8 +36,8 @@ from hf_vanilla.data.batching import TokenBudgetBatchSampler
 
 logger = logging.get_logger(__name__)
 
-IGNORED_LABEL = -100
-MEASURED_DATASETS_KEPT = 8
+IGNORED_LABEL = -100  # transformers' label of a position without a loss
+MEASURED_DATASETS_KEPT = 8  # more than a trainer usually has; it bounds what a long-lived one holds on to
 
 
 @dataclass
@@ -119,11 +119,12 @@ class VanillaTrainer(Seq2SeqTrainer):
     - `max_tokens_per_batch` makes batches of a number of tokens instead of a number of sentences, in training with
       [`~hf_vanilla.data.batching.TokenBudgetBatchSampler`], in evaluation longest first. Predictions come back, and
       reach `compute_metrics`, in the order of the dataset. `eval_loss` is then the mean over tokens, exact over
-      batches and processes; with stock batches it is the stock mean over batches.
+      batches and processes; with stock batches it is the stock mean over batches. With `batch_eval_metrics`,
+      `compute_metrics` sees the batches as they come.
     - `lr_scheduler_type="inverse_sqrt"` counts its steps from 1 as the paper's formula does. The stock trainer counts
       from 0, so its first update has a learning rate of 0.
     - `teacher_forcing_ratio` below 1 feeds the decoder partly with the model's own predictions.
-    - The data collator is `DataCollatorForSeq2Seq` when a `processing_class` is given and no collator.
+    - The data collator is `DataCollatorForSeq2Seq` when a tokenizer is given as `processing_class` and no collator.
     - A loss that is not finite stops the run at the next log, and weights that are not finite are never saved.
 
     Args:
@@ -700,6 +701,17 @@ def _lengths_of_column(dataset: datasets.Dataset, name: str) -> np.ndarray:
     # a thousand times as long.
     rows = dataset._indices
     return lengths if rows is None else lengths[rows.column(0).to_numpy()]
+
+
+def _first_broken_parameter(model: torch.nn.Module) -> str | None:
+    """Return the name of the first parameter with a value that is not finite. One device synchronisation."""
+    parameters = dict(model.named_parameters())
+    # Of a sharded parameter the local part: a collective would hang where one process saves alone.
+    local = (each.to_local() if isinstance(each, DTensor) else each for each in parameters.values())
+    is_finite = [torch.isfinite(each).all() for each in local]
+    if not is_finite or torch.stack(is_finite).all():
+        return None
+    return next(name for name, finite in zip(parameters, is_finite, strict=True) if not finite)
 
 
 def _lengths_of_row(row: Any) -> tuple[int, int]:

@@ -5,9 +5,8 @@ import itertools
 
 import pytest
 import torch
-from transformers import MarianConfig, MarianMTModel, StoppingCriteria, StoppingCriteriaList
-
 from tiny_translator import BOS, EOS, PAD, sources, trained_model
+from transformers import MarianConfig, MarianMTModel, StoppingCriteria, StoppingCriteriaList
 
 from hf_vanilla.generation import beam_search, length_penalty_of
 from hf_vanilla.generation.beam_search import _best_continuations, log_sum_exp

@@ -31,7 +31,7 @@ def naive_log_probs(model, source, target):
 
 
 def test_is_the_sum_of_log_probabilities(model, pairs):
-    outputs = score(model, **pairs)
+    outputs = score(model, *pairs.values())
     for row in range(5):
         source = pairs["input_ids"][row][pairs["attention_mask"][row] == 1].tolist()
         target = pairs["labels"][row][pairs["labels"][row] != -100].tolist()
@@ -43,17 +43,17 @@ def test_is_the_sum_of_log_probabilities(model, pairs):
 
 
 def test_padding_changes_nothing(model, pairs):
-    expected = score(model, **pairs)
+    expected = score(model, *pairs.values())
     wider = {
         "input_ids": torch.nn.functional.pad(pairs["input_ids"], (0, 3)),
         "attention_mask": torch.nn.functional.pad(pairs["attention_mask"], (0, 3)),
         "labels": torch.nn.functional.pad(pairs["labels"], (0, 2), value=-100),
     }
-    torch.testing.assert_close(score(model, **wider).scores, expected.scores)
+    torch.testing.assert_close(score(model, *wider.values()).scores, expected.scores)
     flipped = {"input_ids": pairs["input_ids"].flip(1), "attention_mask": pairs["attention_mask"].flip(1)}
     backwards = torch.cat([source[mask == 1].flip(0) for source, mask in zip(*flipped.values(), strict=True)])
     flipped["input_ids"][flipped["attention_mask"] == 1] = backwards  # the same words, padded on the left
-    torch.testing.assert_close(score(model, **flipped, labels=pairs["labels"]).scores, expected.scores)
+    torch.testing.assert_close(score(model, *flipped.values(), pairs["labels"]).scores, expected.scores)
 
 
 @pytest.mark.parametrize("length_penalty_type", ["gnmt", "power"])
@@ -75,21 +75,21 @@ def test_equals_the_scores_of_beam_search(model, length_penalty, length_penalty_
     repeated = {name: tensor.repeat_interleave(5, 0) for name, tensor in inputs.items()}
     labels = labels_of_beams(outputs)
     assert ((labels == EOS).sum(1) == 0).any()  # one that was cut off
-    scores = score(model, **repeated, labels=labels, **penalty).scores
+    scores = score(model, *repeated.values(), labels, **penalty).scores
     torch.testing.assert_close(scores, outputs.sequences_scores, rtol=0, atol=1e-4)
 
 
 def test_scores_without_tokens_are_0(model, pairs):
     pairs["labels"][2] = -100
-    outputs = score(model, **pairs, length_penalty=1.0, length_penalty_type="power")
+    outputs = score(model, *pairs.values(), length_penalty=1.0, length_penalty_type="power")
     assert outputs.scores[2] == 0
     assert outputs.token_counts[2] == 0
     assert torch.isfinite(outputs.scores).all()
 
 
 def test_half_precision_is_summed_in_full(model, pairs):
-    full = score(model, **pairs)
-    half = score(copy.deepcopy(model).bfloat16(), **pairs)
+    full = score(model, *pairs.values())
+    half = score(copy.deepcopy(model).bfloat16(), *pairs.values())
     assert half.scores.dtype == torch.float32
     torch.testing.assert_close(half.scores, full.scores, rtol=0.02, atol=0.1)
 
@@ -98,7 +98,7 @@ def test_refuses_training_mode(model, pairs):
     model.train()
     try:
         with pytest.raises(ValueError, match="`model` must be in evaluation mode"):
-            score(model, **pairs)
+            score(model, *pairs.values())
     finally:
         model.eval()
 
@@ -115,4 +115,4 @@ def test_refuses_training_mode(model, pairs):
 )
 def test_refuses(model, pairs, changes, options, message):
     with pytest.raises(ValueError, match=message):
-        score(model, **{**pairs, **changes}, **options)
+        score(model, *{**pairs, **changes}.values(), **options)

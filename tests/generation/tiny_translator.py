@@ -1,4 +1,4 @@
-"""A small model that has learnt a little, so that its beams differ and its sentences end: reverse the source, and end."""
+"""A small model that has learnt a little, so that its beams differ and its sentences end: it reverses words, badly."""
 
 import torch
 

@@ -111,7 +111,7 @@ def test_files_of_the_model_come_from_the_last_and_the_state_of_training_stays_b
         write_checkpoint(tmp_path / name, seed=ord(name))
         for file in ("tokenizer.json", "generation_config.json", "optimizer.pt", "scheduler.pt", "rng_state_0.pth"):
             (tmp_path / name / file).write_text(name)
-        for file in ("trainer_state.json", "training_args.bin", "modeling_own.py"):
+        for file in ("trainer_state.json", "training_args.bin", "modeling_own.py", "pytorch_model.bin"):
             (tmp_path / name / file).write_text(name)
         (tmp_path / name / "additional_chat_templates").mkdir()
         (tmp_path / name / "additional_chat_templates" / "x.jinja").write_text(name)
@@ -297,6 +297,26 @@ def test_a_failure_while_writing_leaves_the_old_output(tmp_path, monkeypatch):
 
     monkeypatch.setattr("hf_vanilla.training.checkpoints.shutil.copy2", fail)
     with pytest.raises(OSError, match="No space left"):
+        average_checkpoints([tmp_path / "2"], tmp_path / "averaged", overwrite=True)
+    assert (tmp_path / "averaged" / WEIGHTS).read_bytes() == before
+    assert sorted(os.listdir(tmp_path)) == ["1", "2", "averaged"]
+
+
+def test_a_failure_to_move_the_new_output_puts_the_old_one_back(tmp_path, monkeypatch):
+    for seed in (1, 2):
+        write_checkpoint(tmp_path / str(seed), seed=seed)
+    average_checkpoints([tmp_path / "1"], tmp_path / "averaged")
+    before = (tmp_path / "averaged" / WEIGHTS).read_bytes()
+    replace, calls = os.replace, []
+
+    def fail_at_the_second_call(source, target):
+        calls.append(target)
+        if len(calls) == 2:
+            raise OSError("Disk quota exceeded")
+        replace(source, target)
+
+    monkeypatch.setattr("hf_vanilla.training.checkpoints.os.replace", fail_at_the_second_call)
+    with pytest.raises(OSError, match="Disk quota exceeded"):
         average_checkpoints([tmp_path / "2"], tmp_path / "averaged", overwrite=True)
     assert (tmp_path / "averaged" / WEIGHTS).read_bytes() == before
     assert sorted(os.listdir(tmp_path)) == ["1", "2", "averaged"]

@@ -1,0 +1,66 @@
+"""What every script does at its edges: read options, tell errors in one line, stop cleanly on Ctrl-C."""
+
+import argparse
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from transformers import HfArgumentParser
+
+
+# The exit status of a program that Ctrl-C has ended.
+INTERRUPTED = 130
+
+
+class HelpFormatter(argparse.RawDescriptionHelpFormatter, argparse.ArgumentDefaultsHelpFormatter):
+    """Keeps the line breaks of the examples, and tells the defaults that there are."""
+
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        return action.help if action.default is None else super()._get_help_string(action)
+
+
+def parse_arguments(*dataclass_types: Any, description: str | None) -> tuple[Any, ...]:
+    """Read options into dataclasses, from the command line or from one JSON file that is the only argument.
+
+    Args:
+        *dataclass_types (`Any`): Dataclasses whose fields are the options, with their help in `metadata`.
+        description (`str`, *optional*): What stands above the options in the help: what the script does, and examples.
+
+    Returns:
+        `tuple[Any, ...]`: one instance of each dataclass. A wrong option ends the program with status 2.
+    """
+    parser = HfArgumentParser(
+        dataclass_types,
+        # argparse would list all options here, and transformers' training arguments alone fill a screen.
+        usage="%(prog)s --option value ... | options.json",
+        description=description,
+        formatter_class=HelpFormatter,
+        allow_abbrev=False,
+    )
+    try:
+        if len(sys.argv) == 2 and sys.argv[1].endswith(".json"):
+            return parser.parse_json_file(json_file=sys.argv[1])
+        return parser.parse_args_into_dataclasses()
+    except (ValueError, OSError) as error:
+        sys.stderr.write(f"error: {error}\n--help lists all options.\n")
+        sys.exit(2)
+
+
+def run(main: Callable[[], None]) -> int:
+    """Call the script's main function, and turn what ends it into an exit status.
+
+    Args:
+        main (`Callable[[], None]`): The function.
+
+    Returns:
+        `int`: 0 for success, 1 for an error, which is told in one line, 130 for Ctrl-C.
+    """
+    try:
+        main()
+    except (ValueError, TypeError, OSError) as error:
+        sys.stderr.write(f"error: {error}\n")
+        return 1
+    except KeyboardInterrupt:
+        sys.stderr.write("interrupted\n")
+        return INTERRUPTED
+    return 0

@@ -1,0 +1,153 @@
+#!/usr/bin/env python
+r"""Score translations: how probable a model finds each line of a text, given the same line of the source.
+
+Examples:
+  the log probability of each line:
+    python scripts/score.py --model runs/en-de --source test.en --target test.de --output test.scores
+  scores like those that scripts/translate.py gives its translations:
+    python scripts/score.py --model runs/en-de --source test.en --target test.de --length_penalty 0.6
+
+One line of output for each pair of lines: the sum of log p(token | tokens before it, source) over the tokens of the
+translation and its end, in nats, divided by the length penalty if there is one. Higher is better; 0 is certain. Text
+is UTF-8. The output file appears when it is complete.
+"""
+
+import argparse
+import sys
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Literal
+
+import torch
+from accelerate import PartialState
+from accelerate.utils import gather_object
+from transformers import HfArgumentParser
+
+from hf_vanilla.generation import load_translator, score_texts
+from hf_vanilla.generation.line_files import STANDARD_STREAM, on_first_process, read_lines, replacing_file
+
+
+INTERRUPTED = 130  # the exit status of a program that Ctrl-C has ended
+
+
+@dataclass
+class ScoreArguments:
+    """What to score, and with what."""
+
+    model: str = field(metadata={"help": "Folder of a trained model, or its name on the Hub."})
+    source: str = field(metadata={"help": "Text file with one source sentence a line, also .gz; - is standard input."})
+    target: str = field(metadata={"help": "Text file with their translations, line by line; the same."})
+    output: str = field(default="-", metadata={"help": "File to write; - is standard output."})
+    length_penalty: float = field(
+        default=0.0, metadata={"help": "Exponent alpha of the length penalty; 0 gives plain log probabilities."}
+    )
+    length_penalty_type: Literal["gnmt", "power"] = field(
+        default="gnmt",
+        metadata={"help": "gnmt: ((5 + length) / 6)^alpha, the paper's; power: length^alpha, transformers'."},
+    )
+    max_length: int | None = field(
+        default=None,
+        metadata={"help": "Most tokens of a line; the rest of a longer one is not read. Unset: the model's limit."},
+    )
+    max_tokens_per_batch: int = field(
+        default=4096,
+        metadata={"help": "Most tokens that are scored at a time: source, target and padding together."},
+    )
+    dtype: str = field(
+        default="auto",
+        metadata={"help": "Type of the weights: float32, bfloat16, float16, or auto, the type they were saved in."},
+    )
+    device: str = field(
+        default="auto",
+        metadata={"help": "Where to run: cpu, cuda, cuda:1 ..., or auto, an accelerator if there is one."},
+    )
+
+    def __post_init__(self) -> None:
+        if self.source == self.target == STANDARD_STREAM:
+            raise ValueError("--source and --target can't both be standard input (-).")
+        if self.max_tokens_per_batch < 1:
+            raise ValueError(f"--max_tokens_per_batch must be at least 1, got {self.max_tokens_per_batch}.")
+        if self.max_length is not None and self.max_length < 1:
+            raise ValueError(f"--max_length must be at least 1, got {self.max_length}.")
+        if self.dtype != "auto" and not isinstance(getattr(torch, self.dtype, None), torch.dtype):
+            raise ValueError(f"--dtype must be float32, bfloat16, float16 or auto, got {self.dtype}.")
+        try:
+            torch.device("cpu" if self.device == "auto" else self.device)
+        except RuntimeError as error:
+            raise ValueError(f"--device: {str(error).splitlines()[0]}") from None
+
+
+def read_pairs(arguments: ScoreArguments) -> tuple[list[str], list[str]]:
+    """Read both files, which must have equally many lines."""
+    sources, targets = read_lines(arguments.source), read_lines(arguments.target)
+    if len(sources) != len(targets):
+        raise ValueError(
+            f"Source and target must have equally many lines, but {arguments.source} has {len(sources)} and "
+            f"{arguments.target} has {len(targets)}; line N of one must be the translation of line N of the other."
+        )
+    return sources, targets
+
+
+def score_lines(
+    sources: list[str], targets: list[str], arguments: ScoreArguments, processes: PartialState
+) -> list[float]:
+    """Score the pairs, each process its share, and return the scores in the order of the lines."""
+    device = processes.device if arguments.device == "auto" else torch.device(arguments.device)
+    model, tokenizer, target_tokenizer = load_translator(arguments.model, dtype=arguments.dtype, device=device)
+    numbers = range(processes.process_index, len(sources), processes.num_processes)
+    scores = score_texts(
+        model,
+        tokenizer,
+        [sources[number] for number in numbers],
+        [targets[number] for number in numbers],
+        target_tokenizer=target_tokenizer,
+        length_penalty=arguments.length_penalty,
+        length_penalty_type=arguments.length_penalty_type,
+        max_length=arguments.max_length,
+        max_tokens_per_batch=arguments.max_tokens_per_batch,
+        show_progress=processes.is_main_process,
+    )
+    numbered = [(number, score.score) for number, score in zip(numbers, scores, strict=True)]
+    return [score for _, score in sorted(gather_object(numbered))]
+
+
+def run(arguments: ScoreArguments, processes: PartialState) -> None:
+    """Read, score, write: the first process reads and writes, all score."""
+    with replacing_file(arguments.output) if processes.is_main_process else nullcontext() as file:
+        sources, targets = on_first_process(partial(read_pairs, arguments))
+        scores = score_lines(sources, targets, arguments, processes)
+        if file is not None:
+            file.writelines(f"{score:.4f}\n" for score in scores)
+
+
+class _HelpFormatter(argparse.RawDescriptionHelpFormatter, argparse.ArgumentDefaultsHelpFormatter):
+    """Keeps the line breaks of the examples and tells the defaults."""
+
+
+def main() -> int:
+    """Score what the command line asks for.
+
+    Returns:
+        `int`: the exit status, 0 for success.
+    """
+    parser = HfArgumentParser(ScoreArguments, description=__doc__, formatter_class=_HelpFormatter, allow_abbrev=False)
+    try:
+        (arguments,) = parser.parse_args_into_dataclasses()
+    except ValueError as error:
+        parser.error(str(error))
+    try:
+        processes = PartialState(cpu=arguments.device == "cpu" or not torch.accelerator.is_available())
+        run(arguments, processes)
+        processes.destroy_process_group()
+    except (ValueError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("interrupted: nothing was written", file=sys.stderr)
+        return INTERRUPTED
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,206 @@
+"""What PyTorch and its libraries do with a model: compile it, export it, adapt it, replace its attention."""
+
+import shutil
+
+import pytest
+import torch
+from peft import LoraConfig, PeftModel, get_peft_model
+from tiny_models import (
+    BATCH,
+    LABELS,
+    SOURCE,
+    SOURCE_MASK,
+    TARGET,
+    VOCAB,
+    assert_same,
+    gradients,
+    tiny_model,
+)
+from torch._dynamo.testing import CompileCounterWithBackend
+
+
+INPUTS = {"input_ids": SOURCE, "attention_mask": SOURCE_MASK, "decoder_input_ids": TARGET}
+SHALLOW = dict(encoder_layers=1, decoder_layers=1)
+# torch's own way of tracing a `torch.autograd.Function`
+DYNAMO_WARNS = pytest.mark.filterwarnings("ignore:.*should not be instantiated.*:DeprecationWarning")
+
+
+@pytest.fixture(autouse=True)
+def fresh_compiler():
+    torch.compiler.reset()
+    yield
+    torch.compiler.reset()
+
+
+def random_batch(batch, src_len, tgt_len):
+    source, labels = torch.randint(3, VOCAB, (batch, src_len)), torch.randint(3, VOCAB, (batch, tgt_len))
+    labels[-1, tgt_len // 2 :] = -100
+    source[-1, src_len // 2 :] = 0
+    return {"input_ids": source, "attention_mask": (source != 0).long(), "labels": labels}
+
+
+# --- torch.compile ----------------------------------------------------------------------------------------------------
+
+
+@DYNAMO_WARNS
+@pytest.mark.parametrize(
+    ("kernel", "smoothing_type"), [("sdpa", "uniform"), ("eager", "t2t"), ("sdpa", "annotated")], ids=str
+)
+def test_training_compiles_without_a_break_to_the_same_loss_and_gradients(kernel, smoothing_type):
+    model = tiny_model(attn_implementation=kernel, dropout=0.0, label_smoothing_type=smoothing_type, **SHALLOW).train()
+    batch = {**BATCH, "num_items_in_batch": torch.tensor(17)}
+    expected = model(**batch).loss
+    expected.backward()
+    wanted = gradients(model)
+    model.zero_grad()
+    outputs = torch.compile(model, fullgraph=True, backend="eager")(**batch)
+    outputs.loss.backward()
+    torch.testing.assert_close(outputs.loss, expected)
+    assert outputs.logits is None
+    assert_same(gradients(model), wanted, rtol=1e-4, atol=1e-6)
+
+
+@DYNAMO_WARNS
+def test_training_compiles_with_its_backward_pass_too():
+    model = tiny_model(dropout=0.0, **SHALLOW).train()
+    model(**BATCH).loss.backward()
+    wanted = gradients(model)
+    model.zero_grad()
+    torch.compile(model, fullgraph=True, backend="aot_eager")(**BATCH).loss.backward()
+    assert_same(gradients(model), wanted, rtol=1e-4, atol=1e-6)
+
+
+@DYNAMO_WARNS
+def test_one_compilation_serves_batches_of_all_shapes():
+    model = tiny_model(dropout=0.0, **SHALLOW).train()
+    counter = CompileCounterWithBackend("eager")
+    compiled = torch.compile(model, fullgraph=True, backend=counter, dynamic=True)
+    for shape in [(2, 5, 7), (3, 9, 4), (5, 4, 11)]:
+        batch = random_batch(*shape)
+        torch.testing.assert_close(compiled(**batch).loss, model(**batch).loss)
+    assert counter.frame_count == 1
+
+
+@DYNAMO_WARNS
+@pytest.mark.parametrize("differentiable", [True, False], ids=["gradients", "no gradients"])
+def test_forward_compiles_without_a_break_to_the_same_logits(differentiable):
+    model = tiny_model(position_type="learned", norm_position="pre", **SHALLOW)
+    compiled = torch.compile(model, fullgraph=True, backend="eager")
+    with torch.set_grad_enabled(differentiable):
+        actual, expected = compiled(**INPUTS, use_cache=False), model(**INPUTS, use_cache=False)
+    torch.testing.assert_close(actual.logits, expected.logits)
+
+
+@DYNAMO_WARNS
+def test_compiled_dropout_still_drops():
+    model = tiny_model(dropout=0.5, **SHALLOW).train()
+    compiled = torch.compile(model, fullgraph=True, backend="eager")
+    losses = {compiled(**BATCH).loss.item() for _ in range(3)}
+    assert len(losses) == 3
+
+
+# --- torch.export -----------------------------------------------------------------------------------------------------
+
+
+def test_exported_program_computes_the_same_for_other_shapes():
+    model = tiny_model(**SHALLOW)
+    dynamic = {0: torch.export.Dim.DYNAMIC, 1: torch.export.Dim.DYNAMIC}
+    program = torch.export.export(
+        model,
+        (),
+        {**INPUTS, "use_cache": False},
+        dynamic_shapes={**dict.fromkeys(INPUTS, dynamic), "use_cache": None},
+    ).module()
+    other = random_batch(3, 9, 4)
+    target = model.prepare_decoder_input_ids_from_labels(other.pop("labels"))
+    others = {**other, "decoder_input_ids": target}
+    for inputs in (INPUTS, others):
+        torch.testing.assert_close(
+            program(**inputs, use_cache=False).logits, model(**inputs, use_cache=False).logits
+        )
+
+
+# --- PEFT -------------------------------------------------------------------------------------------------------------
+
+ATTENTION = ["qkv_proj", "q_proj", "kv_proj", "out_proj", "fc1", "fc2"]
+
+
+def adapted(model, targets):
+    config = LoraConfig(task_type="SEQ_2_SEQ_LM", r=3, target_modules=targets, init_lora_weights=True)
+    return get_peft_model(model, config)
+
+
+@pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")
+@pytest.mark.filterwarnings("ignore:.*tie_word_embeddings:UserWarning")
+@pytest.mark.filterwarnings("ignore:.*save_embedding_layers:UserWarning")
+@pytest.mark.parametrize(
+    ("targets", "tied"), [(ATTENTION, True), ([*ATTENTION, "lm_head"], False)], ids=["layers", "layers and projection"]
+)
+def test_lora_trains_its_own_weights_and_reloads(targets, tied, tmp_path):
+    original = tiny_model(tie_word_embeddings=tied)
+    before = {name: tensor.clone() for name, tensor in original.state_dict().items()}
+    expected = original(**BATCH)
+    model = adapted(tiny_model(tie_word_embeddings=tied), targets)
+    torch.testing.assert_close(model(**BATCH).logits, expected.logits)  # LoRA starts as nothing
+
+    model.train()
+    optimizer = torch.optim.Adam([parameter for parameter in model.parameters() if parameter.requires_grad], lr=0.02)
+    losses = []
+    for _ in range(15):
+        optimizer.zero_grad()
+        loss = model(**BATCH).loss
+        loss.backward()
+        assert all(parameter.grad is not None for parameter in model.parameters() if parameter.requires_grad)
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[-1] < 0.8 * losses[0]
+    for name, tensor in model.get_base_model().state_dict().items():
+        if "lora" not in name:
+            assert torch.equal(tensor, before[name.replace(".base_layer", "")]), name
+
+    model.eval().save_pretrained(tmp_path)
+    reloaded = PeftModel.from_pretrained(tiny_model(tie_word_embeddings=tied), tmp_path).eval()
+    torch.testing.assert_close(reloaded(**BATCH).logits, model(**BATCH).logits)
+    assert not torch.allclose(reloaded(**BATCH).logits, expected.logits, atol=1e-2)
+    generated = [
+        adapter.generate(input_ids=SOURCE, attention_mask=SOURCE_MASK, num_beams=2, max_new_tokens=5)
+        for adapter in (model, reloaded)
+    ]
+    assert torch.equal(*generated)
+    merged = reloaded.merge_and_unload()
+    torch.testing.assert_close(merged(**BATCH).logits, model(**BATCH).logits, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")
+def test_loss_of_an_adapted_projection_is_that_of_its_logits():
+    model = adapted(tiny_model(tie_word_embeddings=False, dropout=0.0, label_smoothing=0.1), ["lm_head"])
+    with torch.no_grad():
+        model.base_model.model.lm_head.lora_B["default"].weight.normal_()
+    outputs = model.train()(**BATCH)
+    expected = torch.nn.functional.cross_entropy(outputs.logits.flatten(0, 1), LABELS.flatten(), label_smoothing=0.1)
+    torch.testing.assert_close(outputs.loss, expected)
+
+
+# --- other attention --------------------------------------------------------------------------------------------------
+
+
+def test_attention_can_be_exchanged_at_run_time():
+    model = tiny_model()
+    expected = model(**INPUTS).logits
+    model.set_attn_implementation("eager")
+    outputs = model(**INPUTS, output_attentions=True)
+    assert len(outputs.cross_attentions) == 3
+    torch.testing.assert_close(outputs.logits, expected)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("g++") is None, reason="flex attention on a CPU needs a C++ compiler")
+@pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning", "ignore::UserWarning")
+def test_flex_attention_equals_sdpa_in_forward_and_beam_search():
+    model = tiny_model()
+    options = dict(attention_mask=SOURCE_MASK, num_beams=3, max_new_tokens=5, no_repeat_ngram_size=1)
+    with torch.no_grad():
+        expected, sequences = model(**INPUTS).logits, model.generate(SOURCE, **options)
+        model.set_attn_implementation("flex_attention")
+        torch.testing.assert_close(model(**INPUTS).logits, expected, rtol=1e-4, atol=1e-5)
+    assert torch.equal(model.generate(SOURCE, **options), sequences)

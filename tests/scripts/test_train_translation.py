@@ -1,0 +1,175 @@
+"""The whole way as a user goes it: two text files, train, go on, translate, evaluate; and what bad input gets."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+
+from hf_vanilla.data import date_corpus
+
+
+SCRIPTS = Path(__file__).parents[2] / "scripts"
+TINY = [
+    "--vocab_size",
+    "300",
+    "--d_model",
+    "16",
+    "--d_ff",
+    "24",
+    "--num_heads",
+    "4",
+    "--encoder_layers",
+    "1",
+    "--decoder_layers",
+    "2",
+    "--warmup_steps",
+    "10",
+    "--max_tokens_per_batch",
+    "512",
+    "--save_steps",
+    "4",
+    "--logging_steps",
+    "4",
+    "--disable_tqdm",
+    "true",
+    "--use_cpu",
+]
+
+
+def run(script, *arguments, stdin=None):
+    return subprocess.run(
+        [sys.executable, SCRIPTS / script, *map(str, arguments)],
+        input=stdin,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("corpus")
+    pairs = date_corpus(300)
+    for split, rows in (("train", range(260)), ("val", range(260, 300))):
+        for side, column in (("src", "source"), ("tgt", "target")):
+            text = "".join(f"{pairs[row][column]}\n" for row in rows)
+            (folder / f"{split}.{side}").write_text(text, encoding="utf-8")
+    return folder
+
+
+def text_files(corpus):
+    return [
+        "--train_source_file", corpus / "train.src", "--train_target_file", corpus / "train.tgt",
+        "--validation_source_file", corpus / "val.src", "--validation_target_file", corpus / "val.tgt",
+    ]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def run_dir(corpus, tmp_path_factory):
+    """A run that is stopped after 8 of 12 steps and started again."""
+    output_dir = tmp_path_factory.mktemp("runs") / "dates"
+    arguments = [
+        *text_files(corpus),
+        *TINY,
+        "--output_dir",
+        output_dir,
+        "--average_last",
+        2,
+        "--generation_max_length",
+        14,
+    ]
+    first = run("train_translation.py", *arguments, "--max_steps", 8)
+    assert first.returncode == 0, first.stderr
+    second = run("train_translation.py", *arguments, "--max_steps", 12)
+    assert second.returncode == 0, second.stderr
+    assert f"Going on from {output_dir}/checkpoint-8" in second.stderr
+    return output_dir
+
+
+@pytest.mark.slow
+def test_training_goes_on_and_ends_in_a_model_that_the_auto_classes_load(run_dir):
+    state = json.loads((run_dir / "trainer_state.json").read_text())
+    assert state["global_step"] == 12
+    results = json.loads((run_dir / "all_results.json").read_text())
+    assert 0 < results["eval_loss"] < 10
+    assert {"eval_bleu", "eval_chrf", "eval_perplexity"} <= results.keys()
+    model = AutoModelForSeq2SeqLM.from_pretrained(run_dir)
+    averaged = AutoModelForSeq2SeqLM.from_pretrained(run_dir / "averaged")
+    checkpoints = [AutoModelForSeq2SeqLM.from_pretrained(run_dir / f"checkpoint-{step}") for step in (8, 12)]
+    for name, weight in model.state_dict().items():
+        mean = sum(each.state_dict()[name] for each in checkpoints) / 2
+        assert weight.equal(averaged.state_dict()[name])
+        assert (weight - mean).abs().max() < 1e-6
+    assert len(AutoTokenizer.from_pretrained(run_dir)) == model.config.vocab_size
+
+
+@pytest.mark.slow
+def test_translate_and_evaluate_a_file(run_dir, corpus, tmp_path):
+    translated = run("translate.py", "--model", run_dir, "--input", corpus / "val.src", "--output", tmp_path / "out")
+    assert translated.returncode == 0, translated.stderr
+    assert (tmp_path / "out").read_text().count("\n") == 40
+    arguments = [
+        "--hypotheses",
+        tmp_path / "out",
+        "--references",
+        corpus / "val.tgt",
+        "--output_file",
+        tmp_path / "r.json",
+    ]
+    evaluated = run("evaluate_translation.py", *arguments, "--notes", "seed=1", "--commands", "python train.py")
+    assert evaluated.returncode == 0, evaluated.stderr
+    result = json.loads((tmp_path / "r.json").read_text())
+    assert result["sentences"] == 40
+    assert (result["notes"], result["commands"]) == ({"seed": "1"}, ["python train.py"])
+    assert 0 <= result["bleu"] <= 100
+
+
+@pytest.mark.slow
+def test_separate_vocabularies(corpus, tmp_path):
+    output_dir = tmp_path / "run"
+    trained = run(
+        "train_translation.py", *text_files(corpus), *TINY, "--output_dir", output_dir, "--max_steps", 2,
+        "--separate_vocabularies", "--no_predict_with_generate",
+    )  # fmt: skip
+    assert trained.returncode == 0, trained.stderr
+    model = AutoModelForSeq2SeqLM.from_pretrained(output_dir)
+    assert model.config.source_vocab_size == len(AutoTokenizer.from_pretrained(output_dir))
+    assert model.config.vocab_size == len(AutoTokenizer.from_pretrained(output_dir, subfolder="target_tokenizer"))
+    assert model.model.encoder.embed_tokens.weight is not model.model.decoder.embed_tokens.weight
+    translated = run("translate.py", "--model", output_dir, stdin="March 3rd, 1998\n\n1998/3/3\n")
+    assert translated.returncode == 0, translated.stderr
+    lines = translated.stdout.split("\n")
+    assert len(lines) == 4
+    assert lines[1] == ""
+
+
+def test_help_names_every_group_of_options():
+    shown = run("train_translation.py", "--help")
+    assert shown.returncode == 0
+    for option in (
+        "--train_source_file",
+        "--max_tokens_per_batch",
+        "--average_last",
+        "--norm_position",
+        "--output_dir",
+    ):
+        assert option in shown.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--output_dir", "/proc/nothing"], "`output_dir` (/proc/nothing) must be a folder that can be written to"),
+        (["--train_source_file", "a"], "Pass both of `train_source_file` and `train_target_file`, or neither"),
+        (["--norm_position", "middle"], "`norm_position` must be one of post, pre; got 'middle'"),
+    ],
+    ids=["unwritable", "one side", "nonsense"],
+)
+def test_bad_options_are_named_before_any_work(corpus, tmp_path, arguments, message):
+    files = [] if "--train_source_file" in arguments else text_files(corpus)
+    result = run("train_translation.py", *files, *TINY, "--max_steps", 2, "--output_dir", tmp_path / "run", *arguments)
+    assert result.returncode != 0
+    assert message in result.stderr
