@@ -1,4 +1,4 @@
-"""The original Transformer (2017) and BERT as first-class Hugging Face models. Importing it registers them."""
+"""The original Transformer of 2017 as a first-class Hugging Face model. Importing the package registers it."""
 
 from .models.configuration_vanilla_transformer import VanillaTransformerConfig
 from .models.modeling_vanilla_transformer import (

@@ -1,3 +1,4 @@
+#!/usr/bin/env python
 """Average checkpoints of a training run, as the paper does with the last 5 (base) or 20 (big) of its own.
 
 The mean of the weights of several checkpoints usually translates better than any one of them. The result is a folder
@@ -11,14 +12,13 @@ or these two:
     python scripts/average_checkpoints.py --checkpoints out/checkpoint-900 out/checkpoint-1000 --output_dir averaged
 """
 
-import argparse
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from accelerate import PartialState
-from transformers import HfArgumentParser
 
+from hf_vanilla.command_line import parse_arguments, run
 from hf_vanilla.training import average_checkpoints, best_checkpoints, last_checkpoints
 
 
@@ -41,14 +41,14 @@ class AverageArguments:
         default=None,
         metadata={
             "help": "What --best compares: the name of a figure in the run's evaluations, such as eval_bleu or "
-            "eval_loss. Unset: the run's own metric_for_best_model, or else eval_loss."
+            "eval_loss. Unset: eval_loss."
         },
     )
     checkpoints: list[str] | None = field(
         default=None,
         metadata={"help": "Folders to average, instead of --run_dir. The config is that of the last one."},
     )
-    overwrite: bool = field(default=False, metadata={"help": "Replace --output_dir if there is something in it."})
+    overwrite: bool = field(default=False, metadata={"help": "Replace --output_dir if there is a model in it."})
 
     def __post_init__(self) -> None:
         ways = [name for name in ("last", "best", "checkpoints") if getattr(self, name) is not None]
@@ -66,37 +66,23 @@ def choose_checkpoints(arguments: AverageArguments) -> list[Path]:
     if arguments.run_dir is None:
         return [Path(checkpoint) for checkpoint in arguments.checkpoints or []]
     if arguments.best is not None:
-        return best_checkpoints(arguments.run_dir, arguments.best, arguments.metric)
+        return best_checkpoints(arguments.run_dir, arguments.best, arguments.metric or "eval_loss")
     return last_checkpoints(arguments.run_dir, arguments.last or 0)
 
 
-def main() -> int:
-    """Average on the first process; the others wait for it.
-
-    Returns:
-        `int`: the exit status, 0 for success.
-    """
-    # The formatter that `HfArgumentParser` would take prints "(default: None)" behind every argument.
-    formatter = argparse.RawDescriptionHelpFormatter
-    parser = HfArgumentParser(AverageArguments, description=__doc__, formatter_class=formatter)
-    try:
-        (arguments,) = parser.parse_args_into_dataclasses()
-    except ValueError as error:
-        parser.error(str(error))
+def main() -> None:
+    """Average on the first process; the others wait for it."""
+    (arguments,) = parse_arguments(AverageArguments, description=__doc__)
     processes = PartialState(cpu=True)
-    status = 0
-    if processes.is_main_process:
-        try:
+    try:
+        if processes.is_main_process:
             checkpoints = choose_checkpoints(arguments)
             print("Averaging", *checkpoints, sep="\n  ")
             print("Written to", average_checkpoints(checkpoints, arguments.output_dir, overwrite=arguments.overwrite))
-        except ValueError as error:
-            print(f"error: {error}", file=sys.stderr)
-            status = 1
-    processes.wait_for_everyone()
-    processes.destroy_process_group()
-    return status
+    finally:
+        processes.wait_for_everyone()
+        processes.destroy_process_group()
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run(main))

@@ -54,9 +54,8 @@ class ScoreArguments:
         default=4096,
         metadata={"help": "Most tokens that are scored at a time: source, target and padding together."},
     )
-    dtype: str = field(
-        default="auto",
-        metadata={"help": "Type of the weights: float32, bfloat16, float16, or auto, the type they were saved in."},
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = field(
+        default="auto", metadata={"help": "Type of the weights; auto is the type they were saved in."}
     )
     device: str = field(
         default="auto",
@@ -70,8 +69,6 @@ class ScoreArguments:
             raise ValueError(f"--max_tokens_per_batch must be at least 1, got {self.max_tokens_per_batch}.")
         if self.max_length is not None and self.max_length < 1:
             raise ValueError(f"--max_length must be at least 1, got {self.max_length}.")
-        if self.dtype != "auto" and not isinstance(getattr(torch, self.dtype, None), torch.dtype):
-            raise ValueError(f"--dtype must be float32, bfloat16, float16 or auto, got {self.dtype}.")
         try:
             torch.device("cpu" if self.device == "auto" else self.device)
         except RuntimeError as error:

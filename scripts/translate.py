@@ -76,11 +76,10 @@ class TranslateArguments:
         metadata={"help": "Most tokens of a line; the rest of it is not translated. Unset: the model's limit."},
     )
     max_tokens_per_batch: int = field(
-        default=1024, metadata={"help": "Most source tokens, padding included, that are translated at a time."}
+        default=2048, metadata={"help": "Most source tokens, padding included, that are translated at a time."}
     )
-    dtype: str = field(
-        default="auto",
-        metadata={"help": "Type of the weights: float32, bfloat16, float16, or auto, the type they were saved in."},
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = field(
+        default="auto", metadata={"help": "Type of the weights; auto is the type they were saved in."}
     )
     device: str = field(
         default="auto",
@@ -97,8 +96,6 @@ class TranslateArguments:
             raise ValueError(f"--max_length_offset must not be negative, got {self.max_length_offset}.")
         if self.max_source_length is not None and self.max_source_length < 1:
             raise ValueError(f"--max_source_length must be at least 1, got {self.max_source_length}.")
-        if self.dtype != "auto" and not isinstance(getattr(torch, self.dtype, None), torch.dtype):
-            raise ValueError(f"--dtype must be float32, bfloat16, float16 or auto, got {self.dtype}.")
         try:
             torch.device("cpu" if self.device == "auto" else self.device)
         except RuntimeError as error:

@@ -8,97 +8,16 @@ tokens a batch (section 5.1). The size of a batch is counted with its padding, a
 """
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
 
+import datasets
 import numpy as np
 import torch
 
 
 # Width, in tokens, of the noise on the source-target balance by which pairs of one length are ordered.
 _BALANCE_NOISE = 2.0
-
-
-def batch_cost(source_lengths: Sequence[int] | np.ndarray, target_lengths: Sequence[int] | np.ndarray) -> int:
-    """Count the tokens of one batch, padding included: its number of pairs times its longest side.
-
-    Args:
-        source_lengths (`Sequence[int]` of length `pairs`):
-            Tokens of each source.
-        target_lengths (`Sequence[int]` of length `pairs`):
-            Tokens of each target.
-
-    Returns:
-        `int`: what the batch takes of a budget; 0 for an empty batch.
-
-    Raises:
-        ValueError: if the two sides have different numbers of lengths, or a length is below 1.
-        TypeError: if a length is no integer.
-    """
-    lengths = _longest_side(source_lengths, target_lengths)
-    return int(lengths.size * lengths.max(initial=0))
-
-
-def padding_efficiency(
-    source_lengths: Sequence[int] | np.ndarray,
-    target_lengths: Sequence[int] | np.ndarray,
-    batches: Sequence[Sequence[int] | np.ndarray],
-) -> float:
-    """Compute the share of real tokens among all positions of padded batches, for logs.
-
-    Each side is padded to its own longest sequence, as `DataCollatorForSeq2Seq` does.
-
-    Args:
-        source_lengths (`Sequence[int]` of length `pairs`):
-            Tokens of each source.
-        target_lengths (`Sequence[int]` of length `pairs`):
-            Tokens of each target.
-        batches (`Sequence[Sequence[int]]`):
-            The indices of each batch; for example `list(sampler)`.
-
-    Returns:
-        `float`: real tokens of both sides over positions of both sides, in (0, 1]; 1.0 where there is no batch.
-
-    Raises:
-        ValueError: if the two sides have different numbers of lengths, or a length is below 1.
-        TypeError: if a length is no integer.
-    """
-    _longest_side(source_lengths, target_lengths)
-    real = positions = 0
-    for side in (np.asarray(source_lengths), np.asarray(target_lengths)):
-        for batch in batches:
-            lengths = side[np.asarray(batch, dtype=np.int64)]
-            real += int(lengths.sum())
-            positions += int(lengths.size * lengths.max(initial=0))
-    return real / positions if positions else 1.0
-
-
-def token_budget_batches(
-    source_lengths: Sequence[int] | np.ndarray, target_lengths: Sequence[int] | np.ndarray, max_tokens: int
-) -> list[np.ndarray]:
-    """Cut all pairs, shortest first, into as few batches as the budget allows; nothing is random.
-
-    For evaluation and translation, where the order of the batches does not matter.
-
-    Args:
-        source_lengths (`Sequence[int]` of length `pairs`):
-            Tokens of each source.
-        target_lengths (`Sequence[int]` of length `pairs`):
-            Tokens of each target; pass `source_lengths` again where there is no target.
-        max_tokens (`int`):
-            Budget of a batch, see `batch_cost`.
-
-    Returns:
-        `list[np.ndarray]`: indices of each batch, `int64`. Every index is in exactly one of them.
-
-    Raises:
-        ValueError: if the two sides have different numbers of lengths, a length is below 1, `max_tokens` is below 1,
-            or a pair alone exceeds `max_tokens`.
-        TypeError: if a length or `max_tokens` is no integer.
-    """
-    lengths = _longest_side(source_lengths, target_lengths)
-    _check_budget(source_lengths, target_lengths, lengths, max_tokens)
-    balance = np.asarray(source_lengths, dtype=np.int64) - np.asarray(target_lengths, dtype=np.int64)
-    order = np.lexsort((_zigzag(balance, lengths), lengths))
-    return np.split(order, _cuts(lengths[order], max_tokens)[1:-1]) if lengths.size else []
 
 
 class TokenBudgetBatchSampler(torch.utils.data.Sampler[list[int]]):
@@ -124,7 +43,7 @@ class TokenBudgetBatchSampler(torch.utils.data.Sampler[list[int]]):
         target_lengths (`Sequence[int]` of length `pairs`):
             Tokens of each target.
         max_tokens (`int`):
-            Budget of a batch: pairs times the longest side, padding counted (`batch_cost`).
+            Budget of a batch: pairs times the longest side, padding counted.
         seed (`int`):
             With the epoch, it alone decides all that is random.
         batches_per_step (`int`):
@@ -188,6 +107,137 @@ class TokenBudgetBatchSampler(torch.utils.data.Sampler[list[int]]):
         # Within a step too, or the last rank would always have the longest batch.
         for batch in generator.permuted(steps, axis=1).ravel():
             yield order[self._cuts[batch] : self._cuts[batch + 1]].tolist()
+
+
+class LengthSortedBatchSampler(torch.utils.data.Sampler[list[int]]):
+    """Batches of at most `max_tokens` tokens in order of length, longest first, for evaluation.
+
+    Made so that processes can gather what they predict: the `num_processes` batches of one step have the same number
+    of rows, and the number of batches is a multiple of `num_processes`. Where the number of rows is no such multiple,
+    the last row is repeated at the very end. A row longer than the budget gets a batch of its own.
+
+    Args:
+        lengths (`np.ndarray` of shape `(rows,)`):
+            Number of tokens of the longer side of each row.
+        max_tokens (`int`):
+            Budget of a batch, padding counted.
+        num_processes (`int`, *optional*, defaults to 1):
+            Number of processes that share the batches.
+
+    Raises:
+        ValueError: if `max_tokens` or `num_processes` is below 1.
+        TypeError: if `max_tokens` or `num_processes` is no integer.
+    """
+
+    def __init__(self, lengths: np.ndarray, max_tokens: int, *, num_processes: int = 1) -> None:
+        _check_integer("max_tokens", max_tokens, minimum=1)
+        _check_integer("num_processes", num_processes, minimum=1)
+        order = np.argsort(-lengths, kind="stable")
+        self.num_rows = len(order)
+        self.num_repeated = -self.num_rows % num_processes
+        order = np.concatenate((order, order[-1:].repeat(self.num_repeated)))
+        self.batches: list[np.ndarray] = []
+        start = 0
+        while start < len(order):
+            rows = max(1, int(max_tokens // max(1, lengths[order[start]])))
+            stop = min(start + rows * num_processes, len(order))
+            self.batches.extend(np.split(order[start:stop], num_processes))
+            start = stop
+        self.num_processes = num_processes
+        # Where each row of the dataset comes first in the concatenated batches.
+        self.positions = np.zeros(self.num_rows, dtype=np.int64)
+        self.positions[order[: self.num_rows]] = np.arange(self.num_rows)
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        for batch in self.batches:
+            yield batch.tolist()
+
+    def repeated_rows(self, step: int, process_index: int) -> int:
+        """Count the rows at the end of a batch that repeat an earlier row.
+
+        Args:
+            step (`int`):
+                Number of the step, from 0.
+            process_index (`int`):
+                Which process the batch belongs to.
+
+        Returns:
+            `int`: 0 but in the last step.
+        """
+        if step < len(self.batches) // self.num_processes - 1:
+            return 0
+        rows = len(self.batches[-1])
+        repeated_after = (self.num_processes - 1 - process_index) * rows
+        return min(rows, max(0, self.num_repeated - repeated_after))
+
+    def restore(self, gathered: Any) -> Any:
+        """Put gathered rows into the order of the dataset and drop the repeated ones.
+
+        Args:
+            gathered (`np.ndarray`, or a tuple, list or dict of such):
+                Rows in the order of the batches. What has another number of rows is returned as it is.
+
+        Returns:
+            The same with one row per row of the dataset.
+        """
+        if isinstance(gathered, tuple | list):
+            return type(gathered)(self.restore(part) for part in gathered)
+        if isinstance(gathered, dict):
+            return {name: self.restore(part) for name, part in gathered.items()}
+        if getattr(gathered, "ndim", 0) and len(gathered) == self.num_rows + self.num_repeated:
+            return gathered[self.positions]
+        return gathered
+
+
+@dataclass
+class PairLengths:
+    """Number of tokens of each row of a tokenized dataset.
+
+    Args:
+        source (`np.ndarray` of shape `(pairs,)`):
+            Lengths of `input_ids`.
+        target (`np.ndarray` of shape `(pairs,)`, *optional*):
+            Lengths of `labels`; `None` where there are none.
+    """
+
+    source: np.ndarray
+    target: np.ndarray | None
+
+    def longer_side(self) -> np.ndarray:
+        """Return the larger of the two lengths of each row.
+
+        Returns:
+            `np.ndarray` of shape `(pairs,)`: the lengths.
+        """
+        return self.source if self.target is None else np.maximum(self.source, self.target)
+
+
+def measure_pair_lengths(dataset: Any) -> PairLengths:
+    """Read the lengths of `input_ids` and `labels`; of a `datasets.Dataset`, without making Python objects.
+
+    Args:
+        dataset (`datasets.Dataset` or `torch.utils.data.Dataset`):
+            Tokenized pairs, with a length.
+
+    Returns:
+        `PairLengths`: the lengths of both sides.
+
+    Raises:
+        ValueError: if a `datasets.Dataset` has no column `input_ids`.
+    """
+    if not isinstance(dataset, datasets.Dataset):
+        pairs = [_lengths_of_row(dataset[index]) for index in range(len(dataset))]
+        sides = np.array(pairs, dtype=np.int64).reshape(-1, 2)
+        return PairLengths(sides[:, 0], sides[:, 1] if sides[:, 1].any() else None)
+    if "input_ids" not in dataset.column_names:
+        raise ValueError(
+            f"The dataset must have a column `input_ids`, it has {dataset.column_names}; tokenize it first."
+        )
+    target = _lengths_of_column(dataset, "labels") if "labels" in dataset.column_names else None
+    return PairLengths(_lengths_of_column(dataset, "input_ids"), target)
 
 
 def _longest_side(
@@ -266,3 +316,19 @@ def _even_out(cuts: np.ndarray, batches_per_step: int) -> np.ndarray:
         largest = int(np.diff(cuts).argmax())
         cuts = np.insert(cuts, largest + 1, (cuts[largest] + cuts[largest + 1]) // 2)
     return cuts
+
+
+def _lengths_of_column(dataset: datasets.Dataset, name: str) -> np.ndarray:
+    """Read the lengths of the lists of one column off its Arrow table."""
+    # A row that is null has no tokens.
+    parts = [chunk.value_lengths().fill_null(0).to_numpy() for chunk in dataset.data.column(name).chunks]
+    lengths = np.concatenate([np.zeros(0, dtype=np.int64), *parts])
+    # Of a shuffled or selected dataset these are the rows of the table. To read such a dataset in its own order takes
+    # a thousand times as long.
+    rows = dataset._indices
+    return lengths if rows is None else lengths[rows.column(0).to_numpy()]
+
+
+def _lengths_of_row(row: Any) -> tuple[int, int]:
+    """Return the lengths of the two sides of one row, 0 for a side that is not there."""
+    return len(row["input_ids"]), len(row["labels"]) if row.get("labels") is not None else 0

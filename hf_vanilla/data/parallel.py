@@ -221,24 +221,20 @@ def _generate_pairs(
 
 
 def _read_pairs(paths: tuple[str, ...], columns: tuple[str, str]) -> Iterator[NumberedPair]:
-    """Yield (line number from 1, source, target) of one split, empty ones included."""
+    """Yield (number of the line or item from 1, source, target) of one split, empty ones included."""
     if len(paths) == 2:
         yield from _read_text_files(*paths)
         return
     kind = _kind(paths[0])
     if kind == ".csv":
-        rows = _read_csv(paths[0], columns)
+        yield from _read_csv(paths[0], columns)
     elif kind in (".json", ".jsonl"):
-        rows = _read_json(paths[0], columns)
+        yield from _read_json(paths[0], columns)
     else:
         raise ValueError(
             f"`data_files` must end in .json, .jsonl, .csv or .parquet (or that and .gz), got {paths[0]}; for plain "
             "text give two files, source and target."
         )
-    for number, source, target in rows:
-        for column, text in zip(columns, (source, target), strict=True):
-            _check_text(text, f"{paths[0]}, line {number}: {column!r}")
-        yield number, source, target
 
 
 def _kind(path: str) -> str:
@@ -304,7 +300,9 @@ def _read_json(path: str, columns: tuple[str, str]) -> Iterator[NumberedPair]:
     """Yield two fields of each object, one object a line or one array of them."""
     lines = _read_lines(path)
     first = next(lines, "")
+    unit = "line"
     if first.lstrip().startswith("["):
+        unit = "item"  # once parsed, it does not tell its line
         try:
             rows: Iterable[tuple[int, Any]] = enumerate(json.loads(first + "".join(lines)), start=1)
         except json.JSONDecodeError as error:
@@ -312,11 +310,14 @@ def _read_json(path: str, columns: tuple[str, str]) -> Iterator[NumberedPair]:
     else:
         rows = _parse_json_lines(path, itertools.chain([first], lines))
     for number, row in rows:
+        where = f"{path}, {unit} {number}"
         if not isinstance(row, dict):
-            raise ValueError(f"{path}, line {number}: must be a JSON object, got {type(row).__name__}.")
+            raise ValueError(f"{where}: must be a JSON object, got {type(row).__name__}.")
         nested = row.get(_TRANSLATION)
         fields = nested if isinstance(nested, dict) and columns[0] not in row else row
-        _check_columns(columns, list(fields), f"{path}, line {number}")
+        _check_columns(columns, list(fields), where)
+        for column in columns:
+            _check_text(fields[column], f"{where}: {column!r}")
         yield number, fields[columns[0]], fields[columns[1]]
 
 

@@ -18,6 +18,8 @@ from .text_batches import batches_by_length, default_max_length, padded, token_i
 
 # Where a model with two vocabularies keeps the target's tokenizer, beside its own files.
 TARGET_TOKENIZER = "target_tokenizer"
+# A shorter text counts as one of this many tokens: what it is translated to takes memory, too.
+SHORT = 8
 
 
 @dataclass
@@ -75,7 +77,7 @@ def translate(
     n_best: int = 1,
     with_alignments: bool = False,
     max_source_length: int | None = None,
-    max_tokens_per_batch: int = 1024,
+    max_tokens_per_batch: int = 2048,
     show_progress: bool = False,
     **generate_kwargs: Any,
 ) -> list[list[Translation]]:
@@ -101,7 +103,7 @@ def translate(
         with_alignments (`bool`, defaults to `False`): Whether to align words.
         max_source_length (`int`, *optional*): Most tokens of a text; what is longer is cut, and counted in a warning.
             The model's limit by default.
-        max_tokens_per_batch (`int`, defaults to 1024): Most source tokens of a batch, padding included.
+        max_tokens_per_batch (`int`, defaults to 2048): Most source tokens of a batch, padding included.
         show_progress (`bool`, defaults to `False`): Whether to draw a progress bar on standard error.
         **generate_kwargs: Passed on to `generate()`, such as `early_stopping`.
 
@@ -135,7 +137,7 @@ def translate(
     )
     found = [[Translation("", 0.0)] for _ in texts]
     with tqdm(total=len(ids), unit="text", disable=not show_progress) as progress:
-        for batch in batches_by_length([len(sequence) for sequence in ids], max_tokens_per_batch):
+        for batch in batches_by_length([max(len(sequence), SHORT) for sequence in ids], max_tokens_per_batch):
             translated = _translate_batch(model, target_tokenizer, [ids[place] for place in batch], options)
             for place, translations in zip(batch, translated, strict=True):
                 found[filled[place]] = translations

@@ -5,7 +5,7 @@ from typing import Any
 import evaluate
 from sacrebleu.metrics import BLEU
 
-from hf_vanilla.metrics.corpus_metric import TEXT_FEATURES, CorpusMetric, reference_streams
+from .corpus_metric import TEXT_FEATURES, CorpusMetric, reference_streams
 
 
 # sacreBLEU's tokenizers that come with it. The others download a model or need another package.

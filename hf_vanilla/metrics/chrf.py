@@ -5,7 +5,7 @@ from typing import Any
 import evaluate
 from sacrebleu.metrics import CHRF
 
-from hf_vanilla.metrics.corpus_metric import TEXT_FEATURES, CorpusMetric, reference_streams
+from .corpus_metric import TEXT_FEATURES, CorpusMetric, reference_streams
 
 
 class ChrF(CorpusMetric):

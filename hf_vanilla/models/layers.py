@@ -1,7 +1,7 @@
-"""The bricks of both models: attention, feed-forward network, residual connection with norm, positions, dropout.
+"""The bricks of the models: attention, feed-forward network, residual connection with norm, positions, dropout.
 
-Every brick takes the model's config and reads these names of it, which both families answer: `hidden_size`,
-`num_attention_heads`, `d_k`, `d_v`, `attention_scale`, `intermediate_size`, `hidden_act`, `layer_norm_eps`,
+Every brick takes the model's config and reads these names of it, most of them transformers' aliases:
+`hidden_size`, `num_attention_heads`, `d_k`, `d_v`, `attention_scale`, `intermediate_size`, `hidden_act`, `layer_norm_eps`,
 `hidden_dropout_prob`, `attention_probs_dropout_prob`, `activation_dropout`, `_attn_implementation`.
 
 Shapes are written with these words: batch, src_len, tgt_len, query_len, key_len, heads, d_k, d_v, d_model, d_ff,

@@ -40,7 +40,6 @@ from transformers.modeling_outputs import (
     Seq2SeqModelOutput,
 )
 from transformers.modeling_utils import PreTrainedModel
-from transformers.utils import logging
 from transformers.utils.generic import can_return_tuple, merge_with_config_defaults
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
@@ -60,8 +59,6 @@ from .layers import (
 )
 from .loss import cross_entropy_sum, freeze_row, projected_cross_entropy_sum, smoothed_target
 
-
-logger = logging.get_logger(__name__)
 
 RESIDUALS = {"post": PostNormResidual, "pre": PreNormResidual}
 
@@ -391,8 +388,7 @@ class VanillaTransformerDecoder(VanillaTransformerPreTrainedModel):
             )
         check_attention_mask("decoder_attention_mask", attention_mask, batch, past_len + tgt_len)
         check_attention_mask("attention_mask", encoder_attention_mask, sources, src_len)
-        if self.config.position_type == "learned":
-            self._check_length(past_len + tgt_len)
+        self._check_length(past_len + tgt_len)
 
         position_ids = positions_of(attention_mask, tgt_len, past_len, inputs_embeds.device)
         hidden_states = self._embed(inputs_embeds, position_ids)
@@ -671,7 +667,7 @@ class VanillaTransformerForConditionalGeneration(VanillaTransformerPreTrainedMod
             return nn.functional.linear(hidden_states, weight, self.lm_head.bias)
         logits = self.lm_head(hidden_states)
         if hasattr(self.lm_head, "_hf_hook") and self.config.tie_word_embeddings and logits.requires_grad:
-            # Layers are spread over devices, and accelerate moves tensors between them: freeze padding from the outside.
+            # accelerate moves tensors between the devices of the layers: freeze padding from the outside.
             padding = torch.tensor([self.config.pad_token_id], device=logits.device)
             logits.register_hook(lambda gradient: gradient.index_fill(-1, padding, 0.0))
         return logits

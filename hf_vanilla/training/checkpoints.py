@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
-from transformers.trainer import TRAINER_STATE_NAME
+from transformers.trainer import OPTIMIZER_NAME, OPTIMIZER_NAME_BIN, SCHEDULER_NAME, TRAINER_STATE_NAME
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from transformers.utils import CONFIG_NAME, SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME, WEIGHTS_NAME, logging
 
@@ -45,7 +45,7 @@ def average_checkpoints(
         output_dir (`str`):
             The folder to write.
         overwrite (`bool`, *optional*, defaults to `False`):
-            Whether to replace `output_dir` if there is anything in it.
+            Whether to replace `output_dir` if there is a model in it.
 
     Returns:
         `Path`: `output_dir`.
@@ -53,8 +53,9 @@ def average_checkpoints(
     Raises:
         TypeError: if `checkpoints` is one folder instead of several.
         ValueError: if there are no checkpoints, one is given twice, one has no safetensors weights or broken ones,
-            their configs, tensors, shapes or dtypes differ, a weight is nan or infinite, or `output_dir` is not empty,
-            is one of the checkpoints or can't be written.
+            their configs, tensors, shapes or dtypes differ, a weight is nan or infinite, or `output_dir` is one of the
+            checkpoints or holds one, is not empty (with `overwrite`: holds something else than a model), or can't be
+            written.
 
     Source: Vaswani et al. 2017, 6.1.
     """
@@ -75,65 +76,86 @@ def average_checkpoints(
     return target
 
 
-def last_checkpoints(run_dir: str | os.PathLike, n: int) -> list[Path]:
+def last_checkpoints(run_dir: str | os.PathLike, count: int) -> list[Path]:
     """Find the last checkpoints of a run.
 
     Args:
         run_dir (`str`):
             The `output_dir` of a `Trainer`, with folders `checkpoint-<step>`.
-        n (`int`):
+        count (`int`):
             How many.
 
     Returns:
-        `list[Path]`: `n` folders in order of their steps.
+        `list[Path]`: `count` folders in order of their steps.
 
     Raises:
-        ValueError: if `n` is below 1, or `run_dir` does not exist or holds fewer checkpoints with safetensors weights.
+        ValueError: if `count` is below 1, or `run_dir` does not exist or holds fewer checkpoints with safetensors
+            weights.
     """
     checkpoints = _checkpoints_by_step(Path(run_dir))
-    _check_enough(n, len(checkpoints), f"`run_dir` ({run_dir}) holds", checkpoints)
-    return list(checkpoints.values())[-n:]
+    _check_enough(count, len(checkpoints), f"`run_dir` ({run_dir}) holds", checkpoints)
+    return list(checkpoints.values())[-count:]
 
 
 def best_checkpoints(
-    run_dir: str | os.PathLike, n: int, metric: str | None = None, *, greater_is_better: bool | None = None
+    run_dir: str | os.PathLike, count: int, metric: str = "eval_loss", *, greater_is_better: bool | None = None
 ) -> list[Path]:
     """Find the checkpoints of a run that its evaluations found best.
 
     Args:
         run_dir (`str`):
             The `output_dir` of a `Trainer`, with folders `checkpoint-<step>`.
-        n (`int`):
+        count (`int`):
             How many.
-        metric (`str`, *optional*):
-            Name of the metric, with or without `eval_`. The default is the run's own `metric_for_best_model`, or
-            `eval_loss` where the run had none.
+        metric (`str`, *optional*, defaults to `"eval_loss"`):
+            Name of the metric, with or without `eval_`.
         greater_is_better (`bool`, *optional*):
-            Whether more is better. The default is the run's own rule for its `metric_for_best_model`, and for any
-            other metric the rule of `TrainingArguments`: yes, unless the name ends in `loss`.
+            Whether more is better. The default is the rule of `TrainingArguments`: yes, unless the name ends in
+            `loss`.
 
     Returns:
-        `list[Path]`: `n` folders in order of their steps. Of two equally good ones the later counts as better.
+        `list[Path]`: `count` folders in order of their steps. Of two equally good ones the later counts as better.
 
     Raises:
-        ValueError: if `n` is below 1, `run_dir` does not exist, there is no such metric, or fewer checkpoints have it.
+        ValueError: if `count` is below 1, `run_dir` does not exist, there is no such metric, or fewer checkpoints
+            have it.
     """
     checkpoints = _checkpoints_by_step(Path(run_dir))
-    _check_enough(n, len(checkpoints), f"`run_dir` ({run_dir}) holds", checkpoints)
-    state = _read_json(list(checkpoints.values())[-1] / TRAINER_STATE_NAME)
-    run_metric, run_greater_is_better = _metric_of_the_run(state)
-    if metric is None:
-        metric = run_metric or "eval_loss"
-    elif not metric.startswith("eval_"):
+    _check_enough(count, len(checkpoints), f"`run_dir` ({run_dir}) holds", checkpoints)
+    if not metric.startswith("eval_"):
         metric = f"eval_{metric}"
     if greater_is_better is None:
-        greater_is_better = run_greater_is_better if metric == run_metric else not metric.endswith("loss")
+        greater_is_better = not metric.endswith("loss")
+    state = _read_json(list(checkpoints.values())[-1] / TRAINER_STATE_NAME)
     values = _metric_by_step(state, metric)
     measured = [step for step in checkpoints if math.isfinite(values.get(step, math.nan))]
-    _check_enough(n, len(measured), f"`{metric}` was measured for", measured)
+    _check_enough(count, len(measured), f"`{metric}` was measured for", measured)
     sign = 1 if greater_is_better else -1
-    best = sorted(measured, key=lambda step: (sign * values[step], step))[-n:]
+    best = sorted(measured, key=lambda step: (sign * values[step], step))[-count:]
     return [checkpoints[step] for step in sorted(best)]
+
+
+def last_complete_checkpoint(run_dir: str | os.PathLike) -> str | None:
+    """Find the newest checkpoint from which a run can be resumed.
+
+    It must have the state of the run, which `Trainer` writes last, and so not where the writing was cut off, and the
+    state of the optimizer and of the schedule, which `save_only_model` leaves out. What is newer is passed over with a
+    warning.
+
+    Args:
+        run_dir (`str`):
+            The `output_dir` of a `Trainer`, with folders `checkpoint-<step>`, or a folder that does not exist.
+
+    Returns:
+        `str`: the folder, for `Trainer.train(resume_from_checkpoint=...)`; `None` if there is none.
+    """
+    folders = _folders_by_step(Path(run_dir)) if Path(run_dir).is_dir() else {}
+    for folder in reversed(folders.values()):
+        missing = _missing_for_resuming(folder)
+        if missing is None:
+            return str(folder)
+        logger.warning(f"Passed over {folder}: no run can be resumed from it, because it has no {missing}.")
+    return None
 
 
 class _Weights:
@@ -179,29 +201,6 @@ class _Weights:
             return file.get_tensor(name)
 
 
-def last_complete_checkpoint(run_dir: str | os.PathLike) -> str | None:
-    """Find the newest checkpoint from which a run can be resumed.
-
-    `Trainer` writes the state of the run last, so a checkpoint without a readable one was cut off and is passed over.
-
-    Args:
-        run_dir (`str`):
-            The `output_dir` of a `Trainer`, with folders `checkpoint-<step>`, or a folder that does not exist.
-
-    Returns:
-        `str`: the folder, for `Trainer.train(resume_from_checkpoint=...)`; `None` if there is none.
-    """
-    checkpoints = _checkpoints_by_step(Path(run_dir)) if Path(run_dir).is_dir() else {}
-    for folder in reversed(checkpoints.values()):
-        try:
-            _read_json(folder / TRAINER_STATE_NAME)
-        except (OSError, ValueError):
-            logger.warning(f"{folder} is incomplete: its writing was cut off. It is passed over.")
-        else:
-            return str(folder)
-    return None
-
-
 def _as_folders(checkpoints: Any) -> list[Path]:
     """Return the checkpoints as paths; one string would otherwise be taken for a list of letters."""
     if isinstance(checkpoints, str | os.PathLike):
@@ -219,12 +218,27 @@ def _check_folders(folders: list[Path], target: Path, overwrite: bool) -> None:
             raise ValueError(f"`checkpoints`: {folder} is no folder.")
         if resolved.count(path) > 1:
             raise ValueError(f"`checkpoints` must differ, {folder} is given {resolved.count(path)} times.")
-    if target.resolve() in resolved:
-        raise ValueError(f"`output_dir` ({target}) must not be one of `checkpoints`.")
+        if path.is_relative_to(target.resolve()):
+            raise ValueError(
+                f"`output_dir` ({target}) must not be one of `checkpoints` or hold one, but it is or holds {folder}; "
+                "choose a folder of its own."
+            )
+    _check_target(target, overwrite)
+
+
+def _check_target(target: Path, overwrite: bool) -> None:
+    """Check that nothing is lost where the average is going to be."""
     if target.exists() and not target.is_dir():
         raise ValueError(f"`output_dir` ({target}) must be a folder, there is a file of that name.")
-    if target.is_dir() and any(target.iterdir()) and not overwrite:
+    if not target.is_dir() or not any(target.iterdir()):
+        return
+    if not overwrite:
         raise ValueError(f"`output_dir` ({target}) is not empty; choose another, or allow it with `overwrite`.")
+    if not (target / CONFIG_NAME).is_file():
+        raise ValueError(
+            f"`output_dir` ({target}) must hold a model to be overwritten, but it has no {CONFIG_NAME}; choose "
+            "another."
+        )
 
 
 def _check_configs(folders: list[Path]) -> None:
@@ -342,50 +356,52 @@ def _put_in_place(folder: Path, target: Path) -> None:
         shutil.rmtree(old, ignore_errors=True)
 
 
+def _folders_by_step(run_dir: Path) -> dict[int, Path]:
+    """Return the folders `checkpoint-<step>` of a run, by ascending step."""
+    matches = {path: re.fullmatch(rf"{PREFIX_CHECKPOINT_DIR}-(\d+)", path.name) for path in run_dir.iterdir()}
+    found = {int(match.group(1)): path for path, match in matches.items() if match and path.is_dir()}
+    return dict(sorted(found.items()))
+
+
+def _missing_for_resuming(folder: Path) -> str | None:
+    """Return what a run would lack that is resumed from `folder`, or `None`."""
+    try:
+        _read_json(folder / TRAINER_STATE_NAME)
+    except ValueError:
+        return f"readable {TRAINER_STATE_NAME}"
+    # DeepSpeed keeps the optimizer, and its own schedules too, in a folder of this name.
+    if any(folder.glob("global_step*")):
+        return None
+    has_optimizer_file = any((folder / name).is_file() for name in (OPTIMIZER_NAME, OPTIMIZER_NAME_BIN))
+    if not has_optimizer_file and not any(path.is_dir() for path in folder.glob("optimizer*")):
+        return "state of the optimizer"
+    return None if (folder / SCHEDULER_NAME).is_file() else SCHEDULER_NAME
+
+
 def _checkpoints_by_step(run_dir: Path) -> dict[int, Path]:
     """Return the checkpoints of a run that have weights, by ascending step."""
     if not run_dir.is_dir():
         raise ValueError(f"`run_dir` ({run_dir}) is no folder.")
     found = {}
-    for path in run_dir.iterdir():
-        match = re.fullmatch(rf"{PREFIX_CHECKPOINT_DIR}-(\d+)", path.name)
-        if not match or not path.is_dir():
-            continue
+    for step, folder in _folders_by_step(run_dir).items():
         # The trainer writes its state last: without it, the checkpoint was not finished.
-        has_weights = any((path / name).is_file() for name in (SAFE_WEIGHTS_NAME, SAFE_WEIGHTS_INDEX_NAME))
-        if has_weights and (path / TRAINER_STATE_NAME).is_file():
-            found[int(match.group(1))] = path
+        has_weights = any((folder / name).is_file() for name in (SAFE_WEIGHTS_NAME, SAFE_WEIGHTS_INDEX_NAME))
+        if has_weights and (folder / TRAINER_STATE_NAME).is_file():
+            found[step] = folder
         else:
-            logger.warning(f"Left out {path}: it has no safetensors weights or no {TRAINER_STATE_NAME}.")
-    return dict(sorted(found.items()))
+            logger.warning(f"Left out {folder}: it has no safetensors weights or no {TRAINER_STATE_NAME}.")
+    return found
 
 
-def _check_enough(n: int, available: int, subject: str, steps: Any) -> None:
-    """Check that there are `n` checkpoints."""
-    if n < 1:
-        raise ValueError(f"`n` must be at least 1, got {n}.")
-    if available < n:
+def _check_enough(count: int, available: int, subject: str, steps: Any) -> None:
+    """Check that there are `count` checkpoints."""
+    if count < 1:
+        raise ValueError(f"`count` must be at least 1, got {count}.")
+    if available < count:
         raise ValueError(
-            f"{subject} {available} checkpoints, fewer than `n` ({n}): steps {sorted(steps)}. Ask for fewer, or keep "
-            "more while training (`save_total_limit`, `save_steps`)."
+            f"{subject} {available} checkpoints, fewer than `count` ({count}): steps {sorted(steps)}. Ask for fewer, "
+            "or keep more while training (`save_total_limit`, `save_steps`)."
         )
-
-
-def _metric_of_the_run(state: dict[str, Any]) -> tuple[str | None, bool]:
-    """Return the `metric_for_best_model` of a run and its direction, read off its log; `None` if it had none."""
-    best, step = state.get("best_metric"), state.get("best_global_step")
-    if best is None or step is None:
-        return None, False
-    at_best = [entry for entry in state["log_history"] if entry.get("step") == step]
-    names = [name for entry in at_best for name, value in entry.items() if name.startswith("eval_") and value == best]
-    if not names:
-        return None, False
-    values = list(_metric_by_step(state, names[0]).values())
-    if min(values) < best:
-        return names[0], True
-    if max(values) > best:
-        return names[0], False
-    return names[0], not names[0].endswith("loss")
 
 
 def _metric_by_step(state: dict[str, Any], metric: str) -> dict[int, float]:

@@ -4,38 +4,15 @@ from typing import Any
 
 import torch
 from transformers import PreTrainedConfig, PreTrainedModel, Seq2SeqTrainer, Seq2SeqTrainingArguments
+from transformers.trainer_pt_utils import get_parameter_names
 from transformers.trainer_utils import SchedulerType
 
-from hf_vanilla.training.trainer import VanillaTrainingArguments, inverse_sqrt_schedule_from_one
+from .schedule import inverse_sqrt_schedule_from_one, noam_learning_rate
+from .trainer import VanillaTrainingArguments
 
 
-def noam_learning_rate(step: int, d_model: int, warmup_steps: int, factor: float = 1.0) -> float:
-    """Return the paper's learning rate at one update.
-
-    factor * d_model^-0.5 * min(step^-0.5, step * warmup_steps^-1.5)
-
-    Args:
-        step (`int`):
-            Number of the update; the first is 1.
-        d_model (`int`):
-            Width of the model.
-        warmup_steps (`int`):
-            Number of updates over which the rate grows.
-        factor (`float`, *optional*, defaults to 1.0):
-            Scales the whole schedule; 1.0 is the paper's.
-
-    Returns:
-        `float`: the learning rate.
-
-    Raises:
-        ValueError: if `step`, `d_model` or `warmup_steps` is below 1.
-
-    Source: Vaswani et al. 2017, 5.3, equation 3.
-    """
-    for name, value in (("warmup_steps", warmup_steps), ("d_model", d_model), ("step", step)):
-        if value < 1:
-            raise ValueError(f"`{name}` must be at least 1, got {value}.")
-    return factor * d_model**-0.5 * min(step**-0.5, step * warmup_steps**-1.5)
+# Patterns of the names of parameters that `Trainer` does not decay, whatever the class of their layer.
+NAMES_WITHOUT_DECAY = [r"bias", r"layernorm", r"rmsnorm", r"(?:^|\.)norm(?:$|\.)", r"_norm(?:$|\.)"]
 
 
 def paper_training_arguments(
@@ -105,7 +82,7 @@ def paper_optimizers(
     trainer = Seq2SeqTrainer(model, args, optimizers=paper_optimizers(model, args), train_dataset=...)
     ```
 
-    [`VanillaTrainer`] does not need it.
+    [`VanillaTrainer`] does not need it. As in the trainers' own optimizer, biases and norms have no weight decay.
 
     Args:
         model (`PreTrainedModel`):
@@ -125,7 +102,16 @@ def paper_optimizers(
     if args.warmup_steps < 1:
         raise ValueError(f"`warmup_steps` must be a number of steps, 1 or more, got {args.warmup_steps}.")
     optimizer_class, optimizer_arguments = Seq2SeqTrainer.get_optimizer_cls_and_kwargs(args, model)
-    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    optimizer = optimizer_class(parameters, weight_decay=args.weight_decay, **optimizer_arguments)
+    optimizer = optimizer_class(_parameter_groups(model, args.weight_decay), **optimizer_arguments)
     scheduler_arguments: Any = args.lr_scheduler_kwargs or {}
     return optimizer, inverse_sqrt_schedule_from_one(optimizer, int(args.warmup_steps), **scheduler_arguments)
+
+
+def _parameter_groups(model: PreTrainedModel, weight_decay: float) -> list[dict[str, Any]]:
+    """Return the parameters to train in two groups, with and without decay, as `Trainer.create_optimizer` does."""
+    decayed = set(get_parameter_names(model, [torch.nn.LayerNorm], NAMES_WITHOUT_DECAY))
+    trained = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
+    return [
+        {"params": [parameter for name, parameter in trained if name in decayed], "weight_decay": weight_decay},
+        {"params": [parameter for name, parameter in trained if name not in decayed], "weight_decay": 0.0},
+    ]

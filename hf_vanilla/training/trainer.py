@@ -7,12 +7,10 @@ one to override.
 
 import functools
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import datasets
-import numpy as np
 import torch
 from torch.distributed.tensor import DTensor
 from torch.utils.data import DataLoader, Dataset, Sampler
@@ -26,12 +24,12 @@ from transformers import (
     TrainerControl,
     TrainerState,
     TrainingArguments,
-    get_inverse_sqrt_schedule,
 )
 from transformers.trainer_utils import EvalLoopOutput, SchedulerType, seed_worker
 from transformers.utils import logging
 
-from hf_vanilla.data.batching import TokenBudgetBatchSampler
+from ..data.batching import LengthSortedBatchSampler, PairLengths, TokenBudgetBatchSampler, measure_pair_lengths
+from .schedule import inverse_sqrt_schedule_from_one
 
 
 logger = logging.get_logger(__name__)
@@ -53,8 +51,9 @@ class VanillaTrainingArguments(Seq2SeqTrainingArguments):
             Share of the decoder inputs that are the gold tokens; the rest are the model's own predictions from a first
             pass without gradient. Not the paper's, which always feeds the gold tokens (1.0).
         logging_nan_inf_filter (`bool`, *optional*, defaults to `False`):
-            As in `TrainingArguments`, but off: a loss that is not finite stops the run, and a filtered one is
-            invisible. Off also saves a device synchronisation per step.
+            As in `TrainingArguments`, but off: [`VanillaTrainer`] stops at a loss that is not finite, and a filtered
+            one is invisible to it. The stock `Seq2SeqTrainer` goes on with such a loss, and off only shows it in the
+            log. Off also saves a device synchronisation per step.
 
     Raises:
         ValueError: if a value is out of its range, or if `max_tokens_per_batch` is combined with an argument that also
@@ -79,7 +78,7 @@ class VanillaTrainingArguments(Seq2SeqTrainingArguments):
     )
     logging_nan_inf_filter: bool = field(
         default=False,
-        metadata={"help": "Hide losses that are nan or inf from the log. Off: such a loss stops the run."},
+        metadata={"help": "Hide losses that are nan or inf from the log. Off: they show, and VanillaTrainer stops."},
     )
 
     def __post_init__(self) -> None:
@@ -96,10 +95,6 @@ class VanillaTrainingArguments(Seq2SeqTrainingArguments):
                     f"`{name}` can't be combined with `max_tokens_per_batch` ({self.max_tokens_per_batch}), which "
                     "makes batches of its own; leave one of the two at its default."
                 )
-        # accelerate before 1.14 refuses batches of unequal size otherwise. Nothing is lost: the samplers give every
-        # process the same number of batches.
-        accelerator_config: Any = self.accelerator_config
-        accelerator_config.even_batches = False
 
     def _rival_batch_arguments(self) -> dict[str, bool]:
         """Tell of each argument that shapes batches in another way whether it is set."""
@@ -157,15 +152,18 @@ class VanillaTrainer(Seq2SeqTrainer):
             args = VanillaTrainingArguments()
         _check_class(args)
         _check_has_length(kwargs.get("train_dataset"), args)
+        if args.max_tokens_per_batch is not None:
+            # accelerate before 1.14 refuses batches of unequal size otherwise. Nothing is lost: these samplers give
+            # every process the same number of batches. Those of the stock trainer do not and need the even batches.
+            accelerator_config: Any = args.accelerator_config
+            accelerator_config.even_batches = False
         super().__init__(model, args, data_collator, **kwargs)
         if data_collator is None and isinstance(self.processing_class, PreTrainedTokenizerBase):
             self.data_collator = DataCollatorForSeq2Seq(self.processing_class, model=self.model)
         self.add_callback(_EpochOfBatchSampler())
-        self._lengths_of_datasets: dict[int, tuple[Dataset, _Lengths]] = {}
+        self._lengths_of_datasets: dict[int, tuple[Dataset, PairLengths]] = {}
         self._sentences_per_update: int | None = None
         self._token_loss: _TokenLoss | None = None
-
-    # Batches
 
     def get_train_dataloader(self) -> DataLoader:
         """Return the training dataloader, with batches of `max_tokens_per_batch` tokens where that is set.
@@ -273,16 +271,14 @@ class VanillaTrainer(Seq2SeqTrainer):
         )
         return self.accelerator.prepare(dataloader)
 
-    def _lengths(self, dataset: Dataset) -> "_Lengths":
+    def _lengths(self, dataset: Dataset) -> PairLengths:
         """Measure `dataset` once; the dataset is kept beside its lengths so that its id stays its own."""
         measured = self._lengths_of_datasets
         if id(dataset) not in measured:
             if len(measured) == MEASURED_DATASETS_KEPT:
                 measured.pop(next(iter(measured)))
-            measured[id(dataset)] = (dataset, _measure(dataset))
+            measured[id(dataset)] = (dataset, measure_pair_lengths(dataset))
         return measured[id(dataset)][1]
-
-    # Optimisation
 
     def create_scheduler(
         self, num_training_steps: int, optimizer: torch.optim.Optimizer | None = None
@@ -353,8 +349,6 @@ class VanillaTrainer(Seq2SeqTrainer):
         is_replaced &= labels[:, :-1] != IGNORED_LABEL
         mixed = torch.cat((gold[:, :1], torch.where(is_replaced, predicted, gold[:, 1:])), dim=1)  # (batch, tgt_len)
         return {**inputs, "decoder_input_ids": mixed}
-
-    # Evaluation
 
     def evaluation_loop(
         self,
@@ -437,8 +431,6 @@ class VanillaTrainer(Seq2SeqTrainer):
             self._token_loss.add(step[0], inputs["labels"])
         return step
 
-    # Watching the loss
-
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Log `logs`, and stop the run when its loss is not finite.
 
@@ -479,83 +471,6 @@ class VanillaTrainer(Seq2SeqTrainer):
                 "saved. Resume from the last checkpoint with a lower learning rate or a longer warm-up."
             )
         super().save_model(output_dir, _internal_call)
-
-
-class LengthSortedBatchSampler(Sampler[list[int]]):
-    """Batches of at most `max_tokens` tokens in order of length, longest first, for evaluation.
-
-    Made so that processes can gather what they predict: the `num_processes` batches of one step have the same number
-    of rows, and the number of batches is a multiple of `num_processes`. Where the number of rows is no such multiple,
-    the last row is repeated at the very end. A row longer than the budget gets a batch of its own.
-
-    Args:
-        lengths (`np.ndarray` of shape `(rows,)`):
-            Number of tokens of the longer side of each row.
-        max_tokens (`int`):
-            Budget of a batch, padding counted.
-        num_processes (`int`, *optional*, defaults to 1):
-            Number of processes that share the batches.
-    """
-
-    def __init__(self, lengths: np.ndarray, max_tokens: int, *, num_processes: int = 1) -> None:
-        order = np.argsort(-lengths, kind="stable")
-        self.num_rows = len(order)
-        self.num_repeated = -self.num_rows % num_processes
-        order = np.concatenate((order, order[-1:].repeat(self.num_repeated)))
-        self.batches: list[np.ndarray] = []
-        start = 0
-        while start < len(order):
-            rows = max(1, int(max_tokens // max(1, lengths[order[start]])))
-            stop = min(start + rows * num_processes, len(order))
-            self.batches.extend(np.split(order[start:stop], num_processes))
-            start = stop
-        self.num_processes = num_processes
-        # Where each row of the dataset comes first in the concatenated batches.
-        self.positions = np.zeros(self.num_rows, dtype=np.int64)
-        self.positions[order[: self.num_rows]] = np.arange(self.num_rows)
-
-    def __len__(self) -> int:
-        return len(self.batches)
-
-    def __iter__(self) -> Iterator[list[int]]:
-        for batch in self.batches:
-            yield batch.tolist()
-
-    def repeated_rows(self, step: int, process_index: int) -> int:
-        """Count the rows at the end of a batch that repeat an earlier row.
-
-        Args:
-            step (`int`):
-                Number of the step, from 0.
-            process_index (`int`):
-                Which process the batch belongs to.
-
-        Returns:
-            `int`: 0 but in the last step.
-        """
-        if step < len(self.batches) // self.num_processes - 1:
-            return 0
-        rows = len(self.batches[-1])
-        repeated_after = (self.num_processes - 1 - process_index) * rows
-        return min(rows, max(0, self.num_repeated - repeated_after))
-
-    def restore(self, gathered: Any) -> Any:
-        """Put gathered rows into the order of the dataset and drop the repeated ones.
-
-        Args:
-            gathered (`np.ndarray`, or a tuple, list or dict of such):
-                Rows in the order of the batches. What has another number of rows is returned as it is.
-
-        Returns:
-            The same with one row per row of the dataset.
-        """
-        if isinstance(gathered, tuple | list):
-            return type(gathered)(self.restore(part) for part in gathered)
-        if isinstance(gathered, dict):
-            return {name: self.restore(part) for name, part in gathered.items()}
-        if getattr(gathered, "ndim", 0) and len(gathered) == self.num_rows + self.num_repeated:
-            return gathered[self.positions]
-        return gathered
 
 
 class _TokenLoss:
@@ -615,44 +530,6 @@ class _EpochOfBatchSampler(TrainerCallback):
         self.next_epoch += 1
 
 
-@dataclass
-class _Lengths:
-    """Number of tokens of each row; `target` is `None` where there are no labels."""
-
-    source: np.ndarray
-    target: np.ndarray | None
-
-    def longer_side(self) -> np.ndarray:
-        """Return the larger of the two lengths of each row."""
-        return self.source if self.target is None else np.maximum(self.source, self.target)
-
-
-def inverse_sqrt_schedule_from_one(
-    optimizer: torch.optim.Optimizer, num_warmup_steps: int, timescale: int | None = None
-) -> torch.optim.lr_scheduler.LambdaLR:
-    """Return transformers' `inverse_sqrt` schedule with the steps counted from 1.
-
-    The first update is step 1 as in the paper's formula; stock, it is step 0, with a learning rate of 0.
-
-    Args:
-        optimizer (`torch.optim.Optimizer`):
-            The optimizer; its learning rate is that of the last warm-up step, the largest.
-        num_warmup_steps (`int`):
-            Number of warm-up steps.
-        timescale (`int`, *optional*):
-            Time scale of the decay; the default is `num_warmup_steps`.
-
-    Returns:
-        `LambdaLR`: the schedule.
-
-    Source: Vaswani et al. 2017, 5.3.
-    """
-    # `last_epoch=0` says that step 0 is over. torch then asks for the base learning rate by this name.
-    for group in optimizer.param_groups:
-        group.setdefault("initial_lr", group["lr"])
-    return get_inverse_sqrt_schedule(optimizer, num_warmup_steps, timescale=timescale, last_epoch=0)
-
-
 def _check_class(args: Any) -> None:
     """Refuse arguments that lack those of this module."""
     if not isinstance(args, VanillaTrainingArguments):
@@ -678,45 +555,16 @@ def _check_has_length(train_dataset: Any, args: VanillaTrainingArguments) -> Non
     )
 
 
-def _measure(dataset: Any) -> _Lengths:
-    """Read the lengths of `input_ids` and `labels`; of a `datasets.Dataset`, without making Python objects."""
-    if not isinstance(dataset, datasets.Dataset):
-        pairs = [_lengths_of_row(dataset[index]) for index in range(len(dataset))]
-        sides = np.array(pairs, dtype=np.int64).reshape(-1, 2)
-        return _Lengths(sides[:, 0], sides[:, 1] if sides[:, 1].any() else None)
-    if "input_ids" not in dataset.column_names:
-        raise ValueError(
-            f"The dataset must have a column `input_ids`, it has {dataset.column_names}; tokenize it first."
-        )
-    target = _lengths_of_column(dataset, "labels") if "labels" in dataset.column_names else None
-    return _Lengths(_lengths_of_column(dataset, "input_ids"), target)
-
-
-def _lengths_of_column(dataset: datasets.Dataset, name: str) -> np.ndarray:
-    """Read the lengths of the lists of one column off its Arrow table."""
-    # A row that is null has no tokens.
-    parts = [chunk.value_lengths().fill_null(0).to_numpy() for chunk in dataset.data.column(name).chunks]
-    lengths = np.concatenate([np.zeros(0, dtype=np.int64), *parts])
-    # Of a shuffled or selected dataset these are the rows of the table. To read such a dataset in its own order takes
-    # a thousand times as long.
-    rows = dataset._indices
-    return lengths if rows is None else lengths[rows.column(0).to_numpy()]
-
-
 def _first_broken_parameter(model: torch.nn.Module) -> str | None:
-    """Return the name of the first parameter with a value that is not finite. One device synchronisation."""
+    """Return the name of the first parameter with a value that is not finite. One synchronisation per device."""
     parameters = dict(model.named_parameters())
     # Of a sharded parameter the local part: a collective would hang where one process saves alone.
     local = (each.to_local() if isinstance(each, DTensor) else each for each in parameters.values())
     is_finite = [torch.isfinite(each).all() for each in local]
-    if not is_finite or torch.stack(is_finite).all():
+    # The layers of one model may be spread over several devices.
+    if not is_finite or torch.stack([each.to(is_finite[0].device) for each in is_finite]).all():
         return None
     return next(name for name, finite in zip(parameters, is_finite, strict=True) if not finite)
-
-
-def _lengths_of_row(row: Any) -> tuple[int, int]:
-    """Return the lengths of the two sides of one row, 0 for a side that is not there."""
-    return len(row["input_ids"]), len(row["labels"]) if row.get("labels") is not None else 0
 
 
 def _inner_sampler(dataloader: Any, sampler_class: type) -> Any:

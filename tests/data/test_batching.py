@@ -4,11 +4,17 @@ import time
 import numpy as np
 import pytest
 from accelerate.data_loader import BatchSamplerShard
+from datasets import Dataset, concatenate_datasets
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
-from hf_vanilla.data.batching import TokenBudgetBatchSampler, batch_cost, padding_efficiency, token_budget_batches
+from hf_vanilla.data.batching import (
+    LengthSortedBatchSampler,
+    PairLengths,
+    TokenBudgetBatchSampler,
+    measure_pair_lengths,
+)
 
 
 def lengths(pairs: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
@@ -35,7 +41,7 @@ def cases(draw: st.DrawFn) -> tuple[list[int], list[int], int, int]:
 @given(case=cases(), seed=st.integers(0, 5), epoch=st.integers(0, 5))
 def test_every_pair_comes_once_within_the_budget(case: tuple, seed: int, epoch: int) -> None:
     source, target, budget, batches_per_step = case
-    plain = len(token_budget_batches(source, target, budget))
+    plain = len(TokenBudgetBatchSampler(source, target, budget))
     batches = -(-plain // batches_per_step) * batches_per_step
     if batches > len(source):
         with pytest.raises(ValueError, match=rf"{len(source)} pairs can't fill {batches} batches"):
@@ -53,12 +59,12 @@ def test_every_pair_comes_once_within_the_budget(case: tuple, seed: int, epoch: 
 
 @settings(max_examples=200, deadline=None, database=None)
 @given(case=cases())
-def test_plain_batches_are_sorted_full_and_complete(case: tuple) -> None:
+def test_batches_are_as_few_as_the_budget_allows(case: tuple) -> None:
     source, target, budget, _ = case
-    batches = [batch.tolist() for batch in token_budget_batches(source, target, budget)]
-    assert sorted(index for batch in batches for index in batch) == list(range(len(source)))
-    longest = [[max(source[index], target[index]) for index in batch] for batch in batches]
-    assert all(cost(batch, source, target) <= budget for batch in batches)
+    longest = [
+        sorted(max(source[i], target[i]) for i in batch) for batch in TokenBudgetBatchSampler(source, target, budget)
+    ]
+    longest.sort(key=lambda batch: (batch[0], batch[-1], -len(batch)))
     flat = [length for batch in longest for length in batch]
     assert flat == sorted(flat)
     # No batch could have taken the next pair too.
@@ -130,27 +136,20 @@ def test_the_most_numerous_batches_are_halved_to_even_out() -> None:
     assert sorted(len(batch) for batch in sampler) == [1, 2, 2, 2]
 
 
+def share_of_real_tokens(batches: list, source: np.ndarray, target: np.ndarray) -> float:
+    """Real tokens over positions, where each side is padded to its own longest sequence."""
+    positions = sum(len(batch) * (source[batch].max() + target[batch].max()) for batch in batches)
+    return (source.sum() + target.sum()) / positions
+
+
 def test_little_is_lost_to_padding() -> None:
     source, target = lengths(20_000)
     batches = list(TokenBudgetBatchSampler(source, target, 2048))
     random_batches = np.array_split(np.random.default_rng(0).permutation(20_000), len(batches))
-    assert padding_efficiency(source, target, batches) > 0.93
-    assert padding_efficiency(source, target, random_batches) < 0.5
-    full = [batch_cost(source[batch], target[batch]) / 2048 for batch in batches]
-    assert np.mean(full) > 0.95
-
-
-def test_cost_and_efficiency_count_padding() -> None:
-    assert batch_cost([3, 5], [7, 2]) == 14
-    assert batch_cost([], []) == 0
-    # Source: 3 + 5 of 2 x 5; target: 7 + 2 of 2 x 7.
-    assert padding_efficiency([3, 5], [7, 2], [[0, 1]]) == 17 / 24
-    assert padding_efficiency([3, 5], [7, 2], [[0], [1]]) == 1.0
-    assert padding_efficiency([], [], []) == 1.0
-
-
-def test_no_pairs_make_no_plain_batches() -> None:
-    assert token_budget_batches([], [], 8) == []
+    assert share_of_real_tokens(batches, source, target) > 0.93
+    assert share_of_real_tokens(random_batches, source, target) < 0.5
+    longer_side = np.maximum(source, target)
+    assert np.mean([len(batch) * longer_side[batch].max() / 2048 for batch in batches]) > 0.95
 
 
 @pytest.mark.slow
@@ -162,7 +161,6 @@ def test_five_million_pairs_in_seconds() -> None:
     assert time.process_time() - start < 10
 
 
-@pytest.mark.parametrize("build", [TokenBudgetBatchSampler, token_budget_batches])
 @pytest.mark.parametrize(
     ("source", "target", "max_tokens", "error", "message"),
     [
@@ -183,9 +181,9 @@ def test_five_million_pairs_in_seconds() -> None:
     ],
     ids=["too_long", "unequal", "empty_source", "negative", "float", "nested", "no_budget", "float_budget"],
 )
-def test_bad_lengths_are_named(build, source, target, max_tokens, error: type[Exception], message: str) -> None:
+def test_bad_lengths_are_named(source, target, max_tokens, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
-        build(source, target, max_tokens)
+        TokenBudgetBatchSampler(source, target, max_tokens)
 
 
 @pytest.mark.parametrize(
@@ -218,3 +216,87 @@ def test_bad_epoch_is_named() -> None:
         sampler.set_epoch(-1)
     with pytest.raises(TypeError, match=r"`epoch` must be an integer, got 1\.5"):
         sampler.set_epoch(1.5)
+
+
+@pytest.mark.parametrize("num_processes", [1, 2, 3])
+@pytest.mark.parametrize("num_rows", [1, 4, 7, 40])
+def test_sorted_batches_can_be_gathered_and_put_back(num_rows: int, num_processes: int) -> None:
+    longer = np.random.default_rng(num_rows).integers(1, 30, num_rows)
+    sampler = LengthSortedBatchSampler(longer, 28, num_processes=num_processes)
+    batches = list(sampler)
+    assert len(batches) == len(sampler)
+    assert len(batches) % num_processes == 0
+    steps = [batches[start : start + num_processes] for start in range(0, len(batches), num_processes)]
+    for step in steps:
+        assert len({len(batch) for batch in step}) == 1
+    assert all(len(batch) == 1 or len(batch) * longer[batch].max() <= 28 for batch in batches)
+    gathered = np.concatenate(batches)
+    assert sorted(set(gathered)) == list(range(num_rows))
+    assert len(gathered) - num_rows == -num_rows % num_processes
+    assert longer[gathered].tolist() == sorted(longer[gathered], reverse=True)
+    assert sampler.restore((gathered, {"twice": 2 * gathered}))[0].tolist() == list(range(num_rows))
+    assert sampler.restore((gathered, {"twice": 2 * gathered}))[1]["twice"].tolist() == list(range(0, 2 * num_rows, 2))
+    seen: list[int] = []
+    for number, step in enumerate(steps):
+        for process_index, batch in enumerate(step):
+            kept = len(batch) - sampler.repeated_rows(number, process_index)
+            seen.extend(batch[:kept])
+    assert sorted(seen) == list(range(num_rows))
+
+
+def test_what_has_no_row_for_each_row_is_not_reordered() -> None:
+    sampler = LengthSortedBatchSampler(np.array([3, 9, 5]), 10)
+    assert sampler.restore(None) is None
+    assert sampler.restore(np.arange(2)).tolist() == [0, 1]
+    assert sampler.restore(np.arange(3)).tolist() == [2, 0, 1]
+
+
+def test_no_rows_make_no_sorted_batches() -> None:
+    assert list(LengthSortedBatchSampler(np.zeros(0, dtype=np.int64), 10, num_processes=2)) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"max_tokens": 0}, ValueError, "`max_tokens` must be at least 1, got 0"),
+        ({"max_tokens": 9.5}, TypeError, r"`max_tokens` must be an integer, got 9\.5"),
+        ({"max_tokens": 9, "num_processes": 0}, ValueError, "`num_processes` must be at least 1, got 0"),
+        ({"max_tokens": 9, "num_processes": "2"}, TypeError, "`num_processes` must be an integer, got '2'"),
+    ],
+    ids=["no_budget", "float_budget", "no_processes", "text_processes"],
+)
+def test_bad_arguments_of_sorted_batches_are_named(arguments: dict, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        LengthSortedBatchSampler(np.array([3, 9, 5]), **arguments)
+
+
+ROWS = {"input_ids": [[4, 5], [], [6, 7, 8]], "labels": [[9], [4, 5, 6, 7], None]}
+
+
+@pytest.mark.parametrize("kind", ["table", "chunks", "shuffled", "rows"])
+def test_lengths_are_those_of_the_rows(kind: str) -> None:
+    order = [2, 0, 1, 1] if kind == "shuffled" else [0, 1, 2]
+    table = Dataset.from_dict(ROWS)
+    if kind == "chunks":
+        table = concatenate_datasets([table.select([0]), table.select([1, 2])])
+        assert table.data.column("labels").num_chunks == 2
+    dataset = list(table) if kind == "rows" else table.select(order) if kind == "shuffled" else table
+    measured = measure_pair_lengths(dataset)
+    assert measured.source.tolist() == [[2, 0, 3][row] for row in order]
+    assert measured.target is not None
+    assert measured.target.tolist() == [[1, 4, 0][row] for row in order]
+    assert measured.longer_side().tolist() == [[2, 4, 3][row] for row in order]
+
+
+@pytest.mark.parametrize("kind", ["table", "rows"])
+def test_without_labels_there_is_one_side(kind: str) -> None:
+    table = Dataset.from_dict({"input_ids": ROWS["input_ids"]})
+    measured = measure_pair_lengths(table if kind == "table" else list(table))
+    assert measured.target is None
+    assert measured.longer_side().tolist() == [2, 0, 3]
+    assert PairLengths(measured.source, None).longer_side() is measured.source
+
+
+def test_a_dataset_without_input_ids_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"must have a column `input_ids`, it has \['labels'\]; tokenize it first"):
+        measure_pair_lengths(Dataset.from_dict({"labels": ROWS["labels"]}))

@@ -106,7 +106,9 @@ def marian_positions(length: int, d_model: int) -> torch.Tensor:
     return torch.tensor(rows, dtype=torch.float64)
 
 
-def smoothed_loss(logits: torch.Tensor, labels: torch.Tensor, smoothing: float, smoothing_type: str, pad: int) -> float:
+def smoothed_loss(
+    logits: torch.Tensor, labels: torch.Tensor, smoothing: float, smoothing_type: str, pad: int
+) -> float:
     """Sum the loss of labelled tokens, word by word, from the target distribution of each kind of smoothing.
 
     Args:
@@ -138,7 +140,11 @@ def smoothed_loss(logits: torch.Tensor, labels: torch.Tensor, smoothing: float, 
 
 
 def exhaustive_search(
-    next_log_probs: Callable[[list[int]], list[float]], start: int, end: int, max_new_tokens: int, length_penalty: float
+    next_log_probs: Callable[[list[int]], list[float]],
+    start: int,
+    end: int,
+    max_new_tokens: int,
+    length_penalty: float,
 ) -> list[tuple[float, list[int]]]:
     """Score every sequence that there is, as transformers' beam search scores them.
 

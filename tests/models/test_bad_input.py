@@ -32,14 +32,18 @@ def with_value(ids, row, column, value):
 @pytest.mark.parametrize("name", ["input_ids", "decoder_input_ids"])
 def test_id_outside_the_vocabulary(model, name, value):
     inputs = {**INPUTS, name: with_value(INPUTS[name], 1, 3, value)}
-    message = rf"`{name}` must be in \[0, 13\), the vocabulary; got {value} at row 1, position 3\. Do tokenizer and model"
+    message = (
+        rf"`{name}` must be in \[0, 13\), the vocabulary; got {value} at row 1, position 3\. Do tokenizer and model"
+    )
     with pytest.raises(ValueError, match=message):
         model(**inputs)
 
 
 @pytest.mark.parametrize("num_beams", [1, 3])
 def test_id_outside_the_vocabulary_in_generate(model, num_beams):
-    with pytest.raises(ValueError, match=r"`input_ids` must be in \[0, 13\), the vocabulary; got 13 at row 0, position 2"):
+    with pytest.raises(
+        ValueError, match=r"`input_ids` must be in \[0, 13\), the vocabulary; got 13 at row 0, position 2"
+    ):
         model.generate(with_value(SOURCE, 0, 2, 13), attention_mask=SOURCE_MASK, num_beams=num_beams)
     prompt = torch.tensor([[1, 20], [1, 3]])
     with pytest.raises(ValueError, match=r"`decoder_input_ids` must be in \[0, 13\).*got 20 at row 0, position 1"):
@@ -49,9 +53,13 @@ def test_id_outside_the_vocabulary_in_generate(model, num_beams):
 def test_each_side_has_its_own_vocabulary():
     model = tiny_model(source_vocab_size=9, share_encoder_decoder_embeddings=False)
     model(SOURCE, labels=LABELS)  # 8 is the source's last word, and the target may go on to 12
-    with pytest.raises(ValueError, match=r"`input_ids` must be in \[0, 9\), the vocabulary; got 9 at row 0, position 0"):
+    with pytest.raises(
+        ValueError, match=r"`input_ids` must be in \[0, 9\), the vocabulary; got 9 at row 0, position 0"
+    ):
         model(with_value(SOURCE, 0, 0, 9), labels=LABELS)
-    with pytest.raises(ValueError, match=r"`labels` must be in \[0, 13\), the vocabulary; got 13 at row 0, position 0"):
+    with pytest.raises(
+        ValueError, match=r"`labels` must be in \[0, 13\), the vocabulary; got 13 at row 0, position 0"
+    ):
         model(SOURCE, labels=with_value(LABELS, 0, 0, 13))
 
 

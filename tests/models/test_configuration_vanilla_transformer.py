@@ -114,7 +114,13 @@ def test_names_of_transformers_are_aliases_in_both_directions():
     config = VanillaTransformerConfig(
         hidden_size=32, intermediate_size=40, num_attention_heads=2, num_hidden_layers=3, hidden_dropout_prob=0.2
     )
-    assert (config.d_model, config.d_ff, config.num_heads, config.encoder_layers, config.dropout) == (32, 40, 2, 3, 0.2)
+    assert (config.d_model, config.d_ff, config.num_heads, config.encoder_layers, config.dropout) == (
+        32,
+        40,
+        2,
+        3,
+        0.2,
+    )
     config.dropout, config.attention_dropout, config.activation_function = 0.3, 0.4, "gelu"
     assert config.hidden_dropout_prob == 0.3
     assert config.attention_probs_dropout_prob == 0.4
@@ -131,7 +137,9 @@ def test_defaults_are_derived_where_the_paper_derives_them():
     "overrides",
     [
         {},
-        dict(d_k=3, d_v=5, attention_scale=1.0, norm_position="pre", position_type="learned", activation_function="gelu"),
+        dict(
+            d_k=3, d_v=5, attention_scale=1.0, norm_position="pre", position_type="learned", activation_function="gelu"
+        ),
         dict(source_vocab_size=7, share_encoder_decoder_embeddings=False, tie_word_embeddings=False),
         dict(eos_token_id=[2, 3], decoder_start_token_id=2, pad_token_id=4, label_smoothing_type="t2t"),
     ],

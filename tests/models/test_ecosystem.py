@@ -17,6 +17,7 @@ from tiny_models import (
     tiny_model,
 )
 from torch._dynamo.testing import CompileCounterWithBackend
+from transformers.modeling_outputs import BaseModelOutput
 
 
 INPUTS = {"input_ids": SOURCE, "attention_mask": SOURCE_MASK, "decoder_input_ids": TARGET}
@@ -115,9 +116,7 @@ def test_exported_program_computes_the_same_for_other_shapes():
     target = model.prepare_decoder_input_ids_from_labels(other.pop("labels"))
     others = {**other, "decoder_input_ids": target}
     for inputs in (INPUTS, others):
-        torch.testing.assert_close(
-            program(**inputs, use_cache=False).logits, model(**inputs, use_cache=False).logits
-        )
+        torch.testing.assert_close(program(**inputs, use_cache=False).logits, model(**inputs, use_cache=False).logits)
 
 
 # --- PEFT -------------------------------------------------------------------------------------------------------------
@@ -196,11 +195,32 @@ def test_attention_can_be_exchanged_at_run_time():
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("g++") is None, reason="flex attention on a CPU needs a C++ compiler")
 @pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning", "ignore::UserWarning")
-def test_flex_attention_equals_sdpa_in_forward_and_beam_search():
+@torch.no_grad()
+def test_flex_attention_equals_sdpa():
+    # Only forward: on a CPU, torch 2.13 has no backward pass of it, and its kernel for one query reads out of bounds.
     model = tiny_model()
-    options = dict(attention_mask=SOURCE_MASK, num_beams=3, max_new_tokens=5, no_repeat_ngram_size=1)
-    with torch.no_grad():
-        expected, sequences = model(**INPUTS).logits, model.generate(SOURCE, **options)
-        model.set_attn_implementation("flex_attention")
-        torch.testing.assert_close(model(**INPUTS).logits, expected, rtol=1e-4, atol=1e-5)
-    assert torch.equal(model.generate(SOURCE, **options), sequences)
+    expected = model(**INPUTS, decoder_attention_mask=(TARGET != 0).long()).logits
+    model.set_attn_implementation("flex_attention")
+    actual = model(**INPUTS, decoder_attention_mask=(TARGET != 0).long()).logits
+    tokens = TARGET != 0
+    torch.testing.assert_close(actual[tokens], expected[tokens], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("implementation", ["eager", "sdpa", "flex_attention", "flash_attention_2"])
+def test_beams_get_a_source_each_where_attention_can_not_share_it(implementation):
+    model = tiny_model()
+    model.config._attn_implementation = implementation
+    encoder_outputs = BaseModelOutput(last_hidden_state=torch.randn(2, 5, 16))
+    input_ids, inputs = model._expand_inputs_for_generation(
+        input_ids=torch.tensor([[1], [2]]),
+        expand_size=3,
+        is_encoder_decoder=True,
+        encoder_outputs=encoder_outputs,
+        attention_mask=SOURCE_MASK,
+        decoder_attention_mask=torch.tensor([[1], [0]]),
+    )
+    assert input_ids.tolist() == [[1], [1], [1], [2], [2], [2]]
+    assert inputs["decoder_attention_mask"].tolist() == [[1], [1], [1], [0], [0], [0]]
+    rows = 2 if implementation in ("eager", "sdpa") else 6
+    assert inputs["encoder_outputs"].last_hidden_state.shape == (rows, 5, 16)
+    assert inputs["attention_mask"].shape == (rows, 5)

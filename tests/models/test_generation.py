@@ -11,7 +11,6 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
 from transformers import GenerationConfig, PreTrainedTokenizerFast, TextIteratorStreamer, TextStreamer
 from transformers.cache_utils import DynamicCache, EncoderDecoderCache, StaticCache
-from transformers.generation import GenerationMixin
 
 from hf_vanilla import VanillaTransformerForConditionalGeneration
 
@@ -39,7 +38,8 @@ def mode(request):
 class StockModel(VanillaTransformerForConditionalGeneration):
     """Our model with transformers' own way of giving beams to sentences: everything is repeated and reordered."""
 
-    _expand_inputs_for_generation = GenerationMixin._expand_inputs_for_generation
+    def _expand_inputs_for_generation(self, *args, **kwargs):
+        return super(VanillaTransformerForConditionalGeneration, self)._expand_inputs_for_generation(*args, **kwargs)
 
     def _reorder_cache(self, past_key_values, beam_idx):
         past_key_values.reorder_cache(beam_idx)
@@ -192,7 +192,9 @@ def test_attentions_and_hidden_states_of_beams_have_the_shapes_of_transformers()
     steps, rows = 4, 2 * 3
     assert [weights.shape for weights in outputs.encoder_attentions] == [(2, 4, 5, 5)] * 2
     assert [states.shape for states in outputs.encoder_hidden_states] == [(2, 5, 16)] * 3
-    assert len(outputs.decoder_attentions) == len(outputs.cross_attentions) == len(outputs.decoder_hidden_states) == steps
+    assert (
+        len(outputs.decoder_attentions) == len(outputs.cross_attentions) == len(outputs.decoder_hidden_states) == steps
+    )
     for step in range(steps):
         assert [weights.shape for weights in outputs.decoder_attentions[step]] == [(rows, 4, 1, step + 1)] * 3
         assert [weights.shape for weights in outputs.cross_attentions[step]] == [(rows, 4, 1, 5)] * 3
@@ -213,7 +215,10 @@ def test_cross_attention_of_a_beam_is_that_of_its_words():
         beam = outputs.beam_indices[sentence, step]
         if beam >= 0:
             torch.testing.assert_close(
-                outputs.cross_attentions[step][layer][beam, :, 0], forced[layer][sentence, :, step], rtol=1e-4, atol=1e-5
+                outputs.cross_attentions[step][layer][beam, :, 0],
+                forced[layer][sentence, :, step],
+                rtol=1e-4,
+                atol=1e-5,
             )
 
 
@@ -361,7 +366,9 @@ def test_exceeding_learned_positions_is_refused_before_decoding_starts(length, n
     model = tiny_model(position_type="learned", max_position_embeddings=8)
     calls = []
     model.model.decoder.register_forward_pre_hook(lambda *_: calls.append(1))
-    with pytest.raises(ValueError, match=r"`max_length` \(10, .*must not exceed 9: .*`max_position_embeddings`.* is 8"):
+    with pytest.raises(
+        ValueError, match=r"`max_length` \(10, .*must not exceed 9: .*`max_position_embeddings`.* is 8"
+    ):
         model.generate(**INPUTS, **length, num_beams=num_beams)
     assert calls == []
 

@@ -320,13 +320,14 @@ def test_residual_equals_the_formula(residual, name):
     module = random_module(residual(tiny_config(layer_norm_eps=1e-3)))
     sublayer = random_module(nn.Linear(16, 16), seed=3)
     hidden_states = random_states(2, 7, 16)
-    norm = functools.partial(
-        layer_norm, weight=module.layer_norm.weight, bias=module.layer_norm.bias, epsilon=1e-3
-    )
+    norm = functools.partial(layer_norm, weight=module.layer_norm.weight, bias=module.layer_norm.bias, epsilon=1e-3)
     expected = torch.stack(
         [
             torch.stack(
-                [norm(vector + sublayer(vector)) if name == "post" else vector + sublayer(norm(vector)) for vector in row]
+                [
+                    norm(vector + sublayer(vector)) if name == "post" else vector + sublayer(norm(vector))
+                    for vector in row
+                ]
             )
             for row in hidden_states
         ]

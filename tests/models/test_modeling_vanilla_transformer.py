@@ -376,8 +376,6 @@ def test_gradient_checkpointing_changes_nothing(kind):
     assert_same(results[1], results[0], rtol=0, atol=0)
 
 
-
-
 # --- cache ------------------------------------------------------------------------------------------------------------
 
 

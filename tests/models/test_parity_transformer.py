@@ -25,7 +25,15 @@ def torch_transformer(norm_first, activation):
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="enable_nested_tensor is True")  # torch's own default
         theirs = nn.Transformer(
-            D_MODEL, HEADS, 2, 3, D_FF, activation=activation, norm_first=norm_first, batch_first=True, dtype=torch.float64
+            D_MODEL,
+            HEADS,
+            2,
+            3,
+            D_FF,
+            activation=activation,
+            norm_first=norm_first,
+            batch_first=True,
+            dtype=torch.float64,
         )
     if not norm_first:
         # torch ends both stacks with one more norm, which the paper does not have

@@ -57,7 +57,9 @@ def test_saved_model_is_the_same_to_the_bit_and_has_each_tensor_once(tying, tmp_
     with safe_open(tmp_path / "model.safetensors", "pt") as file:
         saved = set(file.keys())
     assert len(saved) == len(list(model.parameters()))
-    assert saved & {ENCODER, DECODER, HEAD} == {group[0] if DECODER not in group else DECODER for group in groups(model)}
+    assert saved & {ENCODER, DECODER, HEAD} == {
+        group[0] if DECODER not in group else DECODER for group in groups(model)
+    }
 
 
 def test_base_model_ties_source_and_target_too(tmp_path):
@@ -140,7 +142,10 @@ def test_padding_of_an_untied_projection_is_trained():
 def test_resizing_keeps_tying_words_and_padding(tying, size, tmp_path):
     model = tiny_model(**tying)
     inputs = dict(input_ids=SOURCE, attention_mask=SOURCE_MASK, decoder_input_ids=TARGET.clamp(max=8))
-    before, weights = model(**inputs).logits, {name: model.get_parameter(name).clone() for name in (ENCODER, DECODER, HEAD)}
+    before, weights = (
+        model(**inputs).logits,
+        {name: model.get_parameter(name).clone() for name in (ENCODER, DECODER, HEAD)},
+    )
     returned = model.resize_token_embeddings(size)
     assert returned is model.get_input_embeddings()
     assert groups(model) == sorted(expected_groups(**tying))
@@ -178,7 +183,9 @@ def test_resizing_follows_a_source_vocabulary_of_the_same_size(tmp_path):
 
 def test_two_vocabularies_are_not_resized_to_one_size():
     model = tiny_model(source_vocab_size=9, share_encoder_decoder_embeddings=False)
-    with pytest.raises(ValueError, match=r"`source_vocab_size` \(9\) and `vocab_size` \(13\), to one size; build a model"):
+    with pytest.raises(
+        ValueError, match=r"`source_vocab_size` \(9\) and `vocab_size` \(13\), to one size; build a model"
+    ):
         model.resize_token_embeddings(17)
     assert (model.config.vocab_size, model.config.source_vocab_size) == (VOCAB, 9)
     assert model.get_parameter(ENCODER).shape == (9, 16)

@@ -19,9 +19,7 @@ BATCH = {"input_ids": SOURCE, "attention_mask": SOURCE_MASK, "labels": LABELS}
 
 def tiny_config(**overrides) -> VanillaTransformerConfig:
     """Build a config of unlike sizes; dropout is as in the paper."""
-    sizes = dict(
-        vocab_size=VOCAB, d_model=16, d_ff=24, num_heads=4, d_k=3, d_v=5, encoder_layers=2, decoder_layers=3
-    )
+    sizes = dict(vocab_size=VOCAB, d_model=16, d_ff=24, num_heads=4, d_k=3, d_v=5, encoder_layers=2, decoder_layers=3)
     return VanillaTransformerConfig(**{**sizes, **overrides})
 
 
@@ -50,4 +48,6 @@ def assert_same(actual: dict[str, torch.Tensor], expected: dict[str, torch.Tenso
     """Compare two dictionaries of tensors, and name the one that differs."""
     assert actual.keys() == expected.keys()
     for name in expected:
-        torch.testing.assert_close(actual[name], expected[name], msg=lambda text, name=name: f"{name}: {text}", **tolerances)
+        torch.testing.assert_close(
+            actual[name], expected[name], msg=lambda text, name=name: f"{name}: {text}", **tolerances
+        )

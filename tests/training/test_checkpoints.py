@@ -17,6 +17,7 @@ from hf_vanilla.training import (
     average_checkpoints,
     best_checkpoints,
     last_checkpoints,
+    last_complete_checkpoint,
 )
 
 
@@ -46,13 +47,13 @@ def write_checkpoint(folder, *, seed=0, dtype=torch.float32, num_shards=1, **cha
     return tensors
 
 
-def write_run(folder, values, *, metric="eval_loss", best=None):
+def write_run(folder, values, *, metric="eval_loss"):
     """Write the folder of a run with one checkpoint and one value of the metric for each hundred steps."""
     history = []
     for number, value in enumerate(values, start=1):
         write_checkpoint(folder / f"checkpoint-{100 * number}", seed=number)
         history += [{"step": 100 * number, "loss": 1.0}, {"step": 100 * number, metric: value, "eval_runtime": 1.0}]
-        state = {"log_history": list(history), "best_metric": None, "best_global_step": None, **(best or {})}
+        state = {"log_history": list(history)}
         (folder / f"checkpoint-{100 * number}" / "trainer_state.json").write_text(json.dumps(state))
     return folder
 
@@ -261,12 +262,12 @@ def test_output_is_replaced_only_when_asked(tmp_path):
         written = write_checkpoint(tmp_path / str(seed), seed=seed)
     (tmp_path / "averaged").mkdir()
     average_checkpoints([tmp_path / "1"], tmp_path / "averaged")  # an empty folder is as good as none
-    (tmp_path / "averaged" / "note").write_text("mine")
+    (tmp_path / "averaged" / "note").write_text("of the old model")
     with pytest.raises(
         ValueError, match=r"`output_dir` \(.*averaged\) is not empty; choose another, or allow it with"
     ):
         average_checkpoints([tmp_path / "2"], tmp_path / "averaged")
-    assert (tmp_path / "averaged" / "note").read_text() == "mine"
+    assert (tmp_path / "averaged" / "note").read_text() == "of the old model"
     average_checkpoints([tmp_path / "2"], tmp_path / "averaged", overwrite=True)
     assert torch.equal(load_file(tmp_path / "averaged" / WEIGHTS)["embedding"], written["embedding"])
     assert sorted(os.listdir(tmp_path / "averaged")) == ["config.json", WEIGHTS]
@@ -275,7 +276,7 @@ def test_output_is_replaced_only_when_asked(tmp_path):
 
 def test_output_must_be_a_folder_of_its_own(tmp_path):
     write_checkpoint(tmp_path / "a")
-    with pytest.raises(ValueError, match=r"`output_dir` \(.*a\) must not be one of `checkpoints`"):
+    with pytest.raises(ValueError, match=r"`output_dir` \(.*a\) must not be one of `checkpoints` or hold one"):
         average_checkpoints([tmp_path / "a"], tmp_path / "a", overwrite=True)
     (tmp_path / "file").write_text("")
     with pytest.raises(ValueError, match=r"`output_dir` \(.*file\) must be a folder, there is a file of that name"):
@@ -284,6 +285,30 @@ def test_output_must_be_a_folder_of_its_own(tmp_path):
         ValueError, match=r"`output_dir` \(.*averaged\) can't be written: (Not a directory|File exists)"
     ):
         average_checkpoints([tmp_path / "a"], tmp_path / "file" / "averaged")
+
+
+@pytest.mark.parametrize("levels", [1, 2], ids=["run folder", "folder of runs"])
+def test_output_never_replaces_the_run_it_comes_from(tmp_path, levels):
+    run = write_run(tmp_path / "runs" / "out", [1.0, 2.0])
+    target = run if levels == 1 else run.parent
+    (target / "config.json").write_text("{}")  # a finished run, whose folder holds the model too
+    with pytest.raises(
+        ValueError, match=r"`output_dir` .* or hold one, but it is or holds .*checkpoint-100; choose a folder of its"
+    ):
+        average_checkpoints(last_checkpoints(run, 2), target, overwrite=True)
+    assert steps_of(last_checkpoints(run, 2)) == [100, 200]
+
+
+def test_output_replaces_nothing_but_a_model(tmp_path):
+    write_checkpoint(tmp_path / "a")
+    (tmp_path / "thesis").mkdir()
+    (tmp_path / "thesis" / "chapter").write_text("mine")
+    with pytest.raises(
+        ValueError, match=r"thesis\) must hold a model to be overwritten, but it has no config.json; choo"
+    ):
+        average_checkpoints([tmp_path / "a"], tmp_path / "thesis", overwrite=True)
+    assert (tmp_path / "thesis" / "chapter").read_text() == "mine"
+    assert sorted(os.listdir(tmp_path)) == ["a", "thesis"]
 
 
 def test_a_failure_while_writing_leaves_the_old_output(tmp_path, monkeypatch):
@@ -335,10 +360,10 @@ def test_last_checkpoints_are_counted_by_step(tmp_path):
 @pytest.mark.parametrize("choose", [last_checkpoints, best_checkpoints])
 def test_choosing_refuses_what_is_not_there(tmp_path, choose):
     run = write_run(tmp_path / "out", [3.0, 2.0])
-    with pytest.raises(ValueError, match="`n` must be at least 1, got 0"):
+    with pytest.raises(ValueError, match="`count` must be at least 1, got 0"):
         choose(run, 0)
     with pytest.raises(
-        ValueError, match=r"holds 2 checkpoints, fewer than `n` \(3\): steps \[100, 200\]. Ask for fewer"
+        ValueError, match=r"holds 2 checkpoints, fewer than `count` \(3\): steps \[100, 200\]. Ask for fewer"
     ):
         choose(run, 3)
     with pytest.raises(ValueError, match=r"`run_dir` \(.*nowhere\) is no folder"):
@@ -348,7 +373,7 @@ def test_choosing_refuses_what_is_not_there(tmp_path, choose):
 @pytest.mark.parametrize(
     ("metric", "asked", "greater_is_better", "expected"),
     [
-        ("eval_loss", None, None, [100, 400]),
+        ("eval_loss", "eval_loss", None, [100, 400]),
         ("eval_loss", "loss", None, [100, 400]),
         ("eval_bleu", "bleu", None, [200, 300]),
         ("eval_bleu", "eval_bleu", None, [200, 300]),
@@ -360,13 +385,16 @@ def test_best_checkpoints_are_best_by_the_metric(tmp_path, metric, asked, greate
     assert steps_of(best_checkpoints(run, 2, asked, greater_is_better=greater_is_better)) == expected
 
 
-@pytest.mark.parametrize(
-    ("best", "expected"), [((1.0, 100), [100, 400]), ((9.0, 200), [200, 300])], ids=["less", "greater"]
-)
-def test_best_checkpoints_follow_the_metric_of_the_run(tmp_path, best, expected):
-    state = {"best_metric": best[0], "best_global_step": best[1]}
-    run = write_run(tmp_path / "out", [1.0, 9.0, 8.0, 2.0], metric="eval_distance", best=state)
-    assert steps_of(best_checkpoints(run, 2)) == expected
+def test_best_checkpoints_are_those_of_the_lowest_loss_unless_another_metric_is_named(tmp_path):
+    run = write_run(tmp_path / "out", [4.0, 1.0, 3.0, 2.0])
+    path = run / "checkpoint-400" / "trainer_state.json"
+    state = json.loads(path.read_text())
+    for entry in state["log_history"]:
+        entry["eval_bleu"] = entry["step"]
+    # The run itself looked for the highest BLEU.
+    path.write_text(json.dumps({**state, "best_metric": 400, "best_global_step": 400}))
+    assert steps_of(best_checkpoints(run, 2)) == [200, 400]
+    assert steps_of(best_checkpoints(run, 2, "bleu")) == [300, 400]
 
 
 def test_of_equally_good_checkpoints_the_later_is_better(tmp_path):
@@ -389,7 +417,7 @@ def test_checkpoints_without_a_value_are_not_counted(tmp_path):
         (run / "checkpoint-300" / "trainer_state.json").read_text()
     )
     with pytest.raises(
-        ValueError, match=r"`eval_loss` was measured for 2 checkpoints, fewer than `n` \(3\): steps \[100, 300\]"
+        ValueError, match=r"`eval_loss` was measured for 2 checkpoints, fewer than `count` \(3\): steps \[100, 300\]"
     ):
         best_checkpoints(run, 3)
 
@@ -418,6 +446,82 @@ def test_best_checkpoints_of_a_real_run_are_those_of_the_trainer(tmp_path):
     trainer.train()
     (best,) = best_checkpoints(tmp_path, 1)
     assert steps_of([best]) == [trainer.state.best_global_step]
+
+
+def train_with_checkpoints(folder, **changes):
+    """Train four steps with a checkpoint after each."""
+    quiet = {"use_cpu": True, "disable_tqdm": True, "dataloader_pin_memory": False}
+    arguments = VanillaTrainingArguments(str(folder), max_steps=4, save_steps=1, **quiet, **changes)
+    VanillaTrainer(tiny_model(), arguments, train_dataset=tiny_pairs(9), processing_class=tiny_tokenizer()).train()
+
+
+def cut_off_before_the_state(folder):
+    (folder / "trainer_state.json").unlink()
+
+
+def cut_off_in_the_state(folder):
+    state = folder / "trainer_state.json"
+    state.write_text(state.read_text()[:100])
+
+
+def lose_optimizer(folder):
+    (folder / "optimizer.pt").unlink()
+
+
+def lose_schedule(folder):
+    (folder / "scheduler.pt").unlink()
+
+
+@pytest.mark.parametrize(
+    ("damage", "missing"),
+    [
+        (cut_off_before_the_state, "readable trainer_state.json"),
+        (cut_off_in_the_state, "readable trainer_state.json"),
+        (lose_optimizer, "state of the optimizer"),
+        (lose_schedule, "scheduler.pt"),
+    ],
+    ids=["no state", "half a state", "no optimizer", "no schedule"],
+)
+def test_a_run_is_resumed_from_the_last_complete_checkpoint(tmp_path, monkeypatch, damage, missing):
+    train_with_checkpoints(tmp_path)
+    assert last_complete_checkpoint(tmp_path) == str(tmp_path / "checkpoint-4")
+    warnings = []
+    monkeypatch.setattr("hf_vanilla.training.checkpoints.logger.warning", warnings.append)
+    damage(tmp_path / "checkpoint-4")
+    assert last_complete_checkpoint(tmp_path) == str(tmp_path / "checkpoint-3")
+    (warning,) = warnings
+    assert "checkpoint-4: no run can be resumed from it" in warning
+    assert warning.endswith(f"because it has no {missing}.")
+
+
+def test_a_run_without_its_optimizer_is_not_resumed(tmp_path):
+    train_with_checkpoints(tmp_path, save_only_model=True)
+    assert steps_of(last_checkpoints(tmp_path, 4)) == [1, 2, 3, 4]
+    assert last_complete_checkpoint(tmp_path) is None
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("optimizer.pt", "scheduler.pt", "adapter_model.safetensors"),
+        ("optimizer.bin", "scheduler.pt", "pytorch_model_fsdp.bin"),
+        ("optimizer_0/part", "scheduler.pt", "pytorch_model_fsdp_0/part"),
+        ("global_step7/part", "latest"),
+    ],
+    ids=["PEFT", "FSDP", "sharded FSDP", "DeepSpeed"],
+)
+def test_checkpoints_without_safetensors_weights_can_be_resumed(tmp_path, names):
+    checkpoint = tmp_path / "checkpoint-7"
+    for name in (*names, "trainer_state.json"):
+        (checkpoint / name).parent.mkdir(parents=True, exist_ok=True)
+        (checkpoint / name).write_text("{}")
+    assert last_complete_checkpoint(tmp_path) == str(checkpoint)
+
+
+def test_without_checkpoints_there_is_none_to_resume_from(tmp_path):
+    (tmp_path / "checkpoint-final").mkdir()
+    assert last_complete_checkpoint(tmp_path) is None
+    assert last_complete_checkpoint(tmp_path / "nowhere") is None
 
 
 # The script
@@ -469,8 +573,9 @@ def test_script_averages_the_best_and_given_ones(tmp_path, run_script):
         (["--output_dir", "x", "--checkpoints", "a", "--run_dir", "y"], 2, "--checkpoints stands without it"),
         (["--output_dir", "x", "--last", "2", "--best", "3"], 2, "got --last and --best."),
         (["--output_dir", "x", "--last", "2", "--run_dir", "nowhere"], 1, "error: `run_dir` (nowhere) is no folder."),
-        (["--output_dir", "x", "--last", "0", "--run_dir", "."], 1, "error: `n` must be at least 1, got 0."),
+        (["--output_dir", "x", "--last", "0", "--run_dir", "."], 1, "error: `count` must be at least 1, got 0."),
         (["--output_dir", "x", "--last", "2", "--run_dir", "y", "--metric", "z"], 2, "--metric is for --best"),
+        (["--output_dir", "x", "--las", "2", "--run_dir", "y"], 2, "got none."),
     ],
 )
 def test_script_says_what_is_wrong(run_script, arguments, status, message):
@@ -484,6 +589,14 @@ def test_script_explains_itself(run_script):
     assert status == 0
     assert "python scripts/average_checkpoints.py --run_dir out --last 5 --output_dir averaged" in output
     assert "None" not in output
+
+
+def test_script_reads_its_options_from_a_file(tmp_path, run_script):
+    run = write_run(tmp_path / "out", [1.0, 2.0, 3.0])
+    options = {"run_dir": str(run), "last": 1, "output_dir": str(tmp_path / "averaged")}
+    (tmp_path / "options.json").write_text(json.dumps(options))
+    assert run_script(tmp_path / "options.json")[0] == 0
+    assert weights_in(tmp_path / "averaged") == weights_in(run / "checkpoint-300")
 
 
 @pytest.mark.slow

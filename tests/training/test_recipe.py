@@ -124,12 +124,35 @@ def test_vanilla_trainer_leaves_other_schedules_alone(tmp_path):
 def test_paper_optimizers_are_adam_without_decay(tmp_path):
     model = tiny_model()
     optimizer, _ = paper_optimizers(model, make_arguments(tmp_path))
-    (group,) = optimizer.param_groups
     assert isinstance(optimizer, torch.optim.AdamW | torch.optim.Adam)
-    assert group["betas"] == (0.9, 0.98)
-    assert group["eps"] == 1e-9
-    assert group["weight_decay"] == 0.0
-    assert {id(each) for each in group["params"]} == {id(each) for each in model.parameters()}
+    for group in optimizer.param_groups:
+        assert group["betas"] == (0.9, 0.98)
+        assert group["eps"] == 1e-9
+        assert group["weight_decay"] == 0.0
+    optimized = [id(each) for group in optimizer.param_groups for each in group["params"]]
+    assert sorted(optimized) == sorted(id(each) for each in model.parameters())
+
+
+def test_paper_optimizers_decay_what_the_trainer_decays(tmp_path):
+    model = tiny_model()
+    model.model.encoder.embed_tokens.weight.requires_grad_(False)
+    arguments = make_arguments(tmp_path, weight_decay=0.25)
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    groups = []
+    for optimizer in (
+        paper_optimizers(model, arguments)[0],
+        Seq2SeqTrainer(model, arguments, tiny_collator(model)).create_optimizer(),
+    ):
+        groups.append(
+            [(each["weight_decay"], [names[id(one)] for one in each["params"]]) for each in optimizer.param_groups]
+        )
+    assert groups[0] == groups[1]
+    (_, decayed), (_, spared) = groups[0]
+    assert [decay for decay, _ in groups[0]] == [0.25, 0.0]
+    assert any("bias" in name for name in spared)
+    assert any("norm" in name for name in spared)
+    assert any("proj" in name for name in decayed)
+    assert not any("bias" in name or "norm" in name for name in decayed)
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from transformers import (
 )
 
 from hf_vanilla.training import VanillaTrainer, VanillaTrainingArguments
-from hf_vanilla.training.trainer import LengthSortedBatchSampler
+from hf_vanilla.training.trainer import _first_broken_parameter
 
 
 BUDGET = 40
@@ -88,6 +88,16 @@ def test_arguments_without_a_budget_are_the_stock_ones(tmp_path):
     arguments = make_arguments(tmp_path, max_tokens_per_batch=None, train_sampling_strategy="group_by_length")
     assert arguments.teacher_forcing_ratio == 1.0
     assert arguments.accelerator_config.even_batches is True
+
+
+def test_only_the_trainer_that_needs_uneven_batches_asks_for_them(tmp_path):
+    arguments = make_arguments(tmp_path)
+    model = tiny_model()
+    # The stock trainer would give its processes different numbers of batches.
+    assert Seq2SeqTrainer(model, arguments, tiny_collator(model)).accelerator.even_batches is True
+    assert VanillaTrainer(model, arguments).accelerator.even_batches is False
+    without_budget = make_arguments(tmp_path, max_tokens_per_batch=None)
+    assert VanillaTrainer(model, without_budget).accelerator.even_batches is True
 
 
 def test_arguments_come_from_the_command_line_with_help(tmp_path):
@@ -268,43 +278,6 @@ def test_lengths_are_read_once(tmp_path):
 
 
 # Evaluation
-
-
-@pytest.mark.parametrize("num_processes", [1, 2, 3])
-@pytest.mark.parametrize("num_rows", [1, 4, 7, 40])
-def test_sorted_batches_can_be_gathered_and_put_back(num_rows, num_processes):
-    lengths = np.random.default_rng(num_rows).integers(1, 30, num_rows)
-    sampler = LengthSortedBatchSampler(lengths, 28, num_processes=num_processes)
-    batches = list(sampler)
-    assert len(batches) == len(sampler)
-    assert len(batches) % num_processes == 0
-    steps = [batches[start : start + num_processes] for start in range(0, len(batches), num_processes)]
-    for step in steps:
-        assert len({len(batch) for batch in step}) == 1
-    assert all(len(batch) == 1 or len(batch) * lengths[batch].max() <= 28 for batch in batches)
-    gathered = np.concatenate(batches)
-    assert sorted(set(gathered)) == list(range(num_rows))
-    assert len(gathered) - num_rows == -num_rows % num_processes
-    assert lengths[gathered].tolist() == sorted(lengths[gathered], reverse=True)
-    assert sampler.restore((gathered, {"twice": 2 * gathered}))[0].tolist() == list(range(num_rows))
-    assert sampler.restore((gathered, {"twice": 2 * gathered}))[1]["twice"].tolist() == list(range(0, 2 * num_rows, 2))
-    seen: list[int] = []
-    for number, step in enumerate(steps):
-        for process_index, batch in enumerate(step):
-            kept = len(batch) - sampler.repeated_rows(number, process_index)
-            seen.extend(batch[:kept])
-    assert sorted(seen) == list(range(num_rows))
-
-
-def test_what_has_no_row_for_each_row_is_not_reordered():
-    sampler = LengthSortedBatchSampler(np.array([3, 9, 5]), 10)
-    assert sampler.restore(None) is None
-    assert sampler.restore(np.arange(2)).tolist() == [0, 1]
-    assert sampler.restore(np.arange(3)).tolist() == [2, 0, 1]
-
-
-def test_an_empty_dataset_has_no_batches():
-    assert list(LengthSortedBatchSampler(np.zeros(0, dtype=np.int64), 10, num_processes=2)) == []
 
 
 def loss_of_each_row(model, pairs):
@@ -515,6 +488,15 @@ def test_weights_that_are_not_finite_are_not_saved(tmp_path):
     with pytest.raises(ValueError, match=f"The weights `{name}` hold nan or infinity at step 4, and so they are not"):
         trainer.train()
     assert os.listdir(tmp_path) == ["checkpoint-2"]
+
+
+@pytest.mark.skipif(not torch.accelerator.is_available(), reason="needs a second device")
+def test_weights_on_several_devices_are_watched():
+    model = torch.nn.ModuleDict({"near": torch.nn.Linear(2, 3), "far": torch.nn.Linear(3, 5)})
+    model["far"].to(torch.accelerator.current_accelerator())
+    assert _first_broken_parameter(model) is None
+    model["far"].bias.data[4] = math.inf
+    assert _first_broken_parameter(model) == "far.bias"
 
 
 def test_the_stock_trainer_would_have_hidden_it(tmp_path):

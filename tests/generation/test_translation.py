@@ -1,0 +1,193 @@
+"""Translating lists of texts: order, length, odd texts, two vocabularies, and what bad options get."""
+
+import pytest
+import torch
+from text_translator import SENTENCES, save_translator, text_model, text_tokenizer
+
+from hf_vanilla.generation import beam_search, load_translator, score_texts, translate, word_alignments
+from hf_vanilla.generation.text_batches import batches_by_length, default_max_length, encode_texts
+from hf_vanilla.tokenization import train_tokenizer
+
+
+@pytest.fixture(scope="module")
+def model():
+    return text_model()
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return text_tokenizer()
+
+
+def texts_of(found):
+    return [[translation.text for translation in row] for row in found]
+
+
+def test_is_generate_with_the_search_of_the_paper(model, tokenizer):
+    found = translate(model, tokenizer, [SENTENCES[1]], n_best=2, max_length_offset=3)
+    inputs = tokenizer(SENTENCES[1], return_tensors="pt")
+    outputs = model.generate(
+        **inputs,
+        custom_generate=beam_search,
+        num_beams=4,
+        num_return_sequences=2,
+        length_penalty=0.6,
+        length_penalty_type="gnmt",
+        max_new_tokens=inputs["input_ids"].shape[1] + 3,
+        return_dict_in_generate=True,
+    )
+    assert texts_of(found) == [tokenizer.batch_decode(outputs.sequences, skip_special_tokens=True)]
+    assert [translation.score for translation in found[0]] == pytest.approx(outputs.sequences_scores.tolist())
+    assert all(translation.text for translation in found[0])
+
+
+@pytest.mark.parametrize("max_tokens_per_batch", [1, 20, 10_000])
+def test_order_and_batches_change_nothing(model, tokenizer, max_tokens_per_batch):
+    texts = [*SENTENCES, SENTENCES[0] * 4, "x", SENTENCES[2] * 2]
+    together = translate(model, tokenizer, texts, max_length_offset=2, max_tokens_per_batch=max_tokens_per_batch)
+    alone = [translate(model, tokenizer, [text], max_length_offset=2)[0] for text in texts]
+    assert texts_of(together) == texts_of(alone)
+    for one, other in zip(together, alone, strict=True):
+        assert one[0].score == pytest.approx(other[0].score, abs=1e-4)
+    assert {*SENTENCES, "x"} <= {row[0].text for row in alone}
+
+
+def test_texts_without_words_stay_empty(model, tokenizer):
+    found = translate(model, tokenizer, ["", "x", " \t\u3000", "\n"], max_length_offset=1, n_best=2)
+    assert texts_of([found[0], found[2], found[3]]) == [[""], [""], [""]]
+    assert [found[0][0].score, found[2][0].score] == [0.0, 0.0]
+    assert len(found[1]) == 2
+    assert translate(model, tokenizer, []) == []
+
+
+def test_odd_texts_are_translated(model, tokenizer):
+    odd = ["\x00", "a\ud800b", "</s>", "\u202eabc", "e\u0301" * 5, "\ufeff", "a\r\nb"]
+    found = translate(model, tokenizer, odd, max_length_offset=1)
+    assert len(found) == 7
+    assert all(isinstance(row[0].text, str) for row in found)
+    replaced = translate(model, tokenizer, ["a\ufffdb"], max_length_offset=1)
+    assert found[1][0].text == replaced[0][0].text
+
+
+def test_special_tokens_in_texts_are_text(model, tokenizer):
+    reading = train_tokenizer(SENTENCES * 3, 275, show_progress=False, split_special_tokens=False)
+    assert reading("</s>")["input_ids"] == [2, 2]
+    [encoded], _ = encode_texts(reading, ["</s>"], 10)
+    assert encoded["input_ids"] == tokenizer("</s>")["input_ids"] != [2, 2]
+
+
+def test_long_texts_are_cut_and_counted(model, tokenizer, caplog):
+    texts = [SENTENCES[0] * 20, "x", "y " * 50_000]
+    options = {"max_length_offset": 0, "max_source_length": 9}
+    with caplog.at_level("WARNING", logger="hf_vanilla"):
+        found = translate(model, tokenizer, texts, **options)
+    assert "2 of 3 texts were cut to 9 tokens; the left part is kept." in caplog.text
+    cut = tokenizer.decode(tokenizer(texts[2])["input_ids"][:8])
+    assert len(tokenizer(cut)["input_ids"]) == 9
+    assert found[2][0].text == translate(model, tokenizer, [cut], **options)[0][0].text
+
+
+def test_default_limit(tokenizer):
+    limited = text_tokenizer()
+    limited.model_max_length = 40
+    sinusoidal, learned = text_model(0), text_model(0, position_type="learned", max_position_embeddings=50)
+    assert default_max_length(sinusoidal, tokenizer) == 1024
+    assert default_max_length(sinusoidal, limited) == 40
+    assert default_max_length(learned, limited) == 40
+    assert default_max_length(learned, tokenizer) == 50
+
+
+def test_learned_positions_limit_input_and_output(tokenizer):
+    learned = text_model(0, position_type="learned", max_position_embeddings=9)
+    assert len(tokenizer(SENTENCES[1])["input_ids"]) > 9
+    steps = []
+    hook = learned.lm_head.register_forward_hook(lambda *_: steps.append(1))
+    found = translate(learned, tokenizer, [SENTENCES[1], "x"], eos_token_id=None, suppress_tokens=[0, 1, 2, 3])
+    hook.remove()
+    assert len(steps) == 9
+    assert all(row[0].text for row in found)
+
+
+def test_alignments_are_those_of_the_texts(model, tokenizer):
+    found = translate(model, tokenizer, [*SENTENCES, ""], n_best=2, max_length_offset=1, with_alignments=True)
+    translations = [translation for row in found for translation in row]
+    sources = [SENTENCES[0]] * 2 + [SENTENCES[1]] * 2 + [SENTENCES[2]] * 2 + [""]
+    expected = word_alignments(model, tokenizer, sources, [translation.text for translation in translations])
+    assert [str(translation.alignment) for translation in translations] == [str(alignment) for alignment in expected]
+    assert any(alignment.pairs for alignment in expected)
+    assert translate(model, tokenizer, ["x"], max_length_offset=1)[0][0].alignment is None
+
+
+def test_scores_of_texts_are_those_of_their_tokens(model, tokenizer):
+    targets = ["a man", "", "x"]
+    scores = score_texts(model, tokenizer, SENTENCES, targets, length_penalty=0.6, max_tokens_per_batch=30)
+    for source, target, scored in zip(SENTENCES, targets, scores, strict=True):
+        inputs, labels = tokenizer(source, return_tensors="pt"), tokenizer(target)["input_ids"]
+        with torch.no_grad():
+            loss = model(**inputs, labels=torch.tensor([labels])).loss.item()
+        assert scored.tokens == len(labels)
+        assert scored.score == pytest.approx(-loss * len(labels) / ((5 + len(labels)) / 6) ** 0.6, abs=1e-4)
+
+
+def test_loads_what_was_saved(tmp_path):
+    folder = save_translator(tmp_path / "joint")
+    model, tokenizer, target_tokenizer = load_translator(folder)
+    assert target_tokenizer is tokenizer
+    assert texts_of(translate(model, tokenizer, SENTENCES)) == [[text] for text in SENTENCES]
+    half, _, _ = load_translator(folder, dtype="bfloat16")
+    assert half.dtype == torch.bfloat16
+    assert texts_of(translate(half, tokenizer, SENTENCES)) == [[text] for text in SENTENCES]
+
+
+def test_two_vocabularies(tmp_path):
+    other = train_tokenizer(["kurz und gut", "lang und gut"], 265, show_progress=False)
+    config = {"source_vocab_size": 275, "share_encoder_decoder_embeddings": False, "tie_word_embeddings": False}
+    folder = save_translator(tmp_path / "two", steps=0, **config, vocab_size=265)
+    other.save_pretrained(f"{folder}/target_tokenizer")
+    model, tokenizer, target_tokenizer = load_translator(folder)
+    assert (len(tokenizer), len(target_tokenizer)) == (275, 265)
+    options = {"target_tokenizer": target_tokenizer, "max_length_offset": 5}
+    [[translation]] = translate(model, tokenizer, ["ein mann"], **options)
+    inputs = tokenizer("ein mann", return_tensors="pt")
+    length = inputs["input_ids"].shape[1] + 5
+    search = {"custom_generate": beam_search, "length_penalty_type": "gnmt", "length_penalty": 0.6, "num_beams": 4}
+    sequences = model.generate(**inputs, **search, max_new_tokens=length)
+    assert translation.text == other.decode(sequences[0], skip_special_tokens=True)
+
+
+def test_batches_hold_similar_lengths():
+    lengths = [3, 9, 1, 4, 9, 2]
+    assert batches_by_length(lengths, 18) == [[1, 4], [3, 0, 5, 2]]
+    assert batches_by_length(lengths, 1) == [[1], [4], [3], [0], [5], [2]]
+    assert batches_by_length([], 5) == []
+    assert batches_by_length([0, 0], 1) == [[0], [1]]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"n_best": 5}, r"`n_best` must be in \[1, `num_beams` = 4\], got 5"),
+        ({"n_best": 0}, r"`n_best` must be in \[1, `num_beams` = 4\], got 0"),
+        ({"max_length_offset": -1}, "`max_length_offset` must not be negative, got -1"),
+        ({"max_tokens_per_batch": 0}, "`max_tokens_per_batch` must be at least 1, got 0"),
+        ({"length_penalty_type": "wu"}, '`length_penalty_type` must be "gnmt" or "power", got \'wu\''),
+    ],
+)
+def test_refuses_options(model, tokenizer, options, message):
+    with pytest.raises(ValueError, match=message):
+        translate(model, tokenizer, SENTENCES, **options)
+
+
+def test_refuses_one_string(model, tokenizer):
+    with pytest.raises(TypeError, match="`texts` must be a list of strings"):
+        translate(model, tokenizer, "ein mann")
+
+
+def test_refuses_unequal_counts(model, tokenizer):
+    with pytest.raises(ValueError, match=r"`targets` must be as many as `sources` \(3\), got 1"):
+        score_texts(model, tokenizer, SENTENCES, ["x"])
+
+
+def test_refuses_training_mode(tokenizer):
+    with pytest.raises(ValueError, match="`model` must be in evaluation mode"):
+        translate(text_model(0).train(), tokenizer, SENTENCES)
