@@ -12,7 +12,6 @@ translation and its end, in nats, divided by the length penalty if there is one.
 is UTF-8. The output file appears when it is complete.
 """
 
-import argparse
 import sys
 from contextlib import nullcontext
 from dataclasses import dataclass, field
@@ -22,13 +21,10 @@ from typing import Literal
 import torch
 from accelerate import PartialState
 from accelerate.utils import gather_object
-from transformers import HfArgumentParser
 
+from hf_vanilla.command_line import parse_arguments, run
 from hf_vanilla.generation import load_translator, score_texts
 from hf_vanilla.generation.line_files import STANDARD_STREAM, on_first_process, read_lines, replacing_file
-
-
-INTERRUPTED = 130  # the exit status of a program that Ctrl-C has ended
 
 
 @dataclass
@@ -109,42 +105,17 @@ def score_lines(
     return [score for _, score in sorted(gather_object(numbered))]
 
 
-def run(arguments: ScoreArguments, processes: PartialState) -> None:
+def main() -> None:
     """Read, score, write: the first process reads and writes, all score."""
+    (arguments,) = parse_arguments(ScoreArguments, description=__doc__)
+    processes = PartialState(cpu=arguments.device == "cpu" or not torch.accelerator.is_available())
     with replacing_file(arguments.output) if processes.is_main_process else nullcontext() as file:
         sources, targets = on_first_process(partial(read_pairs, arguments))
         scores = score_lines(sources, targets, arguments, processes)
         if file is not None:
             file.writelines(f"{score:.4f}\n" for score in scores)
-
-
-class _HelpFormatter(argparse.RawDescriptionHelpFormatter, argparse.ArgumentDefaultsHelpFormatter):
-    """Keeps the line breaks of the examples and tells the defaults."""
-
-
-def main() -> int:
-    """Score what the command line asks for.
-
-    Returns:
-        `int`: the exit status, 0 for success.
-    """
-    parser = HfArgumentParser(ScoreArguments, description=__doc__, formatter_class=_HelpFormatter, allow_abbrev=False)
-    try:
-        (arguments,) = parser.parse_args_into_dataclasses()
-    except ValueError as error:
-        parser.error(str(error))
-    try:
-        processes = PartialState(cpu=arguments.device == "cpu" or not torch.accelerator.is_available())
-        run(arguments, processes)
-        processes.destroy_process_group()
-    except (ValueError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        print("interrupted: nothing was written", file=sys.stderr)
-        return INTERRUPTED
-    return 0
+    processes.destroy_process_group()
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run(main))

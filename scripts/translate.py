@@ -15,7 +15,6 @@ Text is UTF-8. An empty line stays empty. The output file appears when it is com
 there is none. Line breaks inside a translation become spaces, and so do tabs where tabs separate columns.
 """
 
-import argparse
 import sys
 from contextlib import nullcontext
 from dataclasses import dataclass, field
@@ -25,13 +24,10 @@ from typing import Literal
 import torch
 from accelerate import PartialState
 from accelerate.utils import gather_object
-from transformers import HfArgumentParser
 
+from hf_vanilla.command_line import parse_arguments, run
 from hf_vanilla.generation import Translation, load_translator, translate
 from hf_vanilla.generation.line_files import on_first_process, read_lines, replacing_file
-
-
-INTERRUPTED = 130  # the exit status of a program that Ctrl-C has ended
 
 
 @dataclass
@@ -147,44 +143,17 @@ def translate_lines(lines: list[str], arguments: TranslateArguments, processes: 
     return [block for _, block in sorted(gather_object(blocks))]
 
 
-def run(arguments: TranslateArguments, processes: PartialState) -> None:
+def main() -> None:
     """Read, translate, write: the first process reads and writes, all translate."""
+    (arguments,) = parse_arguments(TranslateArguments, description=__doc__)
+    processes = PartialState(cpu=arguments.device == "cpu" or not torch.accelerator.is_available())
     with replacing_file(arguments.output) if processes.is_main_process else nullcontext() as file:
         lines = on_first_process(partial(read_lines, arguments.input))
         blocks = translate_lines(lines, arguments, processes)
         if file is not None:
             file.writelines(blocks)
-
-
-class _HelpFormatter(argparse.RawDescriptionHelpFormatter, argparse.ArgumentDefaultsHelpFormatter):
-    """Keeps the line breaks of the examples and tells the defaults."""
-
-
-def main() -> int:
-    """Translate what the command line asks for.
-
-    Returns:
-        `int`: the exit status, 0 for success.
-    """
-    parser = HfArgumentParser(
-        TranslateArguments, description=__doc__, formatter_class=_HelpFormatter, allow_abbrev=False
-    )
-    try:
-        (arguments,) = parser.parse_args_into_dataclasses()
-    except ValueError as error:
-        parser.error(str(error))
-    try:
-        processes = PartialState(cpu=arguments.device == "cpu" or not torch.accelerator.is_available())
-        run(arguments, processes)
-        processes.destroy_process_group()
-    except (ValueError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        print("interrupted: nothing was written", file=sys.stderr)
-        return INTERRUPTED
-    return 0
+    processes.destroy_process_group()
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run(main))

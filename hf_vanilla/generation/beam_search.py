@@ -24,6 +24,7 @@ There transformers goes on with copies of a beam at a score of -1e9; here such a
 
 import math
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -86,6 +87,7 @@ def beam_search(
     logits_processor: LogitsProcessorList,
     stopping_criteria: StoppingCriteriaList,
     generation_config: GenerationConfig,
+    length_penalty: float | None = None,
     length_penalty_type: str = "power",
     max_length_offset: int | None = None,
     **model_kwargs: Any,
@@ -108,6 +110,8 @@ def beam_search(
         logits_processor (`LogitsProcessorList`): Changes of the log probabilities.
         stopping_criteria (`StoppingCriteriaList`): When a sequence ends.
         generation_config (`GenerationConfig`): All other options.
+        length_penalty (`float`, *optional*): Exponent of the length penalty; `generation_config.length_penalty` by
+            default.
         length_penalty_type (`str`, defaults to `"power"`): `"power"` divides a log probability by
             length^length_penalty as transformers does, `"gnmt"` by ((5 + length) / 6)^length_penalty as the paper.
         max_length_offset (`int`, *optional*): How many tokens longer than its own source, padding not counted, a
@@ -131,7 +135,12 @@ def beam_search(
         raise ValueError("`do_sample` must be false: `beam_search` doesn't sample. To sample, drop `custom_generate`.")
     if max_length_offset is not None and max_length_offset < 0:
         raise ValueError(f"`max_length_offset` must not be negative, got {max_length_offset}.")
-    options = _Options(generation_config, logits_processor, stopping_criteria, length_penalty_type, input_ids.shape[1])
+    penalty = partial(
+        length_penalty_of,
+        length_penalty=generation_config.length_penalty if length_penalty is None else length_penalty,
+        length_penalty_type=length_penalty_type,
+    )
+    options = _Options(generation_config, logits_processor, stopping_criteria, penalty, input_ids.shape[1])
     limits = _length_limits(input_ids, options, max_length_offset, model_kwargs)
     is_fast = SideBySideDecoder.fits(model, input_ids, generation_config, model_kwargs)
     decoder: BeamDecoder = (SideBySideDecoder if is_fast else PlainDecoder)(
@@ -155,13 +164,14 @@ class _Options:
         generation_config: GenerationConfig,
         logits_processor: LogitsProcessorList,
         stopping_criteria: StoppingCriteriaList,
-        length_penalty_type: str,
+        penalty: partial,
         prompt_length: int,
     ):
         self.config = generation_config
         self.num_beams: int = generation_config.num_beams
         self.early_stopping = generation_config.early_stopping if self.num_beams > 1 else True
-        self.length_penalty_type = length_penalty_type
+        self.penalty = penalty  # of a length
+        self.rewards_length = penalty.keywords["length_penalty"] > 0
         self.prompt_length = prompt_length
         self.logits_processor, self.stopping_criteria = logits_processor, stopping_criteria
         lengths = [criterion.max_length for criterion in stopping_criteria if type(criterion) is MaxLengthCriteria]
@@ -190,10 +200,6 @@ class _Options:
         if self.config._eos_token_tensor is None:
             return -1
         return int(self.config._pad_token_tensor or self.config._eos_token_tensor[0])
-
-    def penalty(self, length: int | torch.Tensor) -> float | torch.Tensor:
-        """What the log probability of this many generated tokens is divided by."""
-        return length_penalty_of(length, self.config.length_penalty, self.length_penalty_type)
 
 
 def _length_limits(
@@ -407,7 +413,7 @@ def _can_improve(beams: _Beams, options: _Options) -> torch.Tensor:
     score if it ended here, which is a guess. With `early_stopping=True` the first `num_beams` hypotheses are final.
     """
     length: int | torch.Tensor = beams.length - options.prompt_length
-    if options.early_stopping == "never" and options.config.length_penalty > 0:
+    if options.early_stopping == "never" and options.rewards_length:
         length = beams.limits - options.prompt_length
     worst = beams.hypothesis_scores[:, -1]
     can_improve = beams.scores[:, 0] / options.penalty(length) > worst

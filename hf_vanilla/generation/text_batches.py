@@ -27,7 +27,9 @@ def default_max_length(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBas
         `int`: the smaller limit, at most 1024.
     """
     has_table = getattr(model.config, "position_type", "learned") == "learned"
-    positions = getattr(model.config, "max_position_embeddings", DEFAULT_MAX_LENGTH) if has_table else DEFAULT_MAX_LENGTH
+    positions = (
+        getattr(model.config, "max_position_embeddings", DEFAULT_MAX_LENGTH) if has_table else DEFAULT_MAX_LENGTH
+    )
     return min(DEFAULT_MAX_LENGTH, positions, tokenizer.model_max_length)
 
 

@@ -90,8 +90,9 @@ class VanillaTransformerConfig(PreTrainedConfig):
         decoder_start_token_id (`int`, *optional*, defaults to `bos_token_id`): First token that the decoder reads.
 
     Raises:
-        ValueError: if a value is out of its range, or two values contradict each other.
-        TypeError: if a value has another type than its field.
+        ValueError: if `num_heads` does not divide `d_model` and `d_k` or `d_v` is missing.
+        huggingface_hub.errors.StrictDataclassError: around a ValueError, if a value is out of its range or two values
+            contradict each other; around a TypeError, if a value has another type than its field.
 
     Example:
     ```python

@@ -1,8 +1,8 @@
 """The bricks of the models: attention, feed-forward network, residual connection with norm, positions, dropout.
 
 Every brick takes the model's config and reads these names of it, most of them transformers' aliases:
-`hidden_size`, `num_attention_heads`, `d_k`, `d_v`, `attention_scale`, `intermediate_size`, `hidden_act`, `layer_norm_eps`,
-`hidden_dropout_prob`, `attention_probs_dropout_prob`, `activation_dropout`, `_attn_implementation`.
+`hidden_size`, `num_attention_heads`, `d_k`, `d_v`, `attention_scale`, `intermediate_size`, `hidden_act`,
+`layer_norm_eps`, `hidden_dropout_prob`, `attention_probs_dropout_prob`, `activation_dropout`, `_attn_implementation`.
 
 Shapes are written with these words: batch, src_len, tgt_len, query_len, key_len, heads, d_k, d_v, d_model, d_ff,
 vocab. d_k and d_v are the widths of one head's keys and values.
@@ -102,7 +102,7 @@ def sinusoidal_positions(position_ids: torch.Tensor, d_model: int, position_type
 
 
 def positions_of(
-    attention_mask: torch.Tensor | None, length: int, past_length: int, device: torch.device
+    attention_mask: torch.Tensor | None, length: int, past_length: int | torch.Tensor, device: torch.device
 ) -> torch.Tensor:
     """Number the tokens of each row from 0, whichever side its padding is on.
 
@@ -110,7 +110,7 @@ def positions_of(
         attention_mask (`torch.Tensor` of shape `(batch, past_length + length)`, *optional*): 1 for tokens, 0 for
             padding.
         length (`int`): How many positions are asked for: the last ones.
-        past_length (`int`): How many came before them.
+        past_length (`int` or `torch.Tensor`): How many came before them; of a static cache, a tensor.
         device (`torch.device`): Where the result shall be.
 
     Returns:
@@ -118,7 +118,7 @@ def positions_of(
         valid position.
     """
     if attention_mask is None or attention_mask.dim() != 2:
-        return torch.arange(past_length, past_length + length, device=device)[None]
+        return torch.arange(length, device=device)[None] + past_length
     return (attention_mask.long().cumsum(-1) - 1).clamp_(min=0)[:, attention_mask.shape[1] - length :]
 
 

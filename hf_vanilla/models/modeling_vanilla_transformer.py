@@ -386,9 +386,10 @@ class VanillaTransformerDecoder(VanillaTransformerPreTrainedModel):
                 f"`encoder_hidden_states` must have as many rows as `decoder_input_ids` ({batch}), or a whole number "
                 f"of target rows for each; got {sources}."
             )
-        check_attention_mask("decoder_attention_mask", attention_mask, batch, past_len + tgt_len)
         check_attention_mask("attention_mask", encoder_attention_mask, sources, src_len)
-        self._check_length(past_len + tgt_len)
+        if isinstance(past_len, int) or not torch.compiler.is_compiling():  # compiled code can't ask a static cache
+            check_attention_mask("decoder_attention_mask", attention_mask, batch, past_len + tgt_len)
+            self._check_length(past_len + tgt_len)
 
         position_ids = positions_of(attention_mask, tgt_len, past_len, inputs_embeds.device)
         hidden_states = self._embed(inputs_embeds, position_ids)

@@ -219,7 +219,8 @@ def test_unequal_line_counts(tmp_path: Path, streaming: bool, more_source: int, 
     ],
     ids=[
         "json_bytes", "csv_bytes", "gz_bytes", "json_syntax", "json_text", "json_field", "json_surrogate",
-        "array_syntax", "array_item", "csv_column", "csv_fields", "csv_quote", "all_empty", "no_line", "ending",
+        "array_syntax", "array_field", "array_surrogate", "array_item", "csv_column", "csv_fields", "csv_quote",
+        "all_empty", "no_line", "ending",
     ],
 )  # fmt: skip
 @streamed_or_not

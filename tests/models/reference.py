@@ -1,4 +1,4 @@
-"""The formulas of the papers as plain loops: slow, and easy to check by eye. The tests compare the package with these."""
+"""The formulas of the papers as plain loops, slow and easy to check by eye, for comparison with the package."""
 
 import itertools
 import math
@@ -45,12 +45,12 @@ def multi_head_attention(
     allowed: torch.Tensor,
     scaling: float,
 ) -> torch.Tensor:
-    """Compute Concat(head_1, ..., head_h) W_O with head_i = Attention(x W_i^Q, y W_i^K, y W_i^V), sentence by sentence.
+    """Compute Concat(head_1, ..., head_h) W_O with head_i = Attention(x W_i^Q, y W_i^K, y W_i^V).
 
     Args:
         queries_of (`torch.Tensor` of shape `(batch, query_len, d_model)`): x.
         keys_of (`torch.Tensor` of shape `(batch, key_len, d_model)`): y.
-        matrices (`dict[str, torch.Tensor]`): `q`, `k`, `v`, `o`, each `(out, in)`, and their biases `q_bias` and so on.
+        matrices (`dict[str, torch.Tensor]`): `q`, `k`, `v`, `o`, each `(out, in)`, and biases `q_bias` and so on.
         heads (`int`): Number of heads, h.
         allowed (`torch.Tensor` of shape `(batch, query_len, key_len)`): True where a query may look.
         scaling (`float`): Factor of the scores.
@@ -100,7 +100,7 @@ def timing_signal_1d(length: int, channels: int) -> torch.Tensor:
 
 
 def marian_positions(length: int, d_model: int) -> torch.Tensor:
-    """Marian's table: angle j of position pos is pos / 10000^(2 (j // 2) / d); sines of even j, then cosines of odd j."""
+    """Marian's table: angle j of position pos is pos / 10000^(2 (j // 2) / d); sines of even j, cosines of odd j."""
     angles = [[pos / 10000 ** (2 * (j // 2) / d_model) for j in range(d_model)] for pos in range(length)]
     rows = [[math.sin(angle) for angle in row[0::2]] + [math.cos(angle) for angle in row[1::2]] for row in angles]
     return torch.tensor(rows, dtype=torch.float64)

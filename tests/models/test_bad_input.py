@@ -5,7 +5,7 @@ import re
 import pytest
 import torch
 from tiny_models import BATCH, LABELS, SOURCE, SOURCE_MASK, TARGET, tiny_model
-from transformers.cache_utils import DynamicCache
+from transformers.cache_utils import DynamicCache, EncoderDecoderCache, StaticCache
 
 from hf_vanilla.models.layers import check_attention_mask, check_input_ids
 
@@ -23,9 +23,6 @@ def with_value(ids, row, column, value):
     changed = ids.clone()
     changed[row, column] = value
     return changed
-
-
-# --- ids --------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("value", [13, 14, 10**9, -1, -100])
@@ -112,9 +109,6 @@ def test_int32_ids_are_fine(model):
     assert model.eval()(**{**INPUTS, "input_ids": SOURCE.int()}).logits.shape == (2, 7, 13)
 
 
-# --- masks ------------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("shape", [(2, 4), (2, 6), (1, 5), (3, 5), (5, 2), (5,), (2, 1, 5)], ids=str)
 def test_attention_mask_of_another_shape(model, shape):
     message = f"`attention_mask` must have shape (batch, length) = (2, 5), got {shape}."
@@ -164,9 +158,6 @@ def test_mask_of_four_dimensions_is_transformers_own(model):
     torch.testing.assert_close(actual[SOURCE_MASK.bool()], expected[SOURCE_MASK.bool()])
 
 
-# --- what belongs together --------------------------------------------------------------------------------------------
-
-
 def test_ids_and_embeddings_exclude_each_other(model):
     embedded = torch.zeros(2, 5, 16)
     with pytest.raises(ValueError, match="Pass either `input_ids` or `inputs_embeds`: exactly one"):
@@ -206,9 +197,6 @@ def test_cache_without_a_place_for_the_source(model):
         model(**INPUTS, past_key_values=DynamicCache(config=model.config))
 
 
-# --- learned positions ------------------------------------------------------------------------------------------------
-
-
 def test_learned_positions_exceeded():
     model = tiny_model(position_type="learned", max_position_embeddings=6)
     short = torch.full((2, 6), 3)
@@ -222,14 +210,18 @@ def test_learned_positions_exceeded():
         model.generate(TARGET, max_new_tokens=2)
 
 
-def test_learned_positions_exceeded_by_the_past_and_the_present():
+@pytest.mark.parametrize("static", [True, False], ids=["static cache", "dynamic cache"])
+def test_learned_positions_exceeded_by_the_past_and_the_present(static):
     model = tiny_model(position_type="learned", max_position_embeddings=8)
-    cache = model(**INPUTS).past_key_values
+    cache = EncoderDecoderCache(DynamicCache(config=model.config), DynamicCache(config=model.config))
+    if static:
+        config = model.config.get_text_config(decoder=True)
+        cache = EncoderDecoderCache(
+            StaticCache(config=config, max_cache_len=9), StaticCache(config=config, max_cache_len=5)
+        )
+    model(**INPUTS, past_key_values=cache)
     with pytest.raises(ValueError, match=r"A sequence of 9 positions exceeds `max_position_embeddings` \(8\)"):
         model(input_ids=SOURCE, decoder_input_ids=TARGET[:, :2], past_key_values=cache)
-
-
-# --- the checks themselves --------------------------------------------------------------------------------------------
 
 
 def test_first_of_several_bad_ids_is_named():

@@ -17,6 +17,7 @@ from tiny_models import (
     tiny_model,
 )
 from torch._dynamo.testing import CompileCounterWithBackend
+from transformers.cache_utils import EncoderDecoderCache, StaticCache
 from transformers.modeling_outputs import BaseModelOutput
 
 
@@ -33,14 +34,18 @@ def fresh_compiler():
     torch.compiler.reset()
 
 
+def static_cache(model):
+    config = model.config.get_text_config(decoder=True)
+    return EncoderDecoderCache(
+        StaticCache(config=config, max_cache_len=9), StaticCache(config=config, max_cache_len=SOURCE.shape[1])
+    )
+
+
 def random_batch(batch, src_len, tgt_len):
     source, labels = torch.randint(3, VOCAB, (batch, src_len)), torch.randint(3, VOCAB, (batch, tgt_len))
     labels[-1, tgt_len // 2 :] = -100
     source[-1, src_len // 2 :] = 0
     return {"input_ids": source, "attention_mask": (source != 0).long(), "labels": labels}
-
-
-# --- torch.compile ----------------------------------------------------------------------------------------------------
 
 
 @DYNAMO_WARNS
@@ -92,15 +97,31 @@ def test_forward_compiles_without_a_break_to_the_same_logits(differentiable):
     torch.testing.assert_close(actual.logits, expected.logits)
 
 
+@torch.no_grad()
+@pytest.mark.parametrize("position_type", ["sinusoidal", "learned"])
+def test_decoding_with_a_static_cache_compiles_without_a_break(position_type):
+    model = tiny_model(position_type=position_type, **SHALLOW)
+    expected = model(**INPUTS).logits
+    encoder_outputs = model.get_encoder()(SOURCE, attention_mask=SOURCE_MASK)
+    counter = CompileCounterWithBackend("eager")
+    compiled, cache = torch.compile(model, fullgraph=True, backend=counter), static_cache(model)
+    for step in range(7):
+        outputs = compiled(
+            encoder_outputs=encoder_outputs,
+            attention_mask=SOURCE_MASK,
+            decoder_input_ids=TARGET[:, step : step + 1],
+            past_key_values=cache,
+        )
+        torch.testing.assert_close(outputs.logits[:, 0], expected[:, step], rtol=1e-4, atol=1e-5)
+    assert counter.frame_count == 2  # the first step, which projects the source, and all others
+
+
 @DYNAMO_WARNS
 def test_compiled_dropout_still_drops():
     model = tiny_model(dropout=0.5, **SHALLOW).train()
     compiled = torch.compile(model, fullgraph=True, backend="eager")
     losses = {compiled(**BATCH).loss.item() for _ in range(3)}
     assert len(losses) == 3
-
-
-# --- torch.export -----------------------------------------------------------------------------------------------------
 
 
 def test_exported_program_computes_the_same_for_other_shapes():
@@ -118,8 +139,6 @@ def test_exported_program_computes_the_same_for_other_shapes():
     for inputs in (INPUTS, others):
         torch.testing.assert_close(program(**inputs, use_cache=False).logits, model(**inputs, use_cache=False).logits)
 
-
-# --- PEFT -------------------------------------------------------------------------------------------------------------
 
 ATTENTION = ["qkv_proj", "q_proj", "kv_proj", "out_proj", "fc1", "fc2"]
 
@@ -178,9 +197,6 @@ def test_loss_of_an_adapted_projection_is_that_of_its_logits():
     outputs = model.train()(**BATCH)
     expected = torch.nn.functional.cross_entropy(outputs.logits.flatten(0, 1), LABELS.flatten(), label_smoothing=0.1)
     torch.testing.assert_close(outputs.loss, expected)
-
-
-# --- other attention --------------------------------------------------------------------------------------------------
 
 
 def test_attention_can_be_exchanged_at_run_time():

@@ -56,9 +56,6 @@ def assert_same_results(actual, expected):
         assert torch.equal(actual.beam_indices, expected.beam_indices)
 
 
-# --- the cache --------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("kernel", ["eager", "sdpa"])
 def test_cached_equals_uncached(mode, kernel):
     model = tiny_model(attn_implementation=kernel)
@@ -114,9 +111,6 @@ def test_row_of_padding_leaves_the_others_as_they_are(model, num_beams):
         assert not one.isnan().any()
     shortest = min(with_padding.sequences.shape[1], without.sequences.shape[1])
     assert torch.equal(with_padding.sequences[:2, :shortest], without.sequences[:2, :shortest])
-
-
-# --- beams ------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kernel", ["eager", "sdpa"])
@@ -228,9 +222,6 @@ def test_more_beams_than_words_are_defined(model):
     assert sequences.max() < VOCAB
 
 
-# --- greedy, sampling, streaming --------------------------------------------------------------------------------------
-
-
 @torch.no_grad()
 def test_greedy_is_the_likeliest_word_step_by_step(model):
     target = torch.full((2, 1), BOS)
@@ -314,9 +305,6 @@ def test_encoder_outputs_and_embeddings_can_be_given(model, mode):
     assert_same_results(given, expected)
 
 
-# --- lengths ----------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("num_beams", [1, 2])
 def test_default_maximum_length_is_that_of_the_source_and_50(num_beams):
     model = tiny_model(encoder_layers=1, decoder_layers=1)
@@ -373,9 +361,6 @@ def test_exceeding_learned_positions_is_refused_before_decoding_starts(length, n
     assert calls == []
 
 
-# --- nothing ----------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("num_beams", [1, 3])
 @pytest.mark.parametrize("kernel", ["eager", "sdpa"])
 @pytest.mark.parametrize("cache", [{}, dict(cache_implementation="static")], ids=["dynamic", "static"])
@@ -395,9 +380,6 @@ def test_nothing_is_translated_to_nothing(num_beams, kernel, cache):
 @pytest.mark.parametrize(("ends", "expected"), [([5, 2], [[BOS, 5]]), (None, [[BOS]])], ids=str)
 def test_nothing_ends_as_sequences_end(ends, expected):
     assert tiny_model(eos_token_id=ends).generate(SOURCE[:1, :0]).tolist() == expected
-
-
-# --- refused ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -104,8 +104,6 @@ def assert_equal_with_gradients(actual, expected, inputs):
         torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-12)
 
 
-# --- the worked example -------------------------------------------------------------------------------------------
-
 EXAMPLE_INPUTS = torch.tensor([[1.0, 0, 1, 0], [0, 2, 0, 2], [1, 1, 1, 1]])
 EXAMPLE_KEY = torch.tensor([[0.0, 0, 1], [1, 1, 0], [0, 1, 0], [1, 1, 0]])
 EXAMPLE_QUERY = torch.tensor([[1.0, 0, 1], [1, 0, 0], [0, 0, 1], [0, 1, 1]])
@@ -151,9 +149,6 @@ def test_worked_example_has_the_intermediate_values_of_the_text():
     assert (query @ key.T).tolist() == [[2, 4, 4], [4, 16, 12], [4, 12, 10]]
     expected = torch.tensor([[0.0634, 0.4683, 0.4683], [6e-6, 0.9820, 0.0180], [3e-4, 0.8805, 0.1192]])
     torch.testing.assert_close(weights, expected, rtol=0, atol=6e-5)
-
-
-# --- attention ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("length", [1, 7, 13])
@@ -285,9 +280,6 @@ def test_dropped_attention_weights_are_scaled_up(kernel):
     assert ((samples.mean(0) - expected).abs() < 5 * deviation / math.sqrt(1000)).all()
 
 
-# --- feed-forward network and residuals -----------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("activation", ["relu", "gelu"])
 def test_feed_forward_equals_the_formula_at_each_position(activation):
     module = random_module(PositionwiseFeedForward(tiny_config(activation_function=activation)))
@@ -356,8 +348,6 @@ def test_residual_drops_the_sublayer_and_never_the_residual(residual):
     assert set(output.unique().tolist()) == {8.0, 10.0}
 
 
-# --- positions ------------------------------------------------------------------------------------------------------
-
 FORMULAS = {"sinusoidal": paper_positions, "sinusoidal_split": marian_positions, "sinusoidal_t2t": timing_signal_1d}
 
 
@@ -404,9 +394,6 @@ def test_positions_go_on_after_the_past(dtype):
     mask = torch.tensor([[1, 1, 1, 1, 1], [0, 0, 1, 1, 1]]).to(dtype)
     assert positions_of(mask, 2, 3, mask.device).tolist() == [[3, 4], [1, 2]]
     assert positions_of(None, 2, 3, mask.device).tolist() == [[3, 4]]
-
-
-# --- dropout --------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("rate", [0.1, 0.3, 0.5, 0.9])
@@ -507,9 +494,6 @@ def test_dropout_is_where_the_paper_has_it_with_noise_of_its_own_in_every_place(
     for one, other in itertools.combinations(noises, 2):
         if one.shape == other.shape:
             assert 0.4 < (one == other).float().mean() < 0.6
-
-
-# --- initialisation -------------------------------------------------------------------------------------------------
 
 
 def glorot(fan_out, fan_in):

@@ -53,9 +53,6 @@ def eager_model():
     return tiny_model(attn_implementation="eager")
 
 
-# --- what it returns --------------------------------------------------------------------------------------------------
-
-
 def test_outputs_have_the_lengths_and_shapes_of_transformers(eager_model):
     outputs = eager_model(**INPUTS, output_attentions=True, output_hidden_states=True)
     assert outputs.logits.shape == (2, 7, VOCAB)
@@ -119,9 +116,6 @@ def test_labels_shifted_right_are_the_decoder_input(model):
     assert torch.equal(model(**BATCH).logits, model(**INPUTS).logits)
     starting_with_end = tiny_model(decoder_start_token_id=2)
     assert starting_with_end.prepare_decoder_input_ids_from_labels(LABELS)[:, 0].tolist() == [2, 2]
-
-
-# --- what it does not depend on ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("sizes", [{}, dict(d_k=None, d_v=None)], ids=["free widths", "equal widths"])
@@ -288,9 +282,6 @@ def test_depths_may_differ(depths):
     assert len(cached.past_key_values.self_attention_cache.layers) == depths[1]
 
 
-# --- loss -------------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("smoothing_type", ["uniform", "t2t", "annotated"])
 def test_loss_of_evaluation_is_the_cross_entropy(smoothing_type):
     outputs = tiny_model(label_smoothing=0.3, label_smoothing_type=smoothing_type)(**BATCH)
@@ -374,9 +365,6 @@ def test_gradient_checkpointing_changes_nothing(kind):
         loss.backward()
         results.append({"loss": loss.detach(), **gradients(model)})
     assert_same(results[1], results[0], rtol=0, atol=0)
-
-
-# --- cache ------------------------------------------------------------------------------------------------------------
 
 
 @torch.no_grad()

@@ -17,9 +17,6 @@ SIZES = dict(d_model=D_MODEL, num_heads=HEADS, d_k=None, d_v=None, d_ff=D_FF)
 TARGET_MASK = torch.tensor([[1, 1, 1, 1, 1, 1, 1], [1, 1, 1, 1, 0, 0, 0]])
 
 
-# --- torch.nn.Transformer -------------------------------------------------------------------------------------------
-
-
 def torch_transformer(norm_first, activation):
     torch.manual_seed(0)
     with warnings.catch_warnings():
@@ -150,9 +147,6 @@ def test_every_parameter_of_torch_has_its_place():
         assert {name for name, _ in names.values()} == {name for name, _ in theirs.named_parameters()}
         embeddings = {"encoder.embed_tokens.weight", "decoder.embed_tokens.weight"}
         assert set(names) == {name for name, _ in ours.named_parameters(remove_duplicate=False)} - embeddings
-
-
-# --- transformers' Marian -------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")

@@ -146,9 +146,6 @@ def test_state_dict_loads_strictly_into_a_fresh_model(model):
     assert same_outputs(fresh, model)
 
 
-# --- golden files -----------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("kind", ["base", "pre_learned_separate"])
 def test_names_of_parameters_are_those_of_earlier_versions(kind):
     overrides = (

@@ -93,9 +93,6 @@ def test_gradient_of_a_tied_embedding_is_the_sum_of_its_uses(training):
             torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-6)
 
 
-# --- padding ----------------------------------------------------------------------------------------------------------
-
-
 def loss_of_logits(model):
     """What the Trainer's own label smoother does: the loss is computed outside, from the logits."""
     logits = model(input_ids=SOURCE, attention_mask=SOURCE_MASK, decoder_input_ids=TARGET).logits
@@ -132,9 +129,6 @@ def test_padding_of_an_untied_projection_is_trained():
     model = tiny_model(**TYINGS["separate untied"])
     LOSSES["training"](model).backward()
     assert (model.lm_head.weight.grad[0] != 0).any()
-
-
-# --- resizing ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.filterwarnings("ignore:.*multivariate normal.*")

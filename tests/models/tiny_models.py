@@ -24,14 +24,14 @@ def tiny_config(**overrides) -> VanillaTransformerConfig:
 
 
 def tiny_model(seed: int = 0, **overrides) -> VanillaTransformerForConditionalGeneration:
-    """Build a model in evaluation mode, with weights that depend on the seed alone; biases and norms are random too."""
+    """Build a model in evaluation mode whose weights, biases and norms depend on the seed alone."""
     torch.manual_seed(seed)
     attn_implementation = overrides.pop("attn_implementation", "sdpa")
     model = VanillaTransformerForConditionalGeneration._from_config(
         tiny_config(**overrides), attn_implementation=attn_implementation
     )
     with torch.no_grad():
-        for name, parameter in model.named_parameters():
+        for parameter in model.parameters():
             if parameter.dim() == 1:
                 parameter.add_(0.1 * torch.randn_like(parameter))
     return model.eval()
