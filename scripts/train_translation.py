@@ -57,7 +57,8 @@ from hf_vanilla.training import (
 logger = logging.getLogger("train_translation")
 
 MODEL_SIZES = ("d_model", "d_ff", "num_heads", "d_k", "d_v", "encoder_layers", "decoder_layers")
-MODEL_CHOICES = ("dropout", "norm_position", "position_type", "label_smoothing", "label_smoothing_type")
+MODEL_CHOICES = ("norm_position", "position_type")
+REGULARISATION = ("dropout", "label_smoothing", "label_smoothing_type")
 
 
 @dataclass
@@ -275,13 +276,17 @@ def train_tokenizers(arguments: ModelArguments, pairs):
 
 def get_model(arguments: ModelArguments, tokenizer, target_tokenizer):
     """Load the model to go on from, or build a new one that fits the tokenizers."""
+    given = {name: getattr(arguments, name) for name in MODEL_SIZES + MODEL_CHOICES + REGULARISATION}
+    given = {name: value for name, value in given.items() if value is not None}
     if arguments.model_name_or_path is not None:
-        return AutoModelForSeq2SeqLM.from_pretrained(arguments.model_name_or_path)
-    given = {name: getattr(arguments, name) for name in MODEL_SIZES + MODEL_CHOICES}
+        fixed = sorted(given.keys() - set(REGULARISATION))
+        if fixed:
+            raise ValueError(f"`{fixed[0]}` can't be changed in a trained model (`model_name_or_path`); leave it out.")
+        return AutoModelForSeq2SeqLM.from_pretrained(arguments.model_name_or_path, **given)
     is_joint = target_tokenizer is tokenizer
     config = VanillaTransformerConfig.preset(
         arguments.preset,
-        **{name: value for name, value in given.items() if value is not None},
+        **given,
         vocab_size=len(target_tokenizer),
         source_vocab_size=None if is_joint else len(tokenizer),
         share_encoder_decoder_embeddings=is_joint,

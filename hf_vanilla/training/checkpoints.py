@@ -239,6 +239,8 @@ def _check_target(target: Path, overwrite: bool) -> None:
             f"`output_dir` ({target}) must hold a model to be overwritten, but it has no {CONFIG_NAME}; choose "
             "another."
         )
+    if any(target.glob(f"{PREFIX_CHECKPOINT_DIR}-*")):
+        raise ValueError(f"`output_dir` ({target}) must not be the folder of a run, with checkpoints in it.")
 
 
 def _check_configs(folders: list[Path]) -> None:

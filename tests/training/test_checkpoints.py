@@ -299,6 +299,15 @@ def test_output_never_replaces_the_run_it_comes_from(tmp_path, levels):
     assert steps_of(last_checkpoints(run, 2)) == [100, 200]
 
 
+def test_output_never_replaces_another_run(tmp_path):
+    write_checkpoint(tmp_path / "a")
+    other = write_run(tmp_path / "other", [1.0])
+    (other / "config.json").write_text("{}")
+    with pytest.raises(ValueError, match=r"other\) must not be the folder of a run, with checkpoints in it"):
+        average_checkpoints([tmp_path / "a"], other, overwrite=True)
+    assert steps_of(last_checkpoints(other, 1)) == [100]
+
+
 def test_output_replaces_nothing_but_a_model(tmp_path):
     write_checkpoint(tmp_path / "a")
     (tmp_path / "thesis").mkdir()
