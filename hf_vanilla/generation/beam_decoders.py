@@ -14,6 +14,7 @@ from transformers.modeling_utils import PreTrainedModel
 from transformers.utils import ModelOutput
 
 from ..models.modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
+from .cpu_layers import for_cpu
 
 
 # There is room for this many steps at least, and for as many as there were before, until dead slots are cleared away.
@@ -163,6 +164,8 @@ class SideBySideDecoder:
         model_kwargs: dict[str, Any],
     ):
         self.decoder, self.lm_head = model.model.decoder, model.lm_head
+        if input_ids.device.type == "cpu":
+            self.decoder, self.lm_head = (for_cpu(module, len(input_ids)) for module in (self.decoder, self.lm_head))
         self.num_beams = generation_config.num_beams
         self.recorded: dict[str, tuple] = {}
         self.prompt = input_ids[:: self.num_beams]
