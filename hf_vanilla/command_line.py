@@ -61,6 +61,6 @@ def run(main: Callable[[], None]) -> int:
         sys.stderr.write(f"error: {error}\n")
         return 1
     except KeyboardInterrupt:
-        sys.stderr.write("interrupted\n")
+        sys.stderr.write("\ninterrupted\n")
         return INTERRUPTED
     return 0

@@ -164,7 +164,7 @@ def test_help_names_every_group_of_options():
     [
         (["--output_dir", "/proc/nothing"], "`output_dir` (/proc/nothing) must be a folder that can be written to"),
         (["--train_source_file", "a"], "Pass both of `train_source_file` and `train_target_file`, or neither"),
-        (["--norm_position", "middle"], "`norm_position` must be one of post, pre; got 'middle'"),
+        (["--norm_position", "middle"], "invalid choice: 'middle'"),
     ],
     ids=["unwritable", "one side", "nonsense"],
 )
