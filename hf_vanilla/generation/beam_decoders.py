@@ -165,7 +165,8 @@ class SideBySideDecoder:
     ):
         self.decoder, self.lm_head = model.model.decoder, model.lm_head
         if input_ids.device.type == "cpu":
-            self.decoder, self.lm_head = (for_cpu(module, len(input_ids)) for module in (self.decoder, self.lm_head))
+            rows = len(input_ids)
+            self.decoder, self.lm_head = for_cpu(self.decoder, rows), for_cpu(self.lm_head, rows)
         self.num_beams = generation_config.num_beams
         self.recorded: dict[str, tuple] = {}
         self.prompt = input_ids[:: self.num_beams]

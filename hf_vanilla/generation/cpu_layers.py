@@ -1,19 +1,22 @@
 """Layers as a CPU decodes fastest with them: packed weights, and attention without the set-up of a fused kernel.
 
-A step of beam search multiplies the same weights with a few hundred rows, again and again. oneDNN multiplies weights that
-it has laid out for itself two to three times faster than `torch.nn.Linear`, which hands it, or MKL, plain ones. And a
-handful of queries are attended to sooner by two matrix products and a softmax than by `scaled_dot_product_attention`.
+Decoding multiplies the same weights with a few hundred rows, again and again. oneDNN is up to three times faster with
+weights that it has laid out for itself than `torch.nn.Linear`, which hands plain ones to it or to MKL. And for a few
+queries, two matrix products and a softmax are faster than `scaled_dot_product_attention`.
 """
 
 import copy
+from typing import Any
 
 import torch
 from torch import nn
+from transformers.modeling_utils import PreTrainedModel
 
-from ..models.layers import FusedLinear, MultiHeadAttention
+from ..models.layers import CrossAttention, FusedLinear, SelfAttention
+from ..models.modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 
 
-# Below this many rows a step costs about as much as packing, so it is not worth while.
+# With fewer rows than this, packing costs more time than a translation gains by it.
 FEWEST_ROWS = 32
 
 
@@ -53,17 +56,27 @@ def can_pack(weight: torch.Tensor, rows: int) -> bool:
     Returns:
         `bool`: true if so.
     """
-    return (
-        rows >= FEWEST_ROWS
-        and weight.dtype in (torch.float32, torch.bfloat16)
-        and torch.backends.mkldnn.is_available()
-        and torch.backends.mkldnn.enabled
-        and hasattr(torch.ops.mkldnn, "_linear_pointwise")
-    )
+    has_kernel = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+    return has_kernel and rows >= FEWEST_ROWS and weight.dtype in (torch.float32, torch.bfloat16)
 
 
-def for_cpu(module: nn.Module, rows: int) -> nn.Module:
-    """Copy a module for inference on a CPU. The copy shares all weights but the packed ones, and the module stays as is.
+def fast_model(model: PreTrainedModel, rows: int) -> PreTrainedModel:
+    """Copy a model for inference if there is something to gain by it.
+
+    Args:
+        model (`PreTrainedModel`): The model.
+        rows (`int`): About how many rows its linear maps will be applied to at a time.
+
+    Returns:
+        `PreTrainedModel`: the copy, or the model itself if it is not of this package or not on a CPU.
+    """
+    if isinstance(model, VanillaTransformerForConditionalGeneration) and model.device.type == "cpu":
+        return for_cpu(model, rows)
+    return model
+
+
+def for_cpu(module: nn.Module, rows: int) -> Any:
+    """Copy a module for inference on a CPU. The copy shares all weights but packed ones, and the module stays as is.
 
     Args:
         module (`nn.Module`): The module, on a CPU.
@@ -73,15 +86,17 @@ def for_cpu(module: nn.Module, rows: int) -> nn.Module:
         `nn.Module`: the copy. Linear maps of other classes (adapters, quantised ones) and those with hooks are as they
         were.
     """
-    if type(module) in (nn.Linear, FusedLinear):
+    if isinstance(module, nn.Linear) and type(module) in (nn.Linear, FusedLinear):
         has_hooks = module._forward_hooks or module._forward_pre_hooks
         return PackedLinear(module, rows) if can_pack(module.weight, rows) and not has_hooks else module
+    if not module._modules:
+        return module
     twin = copy.copy(module)
     twin._modules = {name: child if child is None else for_cpu(child, rows) for name, child in module._modules.items()}
-    if isinstance(twin, MultiHeadAttention):
+    if isinstance(twin, CrossAttention) or (isinstance(twin, SelfAttention) and twin.is_causal):
         twin.config = copy.copy(twin.config)
         twin.config._attn_implementation = "eager"
     return twin
 
 
-__all__ = ["PackedLinear", "can_pack", "for_cpu"]
+__all__ = ["PackedLinear", "can_pack", "fast_model", "for_cpu"]

@@ -16,6 +16,7 @@ from transformers.utils import ModelOutput
 
 from ..models.layers import check_input_ids
 from .beam_search import length_penalty_of, log_sum_exp
+from .cpu_layers import fast_model
 from .text_batches import batches_by_length, default_max_length, padded, token_ids
 
 
@@ -169,11 +170,12 @@ def score_texts(
     source_ids = token_ids(tokenizer, sources, max_length, "sources")
     target_ids = token_ids(target_tokenizer or tokenizer, targets, max_length, "targets")
     lengths = [len(source) + len(target) for source, target in zip(source_ids, target_ids, strict=True)]
+    fast = fast_model(model, sum(lengths))
     scores: dict[int, TextScore] = {}
     with tqdm(total=len(sources), unit="pair", disable=not show_progress) as progress:
         for batch in batches_by_length(lengths, max_tokens_per_batch):
             outputs = score(
-                model,
+                fast,
                 padded([source_ids[number] for number in batch], model.config.pad_token_id, model.device),
                 padded([[1] * len(source_ids[number]) for number in batch], 0, model.device),
                 padded([target_ids[number] for number in batch], IGNORED, model.device),

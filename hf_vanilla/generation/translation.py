@@ -12,6 +12,7 @@ from transformers.utils import cached_file
 
 from .alignment import WordAlignment, word_alignments
 from .beam_search import NOT_FOUND, beam_search, length_penalty_of
+from .cpu_layers import fast_model
 from .scoring import check_evaluation_mode
 from .text_batches import batches_by_length, default_max_length, padded, token_ids
 
@@ -135,10 +136,11 @@ def translate(
         num_return_sequences=n_best,
         **generate_kwargs,
     )
+    fast = fast_model(model, sum(len(sequence) for sequence in ids))
     found = [[Translation("", 0.0)] for _ in texts]
     with tqdm(total=len(ids), unit="text", disable=not show_progress) as progress:
         for batch in batches_by_length([max(len(sequence), SHORT) for sequence in ids], max_tokens_per_batch):
-            translated = _translate_batch(model, target_tokenizer, [ids[place] for place in batch], options)
+            translated = _translate_batch(fast, target_tokenizer, [ids[place] for place in batch], options)
             for place, translations in zip(batch, translated, strict=True):
                 found[filled[place]] = translations
             progress.update(len(batch))

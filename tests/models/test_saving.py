@@ -111,6 +111,16 @@ def test_tensors_in_the_file_survive_when_others_are_missing(model, folder, tmp_
     assert state[missing[4]].std().item() == pytest.approx(16**-0.5, rel=0.05)
 
 
+def test_padding_row_of_a_foreign_checkpoint_is_kept(model, tmp_path):
+    foreign = copy.deepcopy(model)
+    with torch.no_grad():
+        foreign.get_input_embeddings().weight[0] = 0.5
+    foreign.save_pretrained(tmp_path)
+    reloaded = VanillaTransformerForConditionalGeneration.from_pretrained(tmp_path)
+    assert (reloaded.get_input_embeddings().weight[0] == 0.5).all()
+    assert same_outputs(reloaded, foreign)
+
+
 def test_missing_embedding_is_initialised_with_padding_zero(model, folder, tmp_path):
     tensors = load_file(folder / "model.safetensors")
     del tensors["model.decoder.embed_tokens.weight"]
