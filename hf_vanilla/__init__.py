@@ -1,6 +1,18 @@
-"""The original Transformer of 2017 as a first-class Hugging Face model. Importing the package registers it."""
+"""The original Transformer of 2017 and BERT as first-class Hugging Face models. Importing the package registers them."""
 
+from .models.configuration_vanilla_bert import VanillaBertConfig
 from .models.configuration_vanilla_transformer import VanillaTransformerConfig
+from .models.modeling_vanilla_bert import (
+    VanillaBertForMaskedLM,
+    VanillaBertForMultipleChoice,
+    VanillaBertForNextSentencePrediction,
+    VanillaBertForPreTraining,
+    VanillaBertForQuestionAnswering,
+    VanillaBertForSequenceClassification,
+    VanillaBertForTokenClassification,
+    VanillaBertModel,
+    VanillaBertPreTrainedModel,
+)
 from .models.modeling_vanilla_transformer import (
     VanillaTransformerForConditionalGeneration,
     VanillaTransformerModel,
@@ -12,6 +24,16 @@ from .registration import register
 __version__ = "0.1.0"
 
 __all__ = [
+    "VanillaBertConfig",
+    "VanillaBertForMaskedLM",
+    "VanillaBertForMultipleChoice",
+    "VanillaBertForNextSentencePrediction",
+    "VanillaBertForPreTraining",
+    "VanillaBertForQuestionAnswering",
+    "VanillaBertForSequenceClassification",
+    "VanillaBertForTokenClassification",
+    "VanillaBertModel",
+    "VanillaBertPreTrainedModel",
     "VanillaTransformerConfig",
     "VanillaTransformerForConditionalGeneration",
     "VanillaTransformerModel",

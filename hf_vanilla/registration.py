@@ -1,15 +1,51 @@
 """What the Auto classes find: one table from config class to model classes."""
 
-from transformers import AutoConfig, AutoModel, AutoModelForSeq2SeqLM
+from typing import Any
 
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    AutoModelForMaskedLM,
+    AutoModelForMultipleChoice,
+    AutoModelForNextSentencePrediction,
+    AutoModelForPreTraining,
+    AutoModelForQuestionAnswering,
+    AutoModelForSeq2SeqLM,
+    AutoModelForSequenceClassification,
+    AutoModelForTextEncoding,
+    AutoModelForTokenClassification,
+)
+
+from .models.configuration_vanilla_bert import VanillaBertConfig
 from .models.configuration_vanilla_transformer import VanillaTransformerConfig
+from .models.modeling_vanilla_bert import (
+    VanillaBertForMaskedLM,
+    VanillaBertForMultipleChoice,
+    VanillaBertForNextSentencePrediction,
+    VanillaBertForPreTraining,
+    VanillaBertForQuestionAnswering,
+    VanillaBertForSequenceClassification,
+    VanillaBertForTokenClassification,
+    VanillaBertModel,
+)
 from .models.modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration, VanillaTransformerModel
 
 
-AUTO_CLASSES = {
+AUTO_CLASSES: dict[Any, dict[Any, Any]] = {
     VanillaTransformerConfig: {
         AutoModel: VanillaTransformerModel,
         AutoModelForSeq2SeqLM: VanillaTransformerForConditionalGeneration,
+    },
+    VanillaBertConfig: {
+        AutoModel: VanillaBertModel,
+        AutoModelForTextEncoding: VanillaBertModel,
+        AutoModelForPreTraining: VanillaBertForPreTraining,
+        AutoModelForMaskedLM: VanillaBertForMaskedLM,
+        AutoModelForNextSentencePrediction: VanillaBertForNextSentencePrediction,
+        AutoModelForSequenceClassification: VanillaBertForSequenceClassification,
+        AutoModelForTokenClassification: VanillaBertForTokenClassification,
+        AutoModelForQuestionAnswering: VanillaBertForQuestionAnswering,
+        AutoModelForMultipleChoice: VanillaBertForMultipleChoice,
     },
 }
 

@@ -2,7 +2,8 @@
 
 Every brick takes the model's config and reads these names of it, most of them transformers' aliases:
 `hidden_size`, `num_attention_heads`, `d_k`, `d_v`, `attention_scale`, `intermediate_size`, `hidden_act`,
-`layer_norm_eps`, `hidden_dropout_prob`, `attention_probs_dropout_prob`, `activation_dropout`, `_attn_implementation`.
+`layer_norm_eps`, `hidden_dropout_prob`, `attention_probs_dropout_prob`, `activation_dropout`, `norm_position`,
+`_attn_implementation`.
 
 Shapes are written with these words: batch, src_len, tgt_len, query_len, key_len, heads, d_k, d_v, d_model, d_ff,
 vocab. d_k and d_v are the widths of one head's keys and values.
@@ -18,6 +19,7 @@ from transformers import initialization as init
 from transformers.activations import ACT2FN
 from transformers.cache_utils import Cache, EncoderDecoderCache
 from transformers.configuration_utils import PreTrainedConfig
+from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 
@@ -179,6 +181,11 @@ def add_dropped(residual: torch.Tensor, hidden_states: torch.Tensor, rate: float
     return torch.addcmul(residual, hidden_states, dropout_noise(hidden_states, rate), value=1 / (1 - rate))
 
 
+def _drop_weights(weights: torch.Tensor, rate: float, training: bool) -> torch.Tensor:
+    """Drop attention weights; `eager_attention_forward` has an argument that hides the name of `dropout`."""
+    return dropout(weights, rate, training)
+
+
 def eager_attention_forward(
     module: nn.Module,
     query: torch.Tensor,
@@ -218,7 +225,7 @@ def eager_attention_forward(
         else:
             scores = scores + attention_mask
     weights = nn.functional.softmax(scores, dim=-1)
-    kept = nn.functional.dropout(weights, dropout, module.training).to(value.dtype)
+    kept = _drop_weights(weights, dropout, module.training).to(value.dtype)
     output = torch.matmul(kept, value).transpose(1, 2)  # (batch, query_len, heads, d_v)
     return output, weights
 
@@ -504,3 +511,42 @@ class PreNormResidual(PostNormResidual):
         output = sublayer(self.layer_norm(hidden_states), *args, **kwargs)
         output = output[0] if isinstance(output, tuple) else output
         return add_dropped(hidden_states, output, self.dropout, self.training)
+
+
+RESIDUALS = {"post": PostNormResidual, "pre": PreNormResidual}
+
+
+class EncoderLayer(GradientCheckpointingLayer):
+    """Self-attention and a feed-forward network, each inside a residual connection with norm.
+
+    Args:
+        config (`PreTrainedConfig`): The model's config.
+
+    Source: Vaswani et al. 2017, 3.1.
+    """
+
+    def __init__(self, config: PreTrainedConfig):
+        super().__init__()
+        residual = RESIDUALS[config.norm_position]
+        self.self_attn = SelfAttention(config)
+        self.self_attn_residual = residual(config)
+        self.feed_forward = PositionwiseFeedForward(config)
+        self.feed_forward_residual = residual(config)
+
+    def forward(
+        self, hidden_states: torch.Tensor, attention_mask: torch.Tensor | None = None, **kwargs: Any
+    ) -> torch.Tensor:
+        """Run the layer.
+
+        Args:
+            hidden_states (`torch.Tensor` of shape `(batch, length, d_model)`): The sequence.
+            attention_mask (`torch.Tensor`, *optional*): A mask made by transformers' mask helpers.
+            **kwargs: Passed on to the attention kernel.
+
+        Returns:
+            `torch.Tensor` of shape `(batch, length, d_model)`: the output.
+        """
+        # 1. self-attention
+        hidden_states = self.self_attn_residual(hidden_states, self.self_attn, attention_mask, **kwargs)
+        # 2. feed-forward
+        return self.feed_forward_residual(hidden_states, self.feed_forward)

@@ -45,11 +45,11 @@ from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
 from .configuration_vanilla_transformer import VanillaTransformerConfig
 from .layers import (
+    RESIDUALS,
     CrossAttention,
+    EncoderLayer,
     FusedLinear,
     PositionwiseFeedForward,
-    PostNormResidual,
-    PreNormResidual,
     SelfAttention,
     check_attention_mask,
     check_input_ids,
@@ -58,45 +58,6 @@ from .layers import (
     sinusoidal_positions,
 )
 from .loss import cross_entropy_sum, freeze_row, projected_cross_entropy_sum, smoothed_target
-
-
-RESIDUALS = {"post": PostNormResidual, "pre": PreNormResidual}
-
-
-class EncoderLayer(GradientCheckpointingLayer):
-    """Self-attention and a feed-forward network, each inside a residual connection with norm.
-
-    Args:
-        config (`VanillaTransformerConfig`): The model's config.
-
-    Source: Vaswani et al. 2017, 3.1.
-    """
-
-    def __init__(self, config: VanillaTransformerConfig):
-        super().__init__()
-        residual = RESIDUALS[config.norm_position]
-        self.self_attn = SelfAttention(config)
-        self.self_attn_residual = residual(config)
-        self.feed_forward = PositionwiseFeedForward(config)
-        self.feed_forward_residual = residual(config)
-
-    def forward(
-        self, hidden_states: torch.Tensor, attention_mask: torch.Tensor | None = None, **kwargs: Any
-    ) -> torch.Tensor:
-        """Run the layer.
-
-        Args:
-            hidden_states (`torch.Tensor` of shape `(batch, src_len, d_model)`): The source.
-            attention_mask (`torch.Tensor`, *optional*): A mask made by transformers' mask helpers.
-            **kwargs: Passed on to the attention kernel.
-
-        Returns:
-            `torch.Tensor` of shape `(batch, src_len, d_model)`: the output.
-        """
-        # 1. self-attention
-        hidden_states = self.self_attn_residual(hidden_states, self.self_attn, attention_mask, **kwargs)
-        # 2. feed-forward
-        return self.feed_forward_residual(hidden_states, self.feed_forward)
 
 
 class DecoderLayer(GradientCheckpointingLayer):

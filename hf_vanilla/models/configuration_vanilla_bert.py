@@ -1,0 +1,224 @@
+"""Configuration of BERT (Devlin et al. 2018), with its two sizes and the 24 miniatures as presets."""
+
+import os
+from typing import Any
+
+from huggingface_hub.dataclasses import strict
+from transformers.activations import ACT2FN
+from transformers.configuration_utils import PreTrainedConfig
+
+
+HEAD_WIDTH = 64
+
+
+def _size(layers: int, width: int) -> dict[str, int]:
+    """Build the fields of a model with heads of 64 and a filter size of 4H, as all published ones have."""
+    return {
+        "hidden_size": width,
+        "num_hidden_layers": layers,
+        "num_attention_heads": width // HEAD_WIDTH,
+        "intermediate_size": 4 * width,
+    }
+
+
+# Devlin et al. 2018, section 3, and Turc et al. 2019, "Well-Read Students Learn Better", whose names for five sizes
+# stand before the whole grid.
+_PRESETS = {
+    "base": _size(12, 768),
+    "large": _size(24, 1024),
+    "tiny": _size(2, 128),
+    "mini": _size(4, 256),
+    "small": _size(4, 512),
+    "medium": _size(8, 512),
+    **{f"L-{layers}_H-{width}": _size(layers, width) for layers in range(2, 13, 2) for width in (128, 256, 512, 768)},
+}
+
+
+@strict
+class VanillaBertConfig(PreTrainedConfig):
+    """Configuration of a `VanillaBertModel`. Fields and defaults are those of transformers' `BertConfig`: BERT base.
+
+    Args:
+        vocab_size (`int`, defaults to 30522): Size of the vocabulary.
+        hidden_size (`int`, defaults to 768): Width of the residual stream, the paper's H.
+        num_hidden_layers (`int`, defaults to 12): Layers, the paper's L.
+        num_attention_heads (`int`, defaults to 12): Attention heads, the paper's A.
+        intermediate_size (`int`, defaults to 3072): Inner width of the feed-forward networks.
+        hidden_act (`str`, defaults to `"gelu"`): Activation, a name of transformers' `ACT2FN`.
+        hidden_dropout_prob (`float`, defaults to 0.1): Dropout on embeddings and on each sub-layer's output.
+        attention_probs_dropout_prob (`float`, defaults to 0.1): Dropout on attention weights.
+        max_position_embeddings (`int`, defaults to 512): Rows of the learned position table.
+        type_vocab_size (`int`, defaults to 2): Number of segments.
+        initializer_range (`float`, defaults to 0.02): Standard deviation of the truncated normal initialisation.
+        layer_norm_eps (`float`, defaults to 1e-12): Epsilon of every LayerNorm.
+        pad_token_id (`int`, *optional*, defaults to 0): Padding.
+        classifier_dropout (`float`, *optional*, defaults to `hidden_dropout_prob`): Dropout before a classifier.
+        bos_token_id (`int`, *optional*): Not used; there so that every BERT's config fits.
+        eos_token_id (`int` or `list[int]`, *optional*): Not used.
+        use_cache (`bool`, defaults to `True`): Not used: an encoder has no cache.
+        is_decoder (`bool`, defaults to `False`): Must be false: this is the paper's encoder.
+        add_cross_attention (`bool`, defaults to `False`): Must be false.
+        tie_word_embeddings (`bool`, defaults to `True`): The masked language model's projection is the embedding.
+
+    Raises:
+        huggingface_hub.errors.StrictDataclassError: around a ValueError, if a value is out of its range or two values
+            contradict each other; around a TypeError, if a value has another type than its field.
+
+    Source: Devlin et al. 2018, section 3 and A.2.
+
+    Example:
+    ```python
+    >>> from hf_vanilla import VanillaBertConfig
+    >>> config = VanillaBertConfig.preset("mini", vocab_size=8000)
+    >>> config.num_hidden_layers, config.hidden_size
+    (4, 256)
+
+    ```
+    """
+
+    model_type = "vanilla_bert"
+
+    vocab_size: int = 30522
+    hidden_size: int = 768
+    num_hidden_layers: int = 12
+    num_attention_heads: int = 12
+    intermediate_size: int = 3072
+    hidden_act: str = "gelu"
+    hidden_dropout_prob: float | int = 0.1
+    attention_probs_dropout_prob: float | int = 0.1
+    max_position_embeddings: int = 512
+    type_vocab_size: int = 2
+    initializer_range: float = 0.02
+    layer_norm_eps: float = 1e-12
+    pad_token_id: int | None = 0
+    use_cache: bool = True
+    classifier_dropout: float | int | None = None
+    is_decoder: bool = False
+    add_cross_attention: bool = False
+    bos_token_id: int | None = None
+    eos_token_id: int | list[int] | None = None
+    tie_word_embeddings: bool = True
+
+    # What the shared layers ask for and BERT has no choice about; no fields, so not saved.
+    norm_position = "post"
+    activation_dropout = 0.0
+    attention_scale = None
+
+    @property
+    def d_k(self) -> int:
+        """Width of one head's queries and keys."""
+        return self.hidden_size // self.num_attention_heads
+
+    @property
+    def d_v(self) -> int:
+        """Width of one head's values."""
+        return self.hidden_size // self.num_attention_heads
+
+    @classmethod
+    def preset(cls, name: str, **overrides: Any) -> "VanillaBertConfig":
+        """Build the configuration of a published size.
+
+        Args:
+            name (`str`): `"base"` or `"large"`; one of the miniatures `"tiny"`, `"mini"`, `"small"`, `"medium"`, or
+                any of their grid as `"L-6_H-256"`; `VanillaBertConfig.preset_names()` lists them.
+            **overrides: Fields that shall differ, such as `vocab_size`.
+
+        Returns:
+            `VanillaBertConfig`: the configuration.
+
+        Raises:
+            ValueError: if there is no such size.
+
+        Source: Devlin et al. 2018, section 3; Turc et al. 2019, Table 1.
+        """
+        if name not in _PRESETS:
+            raise ValueError(f"`name` must be one of {', '.join(_PRESETS)}; got {name!r}.")
+        return cls(**{**_PRESETS[name], **overrides})
+
+    @classmethod
+    def preset_names(cls) -> tuple[str, ...]:
+        """Name the sizes that `preset` builds.
+
+        Returns:
+            `tuple[str, ...]`: the names.
+        """
+        return tuple(_PRESETS)
+
+    @classmethod
+    def get_config_dict(
+        cls, pretrained_model_name_or_path: str | os.PathLike, **kwargs: Any
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Read a saved configuration; one of type `bert` has the same fields and is as good.
+
+        Args:
+            pretrained_model_name_or_path (`str`): A folder or a name on the Hub.
+            **kwargs: As in `PreTrainedConfig.get_config_dict`.
+
+        Returns:
+            `tuple[dict, dict]`: the fields, and the arguments that are left.
+
+        Raises:
+            ValueError: if that BERT has relative positions, which are another model.
+        """
+        fields, unused = super().get_config_dict(pretrained_model_name_or_path, **kwargs)
+        if fields.get("model_type") == "bert":
+            fields = {**fields, "model_type": cls.model_type}
+        if fields.pop("position_embedding_type", "absolute") != "absolute":
+            raise ValueError(
+                f"`position_embedding_type` of {pretrained_model_name_or_path} must be 'absolute', the paper's; "
+                "load it with a transformers version that knows relative positions."
+            )
+        return fields, unused
+
+    def validate_sizes(self) -> None:
+        """Check that sizes are positive and that heads fit the width.
+
+        Raises:
+            ValueError: if one of them does not.
+        """
+        sizes = ("vocab_size", "hidden_size", "num_attention_heads", "intermediate_size", "max_position_embeddings")
+        for name in (*sizes, "type_vocab_size"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"`{name}` must be at least 1, got {getattr(self, name)}.")
+        if self.num_hidden_layers < 0:
+            raise ValueError(f"`num_hidden_layers` must not be negative, got {self.num_hidden_layers}.")
+        if self.hidden_size % self.num_attention_heads:
+            raise ValueError(
+                f"`hidden_size` ({self.hidden_size}) must be divisible by `num_attention_heads` "
+                f"({self.num_attention_heads})."
+            )
+        if self.pad_token_id is not None and not 0 <= self.pad_token_id < self.vocab_size:
+            raise ValueError(
+                f"`pad_token_id` must be in [0, `vocab_size` = {self.vocab_size}), got {self.pad_token_id}."
+            )
+
+    def validate_rates(self) -> None:
+        """Check that rates are probabilities, and that spreads are positive.
+
+        Raises:
+            ValueError: if one of them is not.
+        """
+        for name in ("hidden_dropout_prob", "attention_probs_dropout_prob", "classifier_dropout"):
+            value = getattr(self, name)
+            if value is not None and not 0 <= value < 1:
+                raise ValueError(f"`{name}` must be in [0, 1), got {value}.")
+        for name in ("initializer_range", "layer_norm_eps"):
+            if not 0 < getattr(self, name) < float("inf"):
+                raise ValueError(f"`{name}` must be positive and finite, got {getattr(self, name)}.")
+
+    def validate_choices(self) -> None:
+        """Check that the activation exists, and that nobody asks for a decoder.
+
+        Raises:
+            ValueError: if it does not, or somebody does.
+        """
+        if self.hidden_act not in ACT2FN:
+            raise ValueError(
+                f"`hidden_act` must be a name of transformers' ACT2FN, such as gelu or relu; got {self.hidden_act!r}."
+            )
+        for name in ("is_decoder", "add_cross_attention"):
+            if getattr(self, name):
+                raise ValueError(f"`{name}` must be false: VanillaBert is the paper's encoder.")
+
+
+__all__ = ["VanillaBertConfig"]

@@ -1,0 +1,1001 @@
+"""BERT, the bidirectional encoder of Devlin et al. 2018, with its two pre-training and five fine-tuning heads.
+
+      [CLS]  my  dog  [MASK]  [SEP]  he  likes  play  ##ing  [SEP]      tokens
+        A     A   A     A       A    B     B     B      B      B        segments
+        0     1   2     3       4    5     6     7      8      9        positions
+        |     |   |     |       |    |     |     |      |      |
+    +---v-----v---v-----v-------v----v-----v-----v------v------v---+
+    |           sum of the three embeddings, norm, dropout         |
+    +------------------------------v-------------------------------+
+    |  self-attention, add & norm; feed-forward, add & norm        |  x L
+    +---v---------------v-------------------v----------------------+
+      pooler         transform           classifier
+      (tanh)         projection          of each token
+        |               |                   |
+      next           masked              tags; start and
+      sentence?      token               end of an answer
+
+Departures from the paper:
+- None in the defaults. Where the paper is silent (epsilon of LayerNorm 1e-12, truncated normal initialisation, a
+  bias for each word in the projection), they follow the authors' code.
+- In training, masked tokens alone pass through the projection onto the vocabulary; the loss is the same.
+
+Every checkpoint of type `bert` loads here, and `save_pretrained` writes the names of its parameters, so that
+transformers' `BertFor...` read what is saved here; `save_pretrained(..., save_original_format=False)` writes ours.
+"""
+
+from typing import Any, cast
+
+import torch
+from torch import nn
+from transformers import initialization as init
+from transformers.activations import ACT2FN
+from transformers.conversion_mapping import register_checkpoint_conversion_mapping
+from transformers.core_model_loading import Concatenate, WeightConverter, WeightRenaming
+from transformers.masking_utils import create_bidirectional_mask
+from transformers.modeling_outputs import (
+    BaseModelOutputWithPooling,
+    MaskedLMOutput,
+    MultipleChoiceModelOutput,
+    NextSentencePredictorOutput,
+    QuestionAnsweringModelOutput,
+    SequenceClassifierOutput,
+    TokenClassifierOutput,
+)
+from transformers.modeling_utils import PreTrainedModel
+from transformers.models.bert.modeling_bert import BertForPreTrainingOutput
+from transformers.utils.generic import can_return_tuple, merge_with_config_defaults
+from transformers.utils.output_capturing import OutputRecorder, capture_outputs
+
+from .configuration_vanilla_bert import VanillaBertConfig
+from .layers import EncoderLayer, SelfAttention, check_attention_mask, check_input_ids, dropout
+from .loss import cross_entropy_sum, projected_cross_entropy_sum, smoothed_target
+
+
+IGNORED_LABEL = -100
+
+# From the names in every BERT's file to those in this module; transformers applies it at loading, reversed at saving.
+BERT_NAMES = [
+    WeightRenaming(r"encoder\.layer\.(\d+)\.", r"layers.\1."),
+    WeightRenaming(r"\.attention\.output\.dense\.", ".self_attn.out_proj."),
+    WeightRenaming(r"\.attention\.output\.LayerNorm\.", ".self_attn_residual.layer_norm."),
+    WeightRenaming(r"\.intermediate\.dense\.", ".feed_forward.fc1."),
+    WeightRenaming(r"\.output\.dense\.", ".feed_forward.fc2."),
+    WeightRenaming(r"\.output\.LayerNorm\.", ".feed_forward_residual.layer_norm."),
+    *(
+        WeightConverter(
+            [f".attention.self.{name}.{kind}" for name in ("query", "key", "value")],
+            f".self_attn.qkv_proj.{kind}",
+            operations=[Concatenate(dim=0)],
+        )
+        for kind in ("weight", "bias")
+    ),
+]
+# A checkpoint that carries this file may bring it in twice.
+register_checkpoint_conversion_mapping(VanillaBertConfig.model_type, BERT_NAMES, overwrite=True)
+
+TIED_PROJECTION = {
+    "cls.predictions.decoder.weight": "bert.embeddings.word_embeddings.weight",
+    "cls.predictions.decoder.bias": "cls.predictions.bias",
+}
+
+
+def check_labels(name: str, labels: torch.Tensor, shape: tuple[int, ...], num_labels: int) -> None:
+    """Check the shape of labels, and their values where looking is free: on a CPU, outside of compiled code.
+
+    Args:
+        name (`str`): What the caller's argument is called.
+        labels (`torch.Tensor`): Class numbers; -100 is ignored.
+        shape (`tuple[int, ...]`): The shape that they must have.
+        num_labels (`int`): Number of classes.
+
+    Raises:
+        ValueError: if the shape is another one, or a label is neither -100 nor in [0, num_labels).
+    """
+    if tuple(labels.shape) != shape:
+        raise ValueError(f"`{name}` must have shape {shape}, got {tuple(labels.shape)}.")
+    if torch.compiler.is_compiling() or labels.device.type != "cpu" or labels.numel() == 0:
+        return
+    wrong = labels[((labels < 0) | (labels >= num_labels)) & (labels != IGNORED_LABEL)]
+    if wrong.numel():
+        raise ValueError(
+            f"`{name}` must be in [0, {num_labels}), or {IGNORED_LABEL} where there is none; got {wrong[0].item()}. "
+            "`num_labels` of the config sets the number of classes."
+        )
+
+
+def mean_loss(
+    loss_sum: torch.Tensor, count: torch.Tensor | int, num_items_in_batch: torch.Tensor | int | None
+) -> torch.Tensor:
+    """Divide a sum of losses by its number of labels, or by that of the whole optimizer step where it is given.
+
+    Args:
+        loss_sum (`torch.Tensor` of shape `()`): Sum over the labels of this batch.
+        count (`torch.Tensor` or `int`): How many these are; a mean over none is 0.
+        num_items_in_batch (`torch.Tensor` or `int`, *optional*): Labels of the whole step, from transformers' Trainer.
+
+    Returns:
+        `torch.Tensor` of shape `()`: the loss.
+    """
+    divisor = count if num_items_in_batch is None else num_items_in_batch
+    if isinstance(divisor, torch.Tensor):
+        return loss_sum / divisor.to(loss_sum.device).clamp(min=1)
+    return loss_sum / max(divisor, 1)
+
+
+def classification_loss(
+    logits: torch.Tensor, labels: torch.Tensor, num_items_in_batch: torch.Tensor | int | None = None
+) -> torch.Tensor:
+    """Compute the cross-entropy of classes.
+
+    Args:
+        logits (`torch.Tensor` of shape `(..., num_labels)`): Scores.
+        labels (`torch.LongTensor` of shape `(...)`): Classes; -100 is ignored.
+        num_items_in_batch (`torch.Tensor` or `int`, *optional*): As in [`mean_loss`].
+
+    Returns:
+        `torch.Tensor` of shape `()`: the loss in nats.
+
+    Raises:
+        ValueError: if a label is no class.
+    """
+    check_labels("labels", labels, tuple(logits.shape[:-1]), logits.shape[-1])
+    loss_sum = nn.functional.cross_entropy(
+        logits.flatten(0, -2).float(), labels.flatten(), ignore_index=IGNORED_LABEL, reduction="sum"
+    )
+    return mean_loss(loss_sum, (labels != IGNORED_LABEL).sum(), num_items_in_batch)
+
+
+class Embeddings(nn.Module):
+    """Sum of token, segment and position embeddings, then norm and dropout.
+
+    Args:
+        config (`VanillaBertConfig`): The model's config.
+
+    Source: Devlin et al. 2018, section 3 and Figure 2.
+    """
+
+    def __init__(self, config: VanillaBertConfig):
+        super().__init__()
+        self.word_embeddings = nn.Embedding(config.vocab_size, config.hidden_size, padding_idx=config.pad_token_id)
+        self.position_embeddings = nn.Embedding(config.max_position_embeddings, config.hidden_size)
+        self.token_type_embeddings = nn.Embedding(config.type_vocab_size, config.hidden_size)
+        self.LayerNorm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+        self.dropout = config.hidden_dropout_prob
+
+    def forward(
+        self,
+        inputs_embeds: torch.Tensor,
+        token_type_ids: torch.Tensor | None = None,
+        position_ids: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Add segments and positions to tokens.
+
+        Args:
+            inputs_embeds (`torch.Tensor` of shape `(batch, length, d_model)`): Token embeddings.
+            token_type_ids (`torch.LongTensor` of shape `(batch, length)`, *optional*): Segments; 0 by default.
+            position_ids (`torch.LongTensor` of shape `(batch or 1, length)`, *optional*): Positions; counted from 0
+                by default.
+
+        Returns:
+            `torch.Tensor` of shape `(batch, length, d_model)`: the input of the first layer.
+        """
+        # A slice of the table is cheaper than looking up what is in order.
+        positions = self.position_embeddings.weight[: inputs_embeds.shape[1]]  # (length, d_model)
+        segments = self.token_type_embeddings.weight[0]  # (d_model,)
+        if position_ids is not None:
+            positions = self.position_embeddings(position_ids)  # (batch or 1, length, d_model)
+        if token_type_ids is not None:
+            segments = self.token_type_embeddings(token_type_ids)  # (batch, length, d_model)
+        return dropout(self.LayerNorm(inputs_embeds + segments + positions), self.dropout, self.training)
+
+
+class Pooler(nn.Module):
+    """What stands for the whole input: the first token, through one more layer with tanh.
+
+    Args:
+        config (`VanillaBertConfig`): The model's config.
+
+    Source: Devlin et al. 2018, section 3.1, the vector C; the layer is the authors' code.
+    """
+
+    def __init__(self, config: VanillaBertConfig):
+        super().__init__()
+        self.dense = nn.Linear(config.hidden_size, config.hidden_size)
+
+    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        """Pool.
+
+        Args:
+            hidden_states (`torch.Tensor` of shape `(batch, length, d_model)`): The last layer's output.
+
+        Returns:
+            `torch.Tensor` of shape `(batch, d_model)`: one vector for each input.
+        """
+        return torch.tanh(self.dense(hidden_states[:, 0]))
+
+
+class PredictionTransform(nn.Module):
+    """A layer with activation and norm before the projection onto the vocabulary.
+
+    Args:
+        config (`VanillaBertConfig`): The model's config.
+
+    Source: `get_masked_lm_output` of the authors' code.
+    """
+
+    def __init__(self, config: VanillaBertConfig):
+        super().__init__()
+        self.dense = nn.Linear(config.hidden_size, config.hidden_size)
+        self.activation = ACT2FN[config.hidden_act]
+        self.LayerNorm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+
+    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        """Apply the layer.
+
+        Args:
+            hidden_states (`torch.Tensor` of shape `(..., d_model)`): The last layer's output.
+
+        Returns:
+            `torch.Tensor` of shape `(..., d_model)`: what is projected.
+        """
+        return self.LayerNorm(self.activation(self.dense(hidden_states)))
+
+
+class MaskedTokenHead(nn.Module):
+    """Predicts masked tokens: transform, then the projection onto the vocabulary with a bias for each word.
+
+    Args:
+        config (`VanillaBertConfig`): The model's config.
+
+    Source: Devlin et al. 2018, section 3.1, task 1.
+    """
+
+    def __init__(self, config: VanillaBertConfig):
+        super().__init__()
+        self.transform = PredictionTransform(config)
+        self.decoder = nn.Linear(config.hidden_size, config.vocab_size)
+        self.bias = nn.Parameter(torch.zeros(config.vocab_size))  # the decoder's; where tied, this name is saved
+
+    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        """Compute the scores of all words at every position.
+
+        Args:
+            hidden_states (`torch.Tensor` of shape `(..., d_model)`): The last layer's output.
+
+        Returns:
+            `torch.Tensor` of shape `(..., vocab)`: logits.
+        """
+        return self.decoder(self.transform(hidden_states))
+
+    def loss_and_logits(
+        self, hidden_states: torch.Tensor, labels: torch.Tensor | None
+    ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+        """Sum the loss over the labelled tokens; in training, without computing anything for the others.
+
+        Args:
+            hidden_states (`torch.Tensor` of shape `(batch, length, d_model)`): The last layer's output.
+            labels (`torch.LongTensor` of shape `(batch, length)`, *optional*): True tokens; -100 where there is none.
+
+        Returns:
+            `tuple[torch.Tensor | None, torch.Tensor | None]`: the sum in nats if there are labels, and the logits
+            `(batch, length, vocab)` unless this is training with labels.
+
+        Raises:
+            ValueError: if a label is outside the vocabulary, or `labels` has another shape than the tokens.
+        """
+        if labels is None:
+            return None, self(hidden_states)
+        check_labels("labels", labels, tuple(hidden_states.shape[:2]), self.decoder.out_features)
+        target = smoothed_target(0.0, "uniform", self.decoder.out_features, 0)
+        if not self.training:
+            logits = self(hidden_states)
+            return cross_entropy_sum(logits, labels, target), logits
+        if torch.compiler.is_compiling():  # a number of rows that depends on the data would break the graph
+            return cross_entropy_sum(self(hidden_states), labels, target), None
+        labelled = labels != IGNORED_LABEL
+        hidden_states, labels = hidden_states[labelled], labels[labelled]  # (labelled tokens, d_model), (labelled,)
+        if type(self.decoder) is not nn.Linear or hasattr(self.decoder, "_hf_hook"):  # an adapter, or offloaded
+            return cross_entropy_sum(self(hidden_states), labels, target), None
+        hidden_states = self.transform(hidden_states)
+        loss_sum = projected_cross_entropy_sum(
+            hidden_states[None], self.decoder.weight, self.decoder.bias, labels[None], target
+        )
+        return loss_sum, None
+
+
+class VanillaBertPreTrainedModel(PreTrainedModel):
+    """What all models of the family share: initialisation, and what transformers may do with them."""
+
+    config: VanillaBertConfig
+    config_class = VanillaBertConfig
+    base_model_prefix = "bert"
+    supports_gradient_checkpointing = True
+    _supports_sdpa = True
+    _supports_flash_attn = True
+    _supports_flex_attn = True
+    _supports_attention_backend = True
+    _can_compile_fullgraph = True
+    _no_split_modules = ["Embeddings", "EncoderLayer"]
+    _can_record_outputs = {
+        "hidden_states": EncoderLayer,
+        "attentions": OutputRecorder(SelfAttention, index=1),
+    }
+    # Old files hold the numbers from 0 to 511 too.
+    _keys_to_ignore_on_load_unexpected = [r"embeddings\.position_ids$"]
+
+    @torch.no_grad()
+    def _init_weights(self, module: nn.Module) -> None:
+        """Initialise as the authors do: a normal distribution cut at two standard deviations, biases 0."""
+        spread = self.config.initializer_range
+        if isinstance(module, nn.Linear | nn.Embedding):
+            init.trunc_normal_(module.weight, std=spread, a=-2 * spread, b=2 * spread)
+        if isinstance(module, nn.Linear) and module.bias is not None:
+            init.zeros_(module.bias)
+        elif isinstance(module, nn.Embedding):
+            if module.padding_idx is not None and not getattr(module.weight, "_is_hf_initialized", False):
+                init.zeros_(module.weight[module.padding_idx])
+        elif isinstance(module, nn.LayerNorm):
+            init.ones_(module.weight)
+            init.zeros_(module.bias)
+        elif isinstance(module, MaskedTokenHead):
+            init.zeros_(module.bias)
+
+    def get_output_embeddings(self) -> nn.Linear | None:
+        """Return the projection onto the vocabulary, if this model has one."""
+        has_projection = "predictions" in getattr(self, "cls", {})
+        return self._token_head().decoder if has_projection else None
+
+    def set_output_embeddings(self, new_embeddings: nn.Linear) -> None:
+        """Replace the projection onto the vocabulary, and its bias."""
+        self._token_head().decoder = new_embeddings
+        self._token_head().bias = new_embeddings.bias
+
+    def _token_head(self) -> MaskedTokenHead:
+        """Return the head that predicts masked tokens."""
+        return cast(MaskedTokenHead, self.cls["predictions"])
+
+    def _classifier_dropout(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        """Drop what a classifier reads."""
+        rate = self.config.classifier_dropout
+        return dropout(hidden_states, self.config.hidden_dropout_prob if rate is None else rate, self.training)
+
+
+class VanillaBertModel(VanillaBertPreTrainedModel):
+    """The encoder: embeddings, layers and, on top of the first token, the pooler.
+
+    Args:
+        config (`VanillaBertConfig`): The model's config.
+        add_pooling_layer (`bool`, defaults to `True`): Whether to have a pooler.
+
+    Source: Devlin et al. 2018, section 3.
+    """
+
+    def __init__(self, config: VanillaBertConfig, add_pooling_layer: bool = True):
+        super().__init__(config)
+        self.embeddings = Embeddings(config)
+        self.layers = nn.ModuleList([EncoderLayer(config) for _ in range(config.num_hidden_layers)])
+        self.pooler = Pooler(config) if add_pooling_layer else None
+        self.gradient_checkpointing = False
+        self.post_init()
+
+    def get_input_embeddings(self) -> nn.Embedding:
+        """Return the token embedding."""
+        return self.embeddings.word_embeddings
+
+    def set_input_embeddings(self, value: nn.Embedding) -> None:
+        """Replace the token embedding."""
+        self.embeddings.word_embeddings = value
+
+    @merge_with_config_defaults
+    @capture_outputs
+    def forward(
+        self,
+        input_ids: torch.Tensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        token_type_ids: torch.Tensor | None = None,
+        position_ids: torch.Tensor | None = None,
+        inputs_embeds: torch.Tensor | None = None,
+        **kwargs: Any,
+    ) -> BaseModelOutputWithPooling:
+        """Encode.
+
+        Args:
+            input_ids (`torch.LongTensor` of shape `(batch, length)`, *optional*): Tokens.
+            attention_mask (`torch.Tensor` of shape `(batch, length)`, *optional*): 1 for tokens, 0 for padding.
+            token_type_ids (`torch.LongTensor` of shape `(batch, length)`, *optional*): Segments; 0 by default.
+            position_ids (`torch.LongTensor` of shape `(batch or 1, length)`, *optional*): Positions; counted from 0
+                by default, padding too.
+            inputs_embeds (`torch.Tensor` of shape `(batch, length, d_model)`, *optional*): In place of `input_ids`.
+            **kwargs: transformers' `output_attentions`, `output_hidden_states`, `return_dict`.
+
+        Returns:
+            `BaseModelOutputWithPooling`: `last_hidden_state` of shape `(batch, length, d_model)`, `pooler_output` of
+            shape `(batch, d_model)`, and what was asked for.
+
+        Raises:
+            ValueError: if not exactly one of `input_ids` and `inputs_embeds` is given, an id is outside its table, or
+                a shape does not fit.
+            TypeError: if ids are no integers.
+        """
+        if (input_ids is None) == (inputs_embeds is None):
+            raise ValueError("Pass either `input_ids` or `inputs_embeds`: exactly one of them.")
+        if input_ids is not None:
+            check_input_ids("input_ids", input_ids, self.embeddings.word_embeddings.num_embeddings)
+            inputs_embeds = self.embeddings.word_embeddings(input_ids)
+        self._check_inputs(inputs_embeds, attention_mask, token_type_ids, position_ids)
+
+        hidden_states = self.embeddings(inputs_embeds, token_type_ids, position_ids)
+        attention_mask = create_bidirectional_mask(
+            config=self.config, inputs_embeds=hidden_states, attention_mask=attention_mask
+        )
+        for layer in self.layers:
+            hidden_states = layer(hidden_states, attention_mask, **kwargs)
+        return BaseModelOutputWithPooling(
+            last_hidden_state=hidden_states,
+            pooler_output=None if self.pooler is None else self.pooler(hidden_states),
+        )
+
+    def _check_inputs(
+        self,
+        inputs_embeds: torch.Tensor,
+        attention_mask: torch.Tensor | None,
+        token_type_ids: torch.Tensor | None,
+        position_ids: torch.Tensor | None,
+    ) -> None:
+        """Refuse shapes that don't fit each other, and segments and positions that have no embedding."""
+        batch, length, _ = inputs_embeds.shape
+        check_attention_mask("attention_mask", attention_mask, batch, length)
+        limit = self.config.max_position_embeddings
+        if token_type_ids is not None:
+            check_input_ids("token_type_ids", token_type_ids, self.config.type_vocab_size)
+            if tuple(token_type_ids.shape) != (batch, length):
+                raise ValueError(
+                    f"`token_type_ids` must have shape (batch, length) = ({batch}, {length}), "
+                    f"got {tuple(token_type_ids.shape)}."
+                )
+        if position_ids is not None:
+            check_input_ids("position_ids", position_ids, limit)
+        elif length > limit:
+            raise ValueError(
+                f"A sequence of {length} tokens exceeds `max_position_embeddings` ({limit}); truncate the input "
+                "(`tokenizer(..., truncation=True, max_length=...)`) or build a model with more."
+            )
+
+
+class VanillaBertForPreTraining(VanillaBertPreTrainedModel):
+    """BERT with both pre-training heads: masked tokens, and whether B follows A.
+
+    Args:
+        config (`VanillaBertConfig`): The model's config.
+
+    Source: Devlin et al. 2018, section 3.1.
+    """
+
+    _tied_weights_keys = TIED_PROJECTION
+
+    def __init__(self, config: VanillaBertConfig):
+        super().__init__(config)
+        self.bert = VanillaBertModel(config)
+        self.cls = nn.ModuleDict(
+            {"predictions": MaskedTokenHead(config), "seq_relationship": nn.Linear(config.hidden_size, 2)}
+        )
+        self.post_init()
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: torch.Tensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        token_type_ids: torch.Tensor | None = None,
+        position_ids: torch.Tensor | None = None,
+        inputs_embeds: torch.Tensor | None = None,
+        labels: torch.Tensor | None = None,
+        next_sentence_label: torch.Tensor | None = None,
+        num_items_in_batch: torch.Tensor | int | None = None,
+        **kwargs: Any,
+    ) -> BertForPreTrainingOutput:
+        """Predict masked tokens and the next sentence, and with labels compute the loss: the sum of both means.
+
+        With `num_items_in_batch`, as transformers' Trainer gives it, the masked tokens' loss is divided by it, and the
+        mean of the next sentences' weighs as much as the share of those tokens that is in this batch: accumulated
+        batches and several processes then add up to the gradient of one large batch.
+
+        Args:
+            input_ids (`torch.LongTensor` of shape `(batch, length)`, *optional*): Tokens.
+            attention_mask (`torch.Tensor` of shape `(batch, length)`, *optional*): 1 for tokens, 0 for padding.
+            token_type_ids (`torch.LongTensor` of shape `(batch, length)`, *optional*): Segments; 0 by default.
+            position_ids (`torch.LongTensor` of shape `(batch or 1, length)`, *optional*): Positions.
+            inputs_embeds (`torch.Tensor` of shape `(batch, length, d_model)`, *optional*): In place of `input_ids`.
+            labels (`torch.LongTensor` of shape `(batch, length)`, *optional*): True tokens of the masked positions,
+                -100 elsewhere.
+            next_sentence_label (`torch.LongTensor` of shape `(batch,)`, *optional*): 0 where B follows A, 1 where it
+                is a random segment.
+            num_items_in_batch (`torch.Tensor` or `int`, *optional*): Labels of the whole optimizer step.
+            **kwargs: transformers' `output_attentions`, `output_hidden_states`, `return_dict`.
+
+        Returns:
+            `BertForPreTrainingOutput`: `loss` of shape `()` in nats over what labels there are, `prediction_logits` of
+            shape `(batch, length, vocab)` (`None` in training with `labels`), `seq_relationship_logits` of shape
+            `(batch, 2)`.
+
+        Raises:
+            ValueError: if a label is no token or no class, or has another shape.
+        """
+        outputs = self.bert(
+            input_ids,
+            attention_mask=attention_mask,
+            token_type_ids=token_type_ids,
+            position_ids=position_ids,
+            inputs_embeds=inputs_embeds,
+            **kwargs,
+        )
+        loss, prediction_logits = self._token_head().loss_and_logits(outputs.last_hidden_state, labels)
+        next_logits = self.cls["seq_relationship"](outputs.pooler_output)  # (batch, 2)
+        share: torch.Tensor | float = 1.0
+        if labels is not None:
+            masked = (labels != IGNORED_LABEL).sum()
+            loss = mean_loss(loss, masked, num_items_in_batch)
+            if num_items_in_batch is not None:
+                share = mean_loss(masked, masked, num_items_in_batch)
+        if next_sentence_label is not None:
+            check_labels("next_sentence_label", next_sentence_label.flatten(), (next_logits.shape[0],), 2)
+            next_loss = classification_loss(next_logits, next_sentence_label.flatten())
+            loss = next_loss * share if loss is None else loss + next_loss * share
+        return BertForPreTrainingOutput(
+            loss=loss,
+            prediction_logits=prediction_logits,
+            seq_relationship_logits=next_logits,
+            hidden_states=outputs.hidden_states,
+            attentions=outputs.attentions,
+        )
+
+
+class VanillaBertForMaskedLM(VanillaBertPreTrainedModel):
+    """BERT with the head that predicts masked tokens.
+
+    Args:
+        config (`VanillaBertConfig`): The model's config.
+
+    Source: Devlin et al. 2018, section 3.1, task 1.
+    """
+
+    _tied_weights_keys = TIED_PROJECTION
+
+    def __init__(self, config: VanillaBertConfig):
+        super().__init__(config)
+        self.bert = VanillaBertModel(config, add_pooling_layer=False)
+        self.cls = nn.ModuleDict({"predictions": MaskedTokenHead(config)})
+        self.post_init()
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: torch.Tensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        token_type_ids: torch.Tensor | None = None,
+        position_ids: torch.Tensor | None = None,
+        inputs_embeds: torch.Tensor | None = None,
+        labels: torch.Tensor | None = None,
+        num_items_in_batch: torch.Tensor | int | None = None,
+        **kwargs: Any,
+    ) -> MaskedLMOutput:
+        """Predict masked tokens, and with `labels` compute the loss, the mean over them.
+
+        Args:
+            input_ids (`torch.LongTensor` of shape `(batch, length)`, *optional*): Tokens.
+            attention_mask (`torch.Tensor` of shape `(batch, length)`, *optional*): 1 for tokens, 0 for padding.
+            token_type_ids (`torch.LongTensor` of shape `(batch, length)`, *optional*): Segments; 0 by default.
+            position_ids (`torch.LongTensor` of shape `(batch or 1, length)`, *optional*): Positions.
+            inputs_embeds (`torch.Tensor` of shape `(batch, length, d_model)`, *optional*): In place of `input_ids`.
+            labels (`torch.LongTensor` of shape `(batch, length)`, *optional*): True tokens of the masked positions,
+                -100 elsewhere.
+            num_items_in_batch (`torch.Tensor` or `int`, *optional*): Labels of the whole optimizer step.
+            **kwargs: transformers' `output_attentions`, `output_hidden_states`, `return_dict`.
+
+        Returns:
+            `MaskedLMOutput`: `loss` of shape `()` in nats, `logits` of shape `(batch, length, vocab)` (`None` in
+            training with `labels`).
+
+        Raises:
+            ValueError: if a label is outside the vocabulary, or `labels` has another shape.
+        """
+        outputs = self.bert(
+            input_ids,
+            attention_mask=attention_mask,
+            token_type_ids=token_type_ids,
+            position_ids=position_ids,
+            inputs_embeds=inputs_embeds,
+            **kwargs,
+        )
+        loss, logits = self._token_head().loss_and_logits(outputs.last_hidden_state, labels)
+        if labels is not None:
+            loss = mean_loss(loss, (labels != IGNORED_LABEL).sum(), num_items_in_batch)
+        return MaskedLMOutput(
+            loss=loss,
+            logits=logits,
+            hidden_states=outputs.hidden_states,
+            attentions=outputs.attentions,
+        )
+
+
+class VanillaBertForNextSentencePrediction(VanillaBertPreTrainedModel):
+    """BERT with the head that tells whether B follows A.
+
+    Args:
+        config (`VanillaBertConfig`): The model's config.
+
+    Source: Devlin et al. 2018, section 3.1, task 2.
+    """
+
+    def __init__(self, config: VanillaBertConfig):
+        super().__init__(config)
+        self.bert = VanillaBertModel(config)
+        self.cls = nn.ModuleDict({"seq_relationship": nn.Linear(config.hidden_size, 2)})
+        self.post_init()
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: torch.Tensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        token_type_ids: torch.Tensor | None = None,
+        position_ids: torch.Tensor | None = None,
+        inputs_embeds: torch.Tensor | None = None,
+        labels: torch.Tensor | None = None,
+        num_items_in_batch: torch.Tensor | int | None = None,
+        **kwargs: Any,
+    ) -> NextSentencePredictorOutput:
+        """Tell whether B follows A, and with `labels` compute the loss.
+
+        Args:
+            input_ids (`torch.LongTensor` of shape `(batch, length)`, *optional*): Tokens.
+            attention_mask (`torch.Tensor` of shape `(batch, length)`, *optional*): 1 for tokens, 0 for padding.
+            token_type_ids (`torch.LongTensor` of shape `(batch, length)`, *optional*): Segments; 0 by default.
+            position_ids (`torch.LongTensor` of shape `(batch or 1, length)`, *optional*): Positions.
+            inputs_embeds (`torch.Tensor` of shape `(batch, length, d_model)`, *optional*): In place of `input_ids`.
+            labels (`torch.LongTensor` of shape `(batch,)`, *optional*): 0 where B follows A, 1 where it is random.
+            num_items_in_batch (`torch.Tensor` or `int`, *optional*): Labels of the whole optimizer step.
+            **kwargs: transformers' `output_attentions`, `output_hidden_states`, `return_dict`.
+
+        Returns:
+            `NextSentencePredictorOutput`: `loss` of shape `()` in nats, `logits` of shape `(batch, 2)`.
+
+        Raises:
+            ValueError: if a label is neither 0 nor 1.
+        """
+        outputs = self.bert(
+            input_ids,
+            attention_mask=attention_mask,
+            token_type_ids=token_type_ids,
+            position_ids=position_ids,
+            inputs_embeds=inputs_embeds,
+            **kwargs,
+        )
+        logits = self.cls["seq_relationship"](outputs.pooler_output)  # (batch, 2)
+        loss = None if labels is None else classification_loss(logits, labels.flatten(), num_items_in_batch)
+        return NextSentencePredictorOutput(
+            loss=loss,
+            logits=logits,
+            hidden_states=outputs.hidden_states,
+            attentions=outputs.attentions,
+        )
+
+
+class VanillaBertForSequenceClassification(VanillaBertPreTrainedModel):
+    """BERT with a classifier of one text or a pair: classes, several labels at once, or numbers (regression).
+
+    Args:
+        config (`VanillaBertConfig`): The model's config.
+
+    Source: Devlin et al. 2018, section 4.1.
+    """
+
+    def __init__(self, config: VanillaBertConfig):
+        super().__init__(config)
+        self.num_labels = config.num_labels
+        self.bert = VanillaBertModel(config)
+        self.classifier = nn.Linear(config.hidden_size, config.num_labels)
+        self.post_init()
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: torch.Tensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        token_type_ids: torch.Tensor | None = None,
+        position_ids: torch.Tensor | None = None,
+        inputs_embeds: torch.Tensor | None = None,
+        labels: torch.Tensor | None = None,
+        num_items_in_batch: torch.Tensor | int | None = None,
+        **kwargs: Any,
+    ) -> SequenceClassifierOutput:
+        """Classify, and with `labels` compute the loss.
+
+        The config's `problem_type` decides the loss: cross-entropy, squared error, or binary cross-entropy of each
+        label. Unset, one output is regression, integers are classes, and other numbers are several labels.
+
+        Args:
+            input_ids (`torch.LongTensor` of shape `(batch, length)`, *optional*): Tokens.
+            attention_mask (`torch.Tensor` of shape `(batch, length)`, *optional*): 1 for tokens, 0 for padding.
+            token_type_ids (`torch.LongTensor` of shape `(batch, length)`, *optional*): Segments; 0 by default.
+            position_ids (`torch.LongTensor` of shape `(batch or 1, length)`, *optional*): Positions.
+            inputs_embeds (`torch.Tensor` of shape `(batch, length, d_model)`, *optional*): In place of `input_ids`.
+            labels (`torch.Tensor` of shape `(batch,)` or `(batch, num_labels)`, *optional*): Classes or numbers; for
+                several labels or several numbers, one for each output.
+            num_items_in_batch (`torch.Tensor` or `int`, *optional*): Labels of the whole optimizer step.
+            **kwargs: transformers' `output_attentions`, `output_hidden_states`, `return_dict`.
+
+        Returns:
+            `SequenceClassifierOutput`: `loss` of shape `()`, `logits` of shape `(batch, num_labels)`.
+
+        Raises:
+            ValueError: if a label is no class, or `labels` has another shape.
+        """
+        outputs = self.bert(
+            input_ids,
+            attention_mask=attention_mask,
+            token_type_ids=token_type_ids,
+            position_ids=position_ids,
+            inputs_embeds=inputs_embeds,
+            **kwargs,
+        )
+        logits = self.classifier(self._classifier_dropout(outputs.pooler_output))  # (batch, num_labels)
+        loss = None if labels is None else self._loss(logits, labels, num_items_in_batch)
+        return SequenceClassifierOutput(
+            loss=loss,
+            logits=logits,
+            hidden_states=outputs.hidden_states,
+            attentions=outputs.attentions,
+        )
+
+    def _loss(
+        self, logits: torch.Tensor, labels: torch.Tensor, num_items_in_batch: torch.Tensor | int | None
+    ) -> torch.Tensor:
+        """Compute the loss that `problem_type` names, or that fits the labels."""
+        problem_type = self.config.problem_type
+        if problem_type is None:
+            is_class = labels.dtype in (torch.int64, torch.int32)
+            several = "single_label_classification" if is_class else "multi_label_classification"
+            problem_type = "regression" if self.num_labels == 1 else several
+        if problem_type == "single_label_classification":
+            return classification_loss(logits, labels.flatten().long(), num_items_in_batch)
+        if labels.numel() != logits.numel():
+            raise ValueError(
+                f"`labels` must have shape {tuple(logits.shape)} for {problem_type}, got {tuple(labels.shape)}."
+            )
+        labels = labels.view_as(logits).float()
+        if problem_type == "regression":
+            loss_sum = nn.functional.mse_loss(logits.float(), labels, reduction="sum")
+        else:
+            loss_sum = nn.functional.binary_cross_entropy_with_logits(logits.float(), labels, reduction="sum")
+        return mean_loss(loss_sum, labels.numel(), num_items_in_batch)
+
+
+class VanillaBertForTokenClassification(VanillaBertPreTrainedModel):
+    """BERT with a classifier of each token, as for named entities.
+
+    Args:
+        config (`VanillaBertConfig`): The model's config.
+
+    Source: Devlin et al. 2018, section 5.3.
+    """
+
+    def __init__(self, config: VanillaBertConfig):
+        super().__init__(config)
+        self.num_labels = config.num_labels
+        self.bert = VanillaBertModel(config, add_pooling_layer=False)
+        self.classifier = nn.Linear(config.hidden_size, config.num_labels)
+        self.post_init()
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: torch.Tensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        token_type_ids: torch.Tensor | None = None,
+        position_ids: torch.Tensor | None = None,
+        inputs_embeds: torch.Tensor | None = None,
+        labels: torch.Tensor | None = None,
+        num_items_in_batch: torch.Tensor | int | None = None,
+        **kwargs: Any,
+    ) -> TokenClassifierOutput:
+        """Classify each token, and with `labels` compute the loss, the mean over them.
+
+        Args:
+            input_ids (`torch.LongTensor` of shape `(batch, length)`, *optional*): Tokens.
+            attention_mask (`torch.Tensor` of shape `(batch, length)`, *optional*): 1 for tokens, 0 for padding.
+            token_type_ids (`torch.LongTensor` of shape `(batch, length)`, *optional*): Segments; 0 by default.
+            position_ids (`torch.LongTensor` of shape `(batch or 1, length)`, *optional*): Positions.
+            inputs_embeds (`torch.Tensor` of shape `(batch, length, d_model)`, *optional*): In place of `input_ids`.
+            labels (`torch.LongTensor` of shape `(batch, length)`, *optional*): Classes; -100 is ignored.
+            num_items_in_batch (`torch.Tensor` or `int`, *optional*): Labels of the whole optimizer step.
+            **kwargs: transformers' `output_attentions`, `output_hidden_states`, `return_dict`.
+
+        Returns:
+            `TokenClassifierOutput`: `loss` of shape `()` in nats, `logits` of shape `(batch, length, num_labels)`.
+
+        Raises:
+            ValueError: if a label is no class, or `labels` has another shape.
+        """
+        outputs = self.bert(
+            input_ids,
+            attention_mask=attention_mask,
+            token_type_ids=token_type_ids,
+            position_ids=position_ids,
+            inputs_embeds=inputs_embeds,
+            **kwargs,
+        )
+        logits = self.classifier(self._classifier_dropout(outputs.last_hidden_state))  # (batch, length, num_labels)
+        loss = None if labels is None else classification_loss(logits, labels, num_items_in_batch)
+        return TokenClassifierOutput(
+            loss=loss,
+            logits=logits,
+            hidden_states=outputs.hidden_states,
+            attentions=outputs.attentions,
+        )
+
+
+class VanillaBertForQuestionAnswering(VanillaBertPreTrainedModel):
+    """BERT with two scores for each token: that an answer starts, and that it ends here.
+
+    Args:
+        config (`VanillaBertConfig`): The model's config.
+
+    Source: Devlin et al. 2018, section 4.2.
+    """
+
+    def __init__(self, config: VanillaBertConfig):
+        super().__init__(config)
+        self.num_labels = 2
+        self.bert = VanillaBertModel(config, add_pooling_layer=False)
+        self.qa_outputs = nn.Linear(config.hidden_size, 2)
+        self.post_init()
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: torch.Tensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        token_type_ids: torch.Tensor | None = None,
+        position_ids: torch.Tensor | None = None,
+        inputs_embeds: torch.Tensor | None = None,
+        start_positions: torch.Tensor | None = None,
+        end_positions: torch.Tensor | None = None,
+        **kwargs: Any,
+    ) -> QuestionAnsweringModelOutput:
+        """Score starts and ends, and with their positions compute the loss, the mean of both.
+
+        A position behind the input's end is ignored.
+
+        Args:
+            input_ids (`torch.LongTensor` of shape `(batch, length)`, *optional*): Tokens.
+            attention_mask (`torch.Tensor` of shape `(batch, length)`, *optional*): 1 for tokens, 0 for padding.
+            token_type_ids (`torch.LongTensor` of shape `(batch, length)`, *optional*): Segments; 0 by default.
+            position_ids (`torch.LongTensor` of shape `(batch or 1, length)`, *optional*): Positions.
+            inputs_embeds (`torch.Tensor` of shape `(batch, length, d_model)`, *optional*): In place of `input_ids`.
+            start_positions (`torch.LongTensor` of shape `(batch,)`, *optional*): Index of the answer's first token.
+            end_positions (`torch.LongTensor` of shape `(batch,)`, *optional*): Index of the answer's last token.
+            **kwargs: transformers' `output_attentions`, `output_hidden_states`, `return_dict`.
+
+        Returns:
+            `QuestionAnsweringModelOutput`: `loss` of shape `()` in nats, `start_logits` and `end_logits` of shape
+            `(batch, length)`.
+
+        Raises:
+            ValueError: if a position has another shape.
+        """
+        outputs = self.bert(
+            input_ids,
+            attention_mask=attention_mask,
+            token_type_ids=token_type_ids,
+            position_ids=position_ids,
+            inputs_embeds=inputs_embeds,
+            **kwargs,
+        )
+        start_logits, end_logits = self.qa_outputs(outputs.last_hidden_state).unbind(-1)  # (batch, length) each
+        loss = None
+        if start_positions is not None and end_positions is not None:
+            start_loss = self._position_loss("start_positions", start_logits, start_positions)
+            end_loss = self._position_loss("end_positions", end_logits, end_positions)
+            loss = (start_loss + end_loss) / 2
+        return QuestionAnsweringModelOutput(
+            loss=loss,
+            start_logits=start_logits.contiguous(),
+            end_logits=end_logits.contiguous(),
+            hidden_states=outputs.hidden_states,
+            attentions=outputs.attentions,
+        )
+
+    def _position_loss(self, name: str, logits: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """Compute the cross-entropy over positions; those outside of the input are ignored."""
+        batch, length = logits.shape
+        if positions.numel() != batch:
+            raise ValueError(f"`{name}` must have shape ({batch},), got {tuple(positions.shape)}.")
+        positions = positions.flatten().clamp(min=0)
+        return classification_loss(logits, positions.masked_fill(positions >= length, IGNORED_LABEL))
+
+
+class VanillaBertForMultipleChoice(VanillaBertPreTrainedModel):
+    """BERT with one score for each choice of an ending.
+
+    Args:
+        config (`VanillaBertConfig`): The model's config.
+
+    Source: Devlin et al. 2018, section 4.4.
+    """
+
+    def __init__(self, config: VanillaBertConfig):
+        super().__init__(config)
+        self.bert = VanillaBertModel(config)
+        self.classifier = nn.Linear(config.hidden_size, 1)
+        self.post_init()
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: torch.Tensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        token_type_ids: torch.Tensor | None = None,
+        position_ids: torch.Tensor | None = None,
+        inputs_embeds: torch.Tensor | None = None,
+        labels: torch.Tensor | None = None,
+        num_items_in_batch: torch.Tensor | int | None = None,
+        **kwargs: Any,
+    ) -> MultipleChoiceModelOutput:
+        """Score the choices, and with `labels` compute the loss.
+
+        Args:
+            input_ids (`torch.LongTensor` of shape `(batch, choices, length)`, *optional*): Tokens.
+            attention_mask (`torch.Tensor` of shape `(batch, choices, length)`, *optional*): 1 for tokens, 0 for
+                padding.
+            token_type_ids (`torch.LongTensor` of shape `(batch, choices, length)`, *optional*): Segments; 0 by
+                default.
+            position_ids (`torch.LongTensor` of shape `(batch, choices, length)`, *optional*): Positions.
+            inputs_embeds (`torch.Tensor` of shape `(batch, choices, length, d_model)`, *optional*): In place of
+                `input_ids`.
+            labels (`torch.LongTensor` of shape `(batch,)`, *optional*): Number of the right choice.
+            num_items_in_batch (`torch.Tensor` or `int`, *optional*): Labels of the whole optimizer step.
+            **kwargs: transformers' `output_attentions`, `output_hidden_states`, `return_dict`.
+
+        Returns:
+            `MultipleChoiceModelOutput`: `loss` of shape `()` in nats, `logits` of shape `(batch, choices)`.
+
+        Raises:
+            ValueError: if the choices have no dimension of their own, or a label is no choice.
+        """
+        given = input_ids if input_ids is not None else inputs_embeds
+        if given is None or given.dim() < 3:
+            raise ValueError(
+                "`input_ids` must have shape (batch, choices, length), or `inputs_embeds` one dimension more; got "
+                f"{None if given is None else tuple(given.shape)}."
+            )
+        outputs = self.bert(
+            *(
+                None if tensor is None else tensor.flatten(0, 1)
+                for tensor in (input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
+            ),
+            **kwargs,
+        )
+        scores = self.classifier(self._classifier_dropout(outputs.pooler_output))  # (batch * choices, 1)
+        logits = scores.view(given.shape[:2])  # (batch, choices)
+        loss = None if labels is None else classification_loss(logits, labels.flatten(), num_items_in_batch)
+        return MultipleChoiceModelOutput(
+            loss=loss,
+            logits=logits,
+            hidden_states=outputs.hidden_states,
+            attentions=outputs.attentions,
+        )
+
+
+__all__ = [
+    "VanillaBertForMaskedLM",
+    "VanillaBertForMultipleChoice",
+    "VanillaBertForNextSentencePrediction",
+    "VanillaBertForPreTraining",
+    "VanillaBertForQuestionAnswering",
+    "VanillaBertForSequenceClassification",
+    "VanillaBertForTokenClassification",
+    "VanillaBertModel",
+    "VanillaBertPreTrainedModel",
+]
