@@ -57,11 +57,18 @@ IGNORED_LABEL = -100
 # From the names in every BERT's file to those in this module; transformers applies it at loading, reversed at saving.
 BERT_NAMES = [
     WeightRenaming(r"encoder\.layer\.(\d+)\.", r"layers.\1."),
-    WeightRenaming(r"\.attention\.output\.dense\.", ".self_attn.out_proj."),
+    # The authors' first files say gamma and beta. These lines stand first, so that saving, which goes backwards, never
+    # gets to them.
+    *(
+        WeightRenaming(rf"\.{theirs}\.LayerNorm\.{old}", f".{ours}.layer_norm.{new}")
+        for theirs, ours in (("attention.output", "self_attn_residual"), ("output", "feed_forward_residual"))
+        for old, new in (("gamma", "weight"), ("beta", "bias"))
+    ),
     WeightRenaming(r"\.attention\.output\.LayerNorm\.", ".self_attn_residual.layer_norm."),
-    WeightRenaming(r"\.intermediate\.dense\.", ".feed_forward.fc1."),
-    WeightRenaming(r"\.output\.dense\.", ".feed_forward.fc2."),
     WeightRenaming(r"\.output\.LayerNorm\.", ".feed_forward_residual.layer_norm."),
+    WeightRenaming(r"\.attention\.output\.dense\.", ".self_attn.out_proj."),
+    WeightRenaming(r"\.output\.dense\.", ".feed_forward.fc2."),
+    WeightRenaming(r"\.intermediate\.dense\.", ".feed_forward.fc1."),
     *(
         WeightConverter(
             [f".attention.self.{name}.{kind}" for name in ("query", "key", "value")],
@@ -423,6 +430,7 @@ class VanillaBertModel(VanillaBertPreTrainedModel):
         if input_ids is not None:
             check_input_ids("input_ids", input_ids, self.embeddings.word_embeddings.num_embeddings)
             inputs_embeds = self.embeddings.word_embeddings(input_ids)
+        inputs_embeds = cast(torch.Tensor, inputs_embeds)  # (batch, length, d_model)
         self._check_inputs(inputs_embeds, attention_mask, token_type_ids, position_ids)
 
         hidden_states = self.embeddings(inputs_embeds, token_type_ids, position_ids)
@@ -533,7 +541,7 @@ class VanillaBertForPreTraining(VanillaBertPreTrainedModel):
         loss, prediction_logits = self._token_head().loss_and_logits(outputs.last_hidden_state, labels)
         next_logits = self.cls["seq_relationship"](outputs.pooler_output)  # (batch, 2)
         share: torch.Tensor | float = 1.0
-        if labels is not None:
+        if labels is not None and loss is not None:
             masked = (labels != IGNORED_LABEL).sum()
             loss = mean_loss(loss, masked, num_items_in_batch)
             if num_items_in_batch is not None:
@@ -609,7 +617,7 @@ class VanillaBertForMaskedLM(VanillaBertPreTrainedModel):
             **kwargs,
         )
         loss, logits = self._token_head().loss_and_logits(outputs.last_hidden_state, labels)
-        if labels is not None:
+        if labels is not None and loss is not None:
             loss = mean_loss(loss, (labels != IGNORED_LABEL).sum(), num_items_in_batch)
         return MaskedLMOutput(
             loss=loss,

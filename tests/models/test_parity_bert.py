@@ -1,0 +1,93 @@
+"""Every head equals transformers' own BERT with the same weights: outputs, loss and gradients."""
+
+import pytest
+import torch
+from tiny_berts import MASK, NO_DROPOUT, TASKS, native_bert, tiny_bert
+from transformers import BertConfig
+
+
+TOLERANCE = dict(rtol=1e-5, atol=1e-5)
+pytestmark = pytest.mark.parametrize("task", TASKS)
+
+
+@pytest.fixture
+def saved(task, tmp_path):
+    native = native_bert(task, **NO_DROPOUT)
+    native.save_pretrained(tmp_path)
+    return native, tmp_path
+
+
+def original_gradients(model, folder):
+    """Write the gradients as if they were weights, which gives them the names of BERT."""
+    for parameter in model.parameters():
+        parameter.data = parameter.grad if parameter.grad is not None else torch.zeros_like(parameter)
+    model.save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize("kernel", ["eager", "sdpa"])
+@pytest.mark.parametrize("padded", [True, False], ids=["padded", "full"])
+def test_outputs_are_equal(task, saved, kernel, padded):
+    native, folder = saved
+    model = TASKS[task][0].from_pretrained(folder, attn_implementation=kernel).eval()
+    inputs = dict(TASKS[task][3])
+    if not padded:
+        del inputs["attention_mask"], inputs["token_type_ids"]
+    with torch.no_grad():
+        actual, expected = model(**inputs), native(**inputs)
+    assert set(actual.keys()) == set(expected.keys())
+    for name in expected:
+        if padded and name == "last_hidden_state":  # what stands at padding means nothing
+            torch.testing.assert_close(actual[name] * MASK[..., None], expected[name] * MASK[..., None], **TOLERANCE)
+        else:
+            torch.testing.assert_close(actual[name], expected[name], **TOLERANCE)
+
+
+@pytest.mark.parametrize("kernel", ["eager", "sdpa"])
+def test_gradients_are_equal_in_training_mode(task, saved, kernel, tmp_path):
+    native, folder = saved
+    model_class, native_class, _, inputs = TASKS[task]
+    model = model_class.from_pretrained(folder, attn_implementation=kernel, **NO_DROPOUT)
+    for each in (model, native):
+        outputs = each.train()(**inputs)
+        loss = outputs.last_hidden_state.square().mean() if task == "model" else outputs.loss
+        loss.backward()
+    config = BertConfig.from_pretrained(folder)
+    ours = native_class.from_pretrained(original_gradients(model, tmp_path / "ours"), config=config)
+    theirs = native_class.from_pretrained(original_gradients(native, tmp_path / "theirs"), config=config)
+    for (name, actual), expected in zip(ours.named_parameters(), theirs.parameters(), strict=True):
+        torch.testing.assert_close(actual, expected, **TOLERANCE, msg=lambda text, name=name: f"{name}: {text}")
+        assert expected.abs().sum() > 0 or "pooler" in name or "attention.self.key.bias" in name, name
+
+
+def test_what_is_saved_is_what_transformers_saves_to_the_bit(task, saved, tmp_path):
+    native, folder = saved
+    TASKS[task][0].from_pretrained(folder).save_pretrained(tmp_path / "ours")
+    again, info = TASKS[task][1].from_pretrained(tmp_path / "ours", output_loading_info=True)
+    assert not any(info.values())
+    wanted = native.state_dict()
+    assert again.state_dict().keys() == wanted.keys()
+    for name, tensor in again.state_dict().items():
+        assert torch.equal(tensor, wanted[name]), name
+
+
+def test_a_model_made_here_is_saved_for_transformers_too(task, tmp_path):
+    model = tiny_bert(task)
+    model.save_pretrained(tmp_path)
+    native, info = TASKS[task][1].from_pretrained(tmp_path, output_loading_info=True)
+    assert not any(info.values())
+    with torch.no_grad():
+        actual, expected = native.eval()(**TASKS[task][3]), model(**TASKS[task][3])
+    first = "last_hidden_state" if task == "model" else "loss"
+    scale = MASK[..., None] if task == "model" else 1
+    torch.testing.assert_close(actual[first] * scale, expected[first] * scale, **TOLERANCE)
+
+
+@pytest.mark.parametrize("original", [True, False], ids=["original-names", "own-names"])
+def test_both_ways_of_saving_load_again_to_the_bit(task, tmp_path, original):
+    model = tiny_bert(task)
+    model.save_pretrained(tmp_path, save_original_format=original)
+    again, info = TASKS[task][0].from_pretrained(tmp_path, output_loading_info=True)
+    assert not any(info.values())
+    for name, tensor in again.state_dict().items():
+        assert torch.equal(tensor, model.state_dict()[name]), name
