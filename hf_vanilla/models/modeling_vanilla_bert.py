@@ -505,9 +505,9 @@ class VanillaBertForPreTraining(VanillaBertPreTrainedModel):
     ) -> BertForPreTrainingOutput:
         """Predict masked tokens and the next sentence, and with labels compute the loss: the sum of both means.
 
-        With `num_items_in_batch`, as transformers' Trainer gives it, the masked tokens' loss is divided by it, and the
-        mean of the next sentences' weighs as much as the share of those tokens that is in this batch: accumulated
-        batches and several processes then add up to the gradient of one large batch.
+        With `num_items_in_batch`, as transformers' Trainer gives it, both means are weighted by masked tokens: the sum
+        of the masked tokens' losses is divided by it, and each pair's next-sentence loss counts by its share of these
+        tokens. Accumulated batches and several processes then add up to the gradient of one large batch, exactly.
 
         Args:
             input_ids (`torch.LongTensor` of shape `(batch, length)`, *optional*): Tokens.
@@ -540,16 +540,11 @@ class VanillaBertForPreTraining(VanillaBertPreTrainedModel):
         )
         loss, prediction_logits = self._token_head().loss_and_logits(outputs.last_hidden_state, labels)
         next_logits = self.cls["seq_relationship"](outputs.pooler_output)  # (batch, 2)
-        share: torch.Tensor | float = 1.0
         if labels is not None and loss is not None:
-            masked = (labels != IGNORED_LABEL).sum()
-            loss = mean_loss(loss, masked, num_items_in_batch)
-            if num_items_in_batch is not None:
-                share = mean_loss(masked, masked, num_items_in_batch)
+            loss = mean_loss(loss, (labels != IGNORED_LABEL).sum(), num_items_in_batch)
         if next_sentence_label is not None:
-            check_labels("next_sentence_label", next_sentence_label.flatten(), (next_logits.shape[0],), 2)
-            next_loss = classification_loss(next_logits, next_sentence_label.flatten())
-            loss = next_loss * share if loss is None else loss + next_loss * share
+            next_loss = self._next_sentence_loss(next_logits, next_sentence_label, labels, num_items_in_batch)
+            loss = next_loss if loss is None else loss + next_loss
         return BertForPreTrainingOutput(
             loss=loss,
             prediction_logits=prediction_logits,
@@ -557,6 +552,23 @@ class VanillaBertForPreTraining(VanillaBertPreTrainedModel):
             hidden_states=outputs.hidden_states,
             attentions=outputs.attentions,
         )
+
+    def _next_sentence_loss(
+        self,
+        logits: torch.Tensor,
+        next_sentence_label: torch.Tensor,
+        labels: torch.Tensor | None,
+        num_items_in_batch: torch.Tensor | int | None,
+    ) -> torch.Tensor:
+        """Average over pairs; over a step of several batches, each pair weighs as many as it has masked tokens."""
+        next_sentence_label = next_sentence_label.flatten()
+        check_labels("next_sentence_label", next_sentence_label, (logits.shape[0],), 2)
+        if labels is None or num_items_in_batch is None:
+            return classification_loss(logits, next_sentence_label)
+        losses = nn.functional.cross_entropy(
+            logits.float(), next_sentence_label, ignore_index=IGNORED_LABEL, reduction="none"
+        )  # (batch,)
+        return mean_loss((losses * (labels != IGNORED_LABEL).sum(1)).sum(), 1, num_items_in_batch)
 
 
 class VanillaBertForMaskedLM(VanillaBertPreTrainedModel):

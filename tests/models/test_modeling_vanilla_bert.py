@@ -39,16 +39,7 @@ def test_two_batches_add_up_to_the_gradient_of_one(task):
     inputs = LABELLED[task][3]
     items = (inputs["labels"] != -100).sum()
     losses = [model(**rows(inputs, slice(row, row + 1)), num_items_in_batch=items).loss for row in (0, 1)]
-    if task == "pre-training":
-        # each sentence weighs as much as its share of masked tokens: 2 and 1
-        next_losses = [
-            model(**{**rows(TEXT, slice(row, row + 1)), "next_sentence_label": inputs["next_sentence_label"][[row]]})
-            for row in (0, 1)
-        ]
-        masked = model(**TEXT, labels=inputs["labels"]).loss
-        whole = masked + 2 / 3 * next_losses[0].loss + 1 / 3 * next_losses[1].loss
-    else:
-        whole = model(**inputs).loss
+    whole = model(**inputs, num_items_in_batch=items).loss if task == "pre-training" else model(**inputs).loss
     torch.testing.assert_close(sum(losses), whole)
     model.zero_grad()
     whole.backward()
@@ -56,6 +47,16 @@ def test_two_batches_add_up_to_the_gradient_of_one(task):
     model.zero_grad()
     sum(losses).backward()
     torch.testing.assert_close(gradients(model), wanted, rtol=1e-5, atol=1e-6)
+
+
+def test_over_a_step_a_pair_weighs_as_many_as_it_has_masked_tokens():
+    model = tiny_bert("pre-training")
+    inputs = LABELLED["pre-training"][3]  # 2 and 1 masked tokens
+    labels = inputs["next_sentence_label"]
+    first, second = (model(**rows(TEXT, [row]), next_sentence_label=labels[[row]]).loss for row in (0, 1))
+    masked = model(**TEXT, labels=MASKED_LABELS).loss
+    torch.testing.assert_close(model(**inputs).loss, masked + (first + second) / 2)
+    torch.testing.assert_close(model(**inputs, num_items_in_batch=3).loss, masked + (2 * first + second) / 3)
 
 
 @pytest.mark.parametrize("task", ["masked-lm", "pre-training"])
