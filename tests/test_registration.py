@@ -19,6 +19,9 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
 import hf_vanilla
 from hf_vanilla import (
+    VanillaBertConfig,
+    VanillaBertForPreTraining,
+    VanillaBertModel,
     VanillaTransformerConfig,
     VanillaTransformerForConditionalGeneration,
     VanillaTransformerModel,
@@ -55,6 +58,38 @@ def test_auto_models_give_ours(folder, auto_class, model_class):
     prefix = "" if model_class is VanillaTransformerForConditionalGeneration else "model."
     for name, tensor in model.state_dict().items():
         assert torch.equal(tensor, saved[prefix + name]), name
+
+
+BERT = VanillaBertConfig(
+    vocab_size=13, hidden_size=16, num_hidden_layers=1, num_attention_heads=4, intermediate_size=24
+)
+
+
+@pytest.fixture(scope="module")
+def bert_folder(tmp_path_factory):
+    path = tmp_path_factory.mktemp("bert")
+    VanillaBertForPreTraining(BERT).save_pretrained(path)
+    return path
+
+
+@pytest.mark.parametrize("auto_class", AUTO_CLASSES[VanillaBertConfig], ids=lambda each: each.__name__)
+def test_auto_models_give_every_bert(bert_folder, auto_class):
+    model_class = AUTO_CLASSES[VanillaBertConfig][auto_class]
+    assert type(auto_class.from_config(BERT)) is model_class
+    model, info = auto_class.from_pretrained(bert_folder, output_loading_info=True)
+    assert type(model) is model_class
+    heads = ("classifier", "qa_outputs")
+    assert all(name.startswith(heads) for name in info["missing_keys"])
+    saved = VanillaBertForPreTraining.from_pretrained(bert_folder).state_dict()
+    prefix = "bert." if model_class is VanillaBertModel else ""
+    for name, tensor in model.state_dict().items():
+        assert name.startswith(heads) or torch.equal(tensor, saved[prefix + name]), name
+
+
+def test_every_bert_model_has_an_auto_class():
+    registered = set(AUTO_CLASSES[VanillaBertConfig].values())
+    public = {getattr(hf_vanilla, name) for name in hf_vanilla.__all__ if name.startswith("VanillaBertFor")}
+    assert public | {VanillaBertModel} == registered
 
 
 def test_native_models_are_untouched():
