@@ -1,4 +1,4 @@
-"""The original Transformer of 2017 and BERT as first-class Hugging Face models. Importing the package registers them."""
+"""The Transformer of 2017 and BERT as first-class Hugging Face models. Importing the package registers them."""
 
 from .models.configuration_vanilla_bert import VanillaBertConfig
 from .models.configuration_vanilla_transformer import VanillaTransformerConfig

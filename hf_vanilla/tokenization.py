@@ -19,6 +19,7 @@ so that numbers are copied and not remembered.
 
 import json
 import os
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sized
 
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
@@ -31,6 +32,7 @@ logger = logging.get_logger(__name__)
 SPECIAL_TOKENS = ("<pad>", "<s>", "</s>", "<unk>")
 # The special tokens and the 256 bytes.
 MINIMUM_VOCAB_SIZE = len(SPECIAL_TOKENS) + 256
+WORDPIECE_SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 # Where a model with two vocabularies keeps the target's tokenizer, beside its own files.
 TARGET_TOKENIZER = "target_tokenizer"
 
@@ -107,7 +109,8 @@ def train_tokenizer(
 
     Source: Vaswani et al. 2017, 5.1; byte level as in Radford et al. 2019, 2.2.
     """
-    _check_arguments(texts, vocab_size, algorithm, min_frequency)
+    _check_arguments(texts, vocab_size, MINIMUM_VOCAB_SIZE)
+    _check_algorithm(algorithm, min_frequency)
     backend = _train_backend(
         _checked_texts(texts),
         _trainer(vocab_size, algorithm, min_frequency, show_progress),
@@ -116,11 +119,7 @@ def train_tokenizer(
     )
     if algorithm == "unigram":
         backend.model = _settled_unigram(backend, vocab_size)
-    if backend.get_vocab_size() < vocab_size:
-        logger.warning(
-            f"The vocabulary has {backend.get_vocab_size()} entries, not the {vocab_size} of `vocab_size`: the text "
-            "has no more pieces to learn. Give more text or a smaller `vocab_size`."
-        )
+    _warn_of_small_vocabulary(backend, vocab_size)
     return PreTrainedTokenizerFast(
         tokenizer_object=backend,
         pad_token=SPECIAL_TOKENS[0],
@@ -157,7 +156,86 @@ def load_tokenizers(name_or_path: str | os.PathLike) -> tuple[PreTrainedTokenize
     return tokenizer, AutoTokenizer.from_pretrained(name_or_path, subfolder=TARGET_TOKENIZER)
 
 
-def _check_arguments(texts: Iterable[str], vocab_size: int, algorithm: str, min_frequency: int | None) -> None:
+def train_wordpiece_tokenizer(
+    texts: Iterable[str],
+    vocab_size: int,
+    *,
+    lowercase: bool = True,
+    min_frequency: int = 2,
+    alphabet_size: int = 1000,
+    model_max_length: int = 512,
+    show_progress: bool = True,
+) -> PreTrainedTokenizerFast:
+    """Train BERT's tokenizer: words and punctuation apart, words in pieces, inner pieces marked with `##`.
+
+    Chinese characters are words of their own. The ids of the special tokens are `[PAD]` 0, `[UNK]` 1, `[CLS]` 2,
+    `[SEP]` 3, `[MASK]` 4. A text becomes `[CLS] A [SEP]`, a pair `[CLS] A [SEP] B [SEP]` with `token_type_ids`.
+    `save_pretrained` writes files that need no code of this package. Special tokens written in a text are special,
+    as in every BERT (`"the [MASK] barks"`); `tokenizer(text, split_special_tokens=True)` takes them for text.
+
+    Args:
+        texts (`Iterable[str]`):
+            The training text, read once: sentences, lines or whole documents.
+        vocab_size (`int`):
+            Number of entries, special tokens included. The result has fewer only if the text has no more pieces to
+            learn, which a warning tells.
+        lowercase (`bool`):
+            Whether to lower-case text and strip accents (the paper's uncased models).
+        min_frequency (`int`):
+            A pair of pieces must occur this often to be merged.
+        alphabet_size (`int`):
+            Number of different characters kept, the most frequent ones; a word with another one is `[UNK]`. Chinese
+            wants 6,000 or more.
+        model_max_length (`int`):
+            Length in tokens at which `truncation=True` cuts.
+        show_progress (`bool`):
+            Whether the trainer draws progress bars.
+
+    Returns:
+        `PreTrainedTokenizerFast`: pads on the right, and returns `input_ids`, `token_type_ids` and `attention_mask`.
+
+    Raises:
+        TypeError: if `texts` is one string, has an item that is no string, or `vocab_size` is no integer.
+        ValueError: if there is no text, a text has a lone surrogate, or a number is too small: `vocab_size` must hold
+            the characters of the text at least.
+
+    Source: Devlin et al. 2018, section 3; Wu et al. 2016, 4.1.
+    """
+    _check_arguments(texts, vocab_size, len(WORDPIECE_SPECIAL_TOKENS) + 2)
+    for name, value in (("min_frequency", min_frequency), ("alphabet_size", alphabet_size)):
+        if value < 1:
+            raise ValueError(f"`{name}` must be at least 1, got {value}.")
+    pad, unknown, start, end, mask = WORDPIECE_SPECIAL_TOKENS
+    normalizer = normalizers.BertNormalizer(lowercase=lowercase)
+    words = _count_words(_checked_texts(texts), normalizer)
+    vocabulary = _train_wordpiece(words, vocab_size, min_frequency, alphabet_size, show_progress)
+    backend = Tokenizer(models.WordPiece(vocabulary, unk_token=unknown))
+    backend.normalizer = normalizer
+    backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    backend.add_special_tokens(list(WORDPIECE_SPECIAL_TOKENS))
+    _warn_of_small_vocabulary(backend, vocab_size)
+    backend.decoder = decoders.WordPiece()
+    backend.post_processor = processors.TemplateProcessing(
+        single=f"{start} $A {end}",
+        pair=f"{start} $A {end} $B:1 {end}:1",
+        special_tokens=[(token, backend.token_to_id(token)) for token in (start, end)],
+    )
+    return PreTrainedTokenizerFast(
+        tokenizer_object=backend,
+        pad_token=pad,
+        unk_token=unknown,
+        cls_token=start,
+        sep_token=end,
+        mask_token=mask,
+        model_max_length=model_max_length,
+        model_input_names=["input_ids", "token_type_ids", "attention_mask"],
+        padding_side="right",
+        truncation_side="right",
+        clean_up_tokenization_spaces=False,
+    )
+
+
+def _check_arguments(texts: Iterable[str], vocab_size: int, minimum: int) -> None:
     """Raise on anything that the training would only stumble over later."""
     if isinstance(texts, str | bytes):
         raise TypeError(
@@ -165,11 +243,14 @@ def _check_arguments(texts: Iterable[str], vocab_size: int, algorithm: str, min_
         )
     if not isinstance(vocab_size, int) or isinstance(vocab_size, bool):
         raise TypeError(f"`vocab_size` must be an integer, got {vocab_size!r}.")
-    if vocab_size < MINIMUM_VOCAB_SIZE:
+    if vocab_size < minimum:
         raise ValueError(
-            f"`vocab_size` must be at least {MINIMUM_VOCAB_SIZE} (256 bytes and {len(SPECIAL_TOKENS)} special "
-            f"tokens), got {vocab_size}."
+            f"`vocab_size` must be at least {minimum} (special tokens and single signs), got {vocab_size}."
         )
+
+
+def _check_algorithm(algorithm: str, min_frequency: int | None) -> None:
+    """Raise on an algorithm that does not exist, or does not count pairs."""
     if algorithm not in ("bpe", "unigram"):
         raise ValueError(f'`algorithm` must be "bpe" or "unigram", got {algorithm!r}.')
     if min_frequency is None:
@@ -178,6 +259,55 @@ def _check_arguments(texts: Iterable[str], vocab_size: int, algorithm: str, min_
         raise ValueError(f'`min_frequency` ({min_frequency}) is for "bpe" only; leave it out for "unigram".')
     if min_frequency < 1:
         raise ValueError(f"`min_frequency` must be at least 1, got {min_frequency}.")
+
+
+def _count_words(texts: Iterable[str], normalizer: normalizers.Normalizer) -> Counter[str]:
+    """Count the words and punctuation marks of texts."""
+    pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    words: Counter[str] = Counter()
+    for text in texts:
+        words.update(word for word, _ in pre_tokenizer.pre_tokenize_str(normalizer.normalize_str(text)))
+    return words
+
+
+def _train_wordpiece(
+    words: Counter[str], vocab_size: int, min_frequency: int, alphabet_size: int, show_progress: bool
+) -> dict[str, int]:
+    """Learn the pieces of words; returns their ids.
+
+    The trainer gives ids to inner characters in the order in which it meets them, which differs from run to run, and
+    lets ids decide between equally frequent pairs. So the characters get their ids beforehand.
+    """
+    characters: Counter[str] = Counter()
+    for word, count in words.items():
+        for character in word:
+            characters[character] += count
+    ranked = sorted(characters, key=lambda character: (-characters[character], character))
+    alphabet = set(ranked[:alphabet_size])
+    words = Counter({word: count for word, count in words.items() if alphabet.issuperset(word)})
+    inner = {f"##{character}" for word in words for character in word[1:]}
+    first_ids = [*WORDPIECE_SPECIAL_TOKENS, *sorted(alphabet), *sorted(inner)]
+    if len(first_ids) > vocab_size:
+        raise ValueError(
+            f"`vocab_size` must be at least {len(first_ids)}, the number of special tokens and characters of this "
+            f"text, got {vocab_size}; or lower `alphabet_size` ({alphabet_size})."
+        )
+    trainer = trainers.WordPieceTrainer(
+        vocab_size=vocab_size, min_frequency=min_frequency, special_tokens=first_ids, show_progress=show_progress
+    )
+    backend = Tokenizer(models.WordPiece(unk_token=WORDPIECE_SPECIAL_TOKENS[1]))
+    backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    backend.train_from_iterator((f"{word} " * words[word] for word in sorted(words)), trainer, length=len(words))
+    return backend.get_vocab()
+
+
+def _warn_of_small_vocabulary(backend: Tokenizer, vocab_size: int) -> None:
+    """Tell when the text had too few pieces."""
+    if backend.get_vocab_size() < vocab_size:
+        logger.warning(
+            f"The vocabulary has {backend.get_vocab_size()} entries, not the {vocab_size} of `vocab_size`: the text "
+            "has no more pieces to learn. Give more text or a smaller `vocab_size`."
+        )
 
 
 def _train_backend(

@@ -1,15 +1,28 @@
-"""Text in, batches out: parallel corpora, token-budget batches, synthetic tasks."""
+"""Text in, batches out: parallel corpora, pre-training documents, token-budget batches, synthetic tasks."""
 
 from .batching import LengthSortedBatchSampler, TokenBudgetBatchSampler
+from .documents import load_documents, split_sentences
 from .parallel import load_parallel_dataset, tokenize_parallel_dataset
+from .pretraining import (
+    WholeWordMaskingCollator,
+    build_masked_language_dataset,
+    build_pretraining_dataset,
+    mask_statically,
+)
 from .synthetic import copy_task, date_corpus
 
 
 __all__ = [
     "LengthSortedBatchSampler",
     "TokenBudgetBatchSampler",
+    "WholeWordMaskingCollator",
+    "build_masked_language_dataset",
+    "build_pretraining_dataset",
     "copy_task",
     "date_corpus",
+    "load_documents",
     "load_parallel_dataset",
+    "mask_statically",
+    "split_sentences",
     "tokenize_parallel_dataset",
 ]

@@ -7,12 +7,9 @@ streamed.
 """
 
 import csv
-import gzip
 import itertools
-import json
 import os
-import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, TypeVar
 
 from datasets import (
@@ -28,6 +25,8 @@ from datasets import (
 )
 from transformers import PreTrainedTokenizerBase
 from transformers.utils import logging
+
+from .text_files import check_text, kind_of_file, read_json_objects, read_lines
 
 
 logger = logging.get_logger(__name__)
@@ -193,7 +192,7 @@ def _load_files(
     split: str, paths: tuple[str, ...], columns: tuple[str, str], streaming: bool
 ) -> Dataset | IterableDataset:
     """Check one split's files to the end, then load or stream them."""
-    if len(paths) == 1 and _kind(paths[0]) == ".parquet":
+    if len(paths) == 1 and kind_of_file(paths[0]) == ".parquet":
         table = load_dataset("parquet", data_files=paths[0], split="train", streaming=streaming)
         return _pairs_of_table(table, columns, paths[0])
     pairs = 0
@@ -225,7 +224,7 @@ def _read_pairs(paths: tuple[str, ...], columns: tuple[str, str]) -> Iterator[Nu
     if len(paths) == 2:
         yield from _read_text_files(*paths)
         return
-    kind = _kind(paths[0])
+    kind = kind_of_file(paths[0])
     if kind == ".csv":
         yield from _read_csv(paths[0], columns)
     elif kind in (".json", ".jsonl"):
@@ -237,16 +236,10 @@ def _read_pairs(paths: tuple[str, ...], columns: tuple[str, str]) -> Iterator[Nu
         )
 
 
-def _kind(path: str) -> str:
-    """Return the ending of a file name without `.gz`, in lower case."""
-    name = path.lower()
-    return os.path.splitext(name.removesuffix(".gz"))[1]
-
-
 def _read_text_files(source_file: str, target_file: str) -> Iterator[NumberedPair]:
     """Yield the line pairs of two files; raise at the end of the shorter one."""
     files = (source_file, target_file)
-    sides = [_read_lines(path) for path in files]
+    sides = [read_lines(path) for path in files]
     for number, pair in enumerate(itertools.zip_longest(*sides), start=1):
         if None in pair:
             counts = [number - 1 if line is None else number for line in pair]
@@ -260,26 +253,9 @@ def _read_text_files(source_file: str, target_file: str) -> Iterator[NumberedPai
         yield number, source, target
 
 
-def _read_lines(path: str) -> Iterator[str]:
-    """Yield the lines of a UTF-8 file with their endings; only a newline character ends a line."""
-    opener = gzip.open if path.lower().endswith(".gz") else open
-    number = 0
-    with opener(path, "rb") as file:
-        try:
-            for number, line in enumerate(file, start=1):
-                yield line.decode("utf-8-sig" if number == 1 else "utf-8")
-        except UnicodeDecodeError as error:
-            raise ValueError(
-                f"{path} must be UTF-8, but line {number} is not: {error.reason} at byte {error.start} of the line "
-                f"(0x{error.object[error.start]:02x}). Convert it, for example with `iconv -t UTF-8`."
-            ) from None
-        except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-            raise ValueError(f"{path} must be a whole gzip file, but after line {number}: {error}.") from None
-
-
 def _read_csv(path: str, columns: tuple[str, str]) -> Iterator[NumberedPair]:
     """Yield the two columns of a CSV file with a header; a field may hold newline characters."""
-    reader = csv.reader(_read_lines(path), strict=True)
+    reader = csv.reader(read_lines(path), strict=True)
     try:
         header = next(reader, [])
         _check_columns(columns, header, path)
@@ -298,38 +274,13 @@ def _read_csv(path: str, columns: tuple[str, str]) -> Iterator[NumberedPair]:
 
 def _read_json(path: str, columns: tuple[str, str]) -> Iterator[NumberedPair]:
     """Yield two fields of each object, one object a line or one array of them."""
-    lines = _read_lines(path)
-    first = next(lines, "")
-    unit = "line"
-    if first.lstrip().startswith("["):
-        unit = "item"  # once parsed, it does not tell its line
-        try:
-            rows: Iterable[tuple[int, Any]] = enumerate(json.loads(first + "".join(lines)), start=1)
-        except json.JSONDecodeError as error:
-            raise ValueError(f"{path} must be valid JSON, but line {error.lineno}: {error.msg}.") from None
-    else:
-        rows = _parse_json_lines(path, itertools.chain([first], lines))
-    for number, row in rows:
-        where = f"{path}, {unit} {number}"
-        if not isinstance(row, dict):
-            raise ValueError(f"{where}: must be a JSON object, got {type(row).__name__}.")
+    for number, where, row in read_json_objects(path):
         nested = row.get(_TRANSLATION)
         fields = nested if isinstance(nested, dict) and columns[0] not in row else row
         _check_columns(columns, list(fields), where)
         for column in columns:
-            _check_text(fields[column], f"{where}: {column!r}")
+            check_text(fields[column], f"{where}: {column!r}")
         yield number, fields[columns[0]], fields[columns[1]]
-
-
-def _parse_json_lines(path: str, lines: Iterable[str]) -> Iterator[tuple[int, Any]]:
-    """Yield (line number, value) of each line that is not blank."""
-    for number, line in enumerate(lines, start=1):
-        if not line.strip():
-            continue
-        try:
-            yield number, json.loads(line)
-        except json.JSONDecodeError as error:
-            raise ValueError(f"{path} must have one JSON object a line, but line {number}: {error.msg}.") from None
 
 
 def _check_columns(columns: tuple[str, str], existing: list[str], where: str) -> None:
@@ -339,16 +290,6 @@ def _check_columns(columns: tuple[str, str], existing: list[str], where: str) ->
             raise ValueError(
                 f"`{name}` must name a column, but {where} has no {column!r}; it has {', '.join(map(repr, existing))}."
             )
-
-
-def _check_text(text: Any, where: str) -> None:
-    """Raise unless it is none or a string that has a UTF-8 form."""
-    if text is None:
-        return
-    if not isinstance(text, str):
-        raise TypeError(f"{where} must be a string, got {text!r} ({type(text).__name__}).")
-    if any("\ud800" <= character <= "\udfff" for character in text):
-        raise ValueError(f"{where} must be valid Unicode, but has a lone surrogate: {text!r}.")
 
 
 def _has_both_sides(source: str | None, target: str | None) -> bool:
@@ -426,7 +367,7 @@ class _ColumnPicker:
         fields = row[_TRANSLATION] if self.nested else row
         source, target = (fields[column] for column in self.columns)
         for column, text in zip(self.columns, (source, target), strict=True):
-            _check_text(text, f"{self.where}, pair {index + 1}: {column!r}")
+            check_text(text, f"{self.where}, pair {index + 1}: {column!r}")
         if not _has_both_sides(source, target) and self.empty < _NAMED_EMPTY_LINES:
             self.empty += 1
             last = "; further ones are not named" if self.empty == _NAMED_EMPTY_LINES else ""

@@ -1,0 +1,522 @@
+"""BERT's pre-training examples out of documents: pairs of segments, and masks.
+
+    document:  s1 s2 s3 s4 | s5 s6 s7 | s8 ...      chunks of sentences, as long as one example
+    IsNext:    [CLS] s1 s2 [SEP] s3 s4 [SEP]        50 %: A and B are one chunk, cut at a random sentence
+    NotNext:   [CLS] s1 [SEP] x4 x5 x6 [SEP]        50 %: B starts anywhere in another document; s2 s3 s4 are put back
+
+Masking is done at batch time, by transformers' `DataCollatorForLanguageModeling`; [`mask_statically`] is the paper's
+own way, once and for all.
+
+Departure from the authors' `create_pretraining_data`: a short target length is drawn for each example and not for each
+document, so that short examples are the 10 % of all that the paper tells of.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from datasets import Dataset, Features, IterableDataset, List, Value
+from datasets.fingerprint import Hasher
+from transformers import DataCollatorForLanguageModeling, PreTrainedTokenizerBase
+from transformers.utils import logging
+
+from .documents import split_sentences
+
+
+logger = logging.get_logger(__name__)
+
+Sentences = list[list[int]]  # one document: the token ids of each sentence
+
+SPECIAL_TOKENS_OF_A_PAIR = 3  # [CLS] A [SEP] B [SEP]
+MINIMUM_LENGTH = 8
+# Documents among which the other one of a random pair is drawn; they are in memory together.
+DOCUMENTS_OF_A_GROUP = 1000
+
+_FEATURES = Features(
+    {
+        "input_ids": List(Value("int32")),
+        "token_type_ids": List(Value("int8")),
+        "special_tokens_mask": List(Value("int8")),
+        "next_sentence_label": Value("int64"),
+        "offset_mapping": List(List(Value("int32"))),
+        "cut_tokens": Value("int32"),
+    }
+)
+
+
+def build_pretraining_dataset(
+    documents: Dataset | IterableDataset,
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    max_length: int = 128,
+    short_sequence_probability: float = 0.1,
+    repeats: int = 1,
+    seed: int = 0,
+    num_proc: int | None = None,
+) -> Dataset | IterableDataset:
+    """Pack documents into pairs of segments for masked tokens and next-sentence prediction.
+
+    The result goes into the stock trainer and the stock `DataCollatorForLanguageModeling(tokenizer)` as it is. To mask
+    whole words, take [`WholeWordMaskingCollator`] and `remove_unused_columns=False`.
+
+    It is built once and cached on disk, until text, tokenizer or a setting changes. The number of processes changes
+    nothing about it.
+
+    Args:
+        documents (`Dataset` or `IterableDataset`):
+            With the column `text`, as [`~hf_vanilla.data.load_documents`] gives them.
+        tokenizer (`PreTrainedTokenizerBase`):
+            With `[CLS]`, `[SEP]` and `[MASK]`.
+        max_length (`int`):
+            Most tokens of an example, the three special ones included.
+        short_sequence_probability (`float`):
+            Share of examples that aim at a random shorter length.
+        repeats (`int`):
+            How often to go over the documents, each time with other pairs (the authors' `dupe_factor`).
+        seed (`int`):
+            Decides, with the documents, all that is random.
+        num_proc (`int`, *optional*):
+            Processes to share the work; not for a stream.
+
+    Returns:
+        The same kind of data set, with `input_ids`, `token_type_ids`, `special_tokens_mask`, `next_sentence_label` (0
+        where B follows A, 1 where it is random) and `offset_mapping` (made-up offsets: pieces of one word touch).
+
+    Raises:
+        ValueError: if there is a single document, or only documents of a single sentence; the tokenizer lacks a
+            token; a number is out of its range; or `num_proc` is given for a stream.
+
+    Source: Devlin et al. 2018, 3.1 and A.2.
+    """
+    _check_tokenizer(tokenizer)
+    _check_settings(tokenizer, max_length, short_sequence_probability, repeats)
+    builder = _PairBuilder(tokenizer, max_length, short_sequence_probability, repeats, seed)
+    if isinstance(documents, IterableDataset):
+        if num_proc is not None:
+            raise ValueError("`num_proc` can't be used with a stream; `DataLoader` workers share that work.")
+        groups = documents.select_columns(["text"]).batch(DOCUMENTS_OF_A_GROUP)
+        pairs = groups.map(builder, batched=True, batch_size=1, with_indices=True, remove_columns=["text"])
+        return pairs.remove_columns(["cut_tokens"]).cast(_without_counts())
+    if len(documents) < 2:
+        raise ValueError(
+            f"`documents` must be at least 2 for next-sentence prediction, got {len(documents)}: a random segment has "
+            "to come from another document. Separate documents with blank lines, or train on masked tokens alone."
+        )
+    groups = documents.select_columns(["text"]).batch(_group_size(len(documents)))
+    pairs = groups.map(
+        builder,
+        batched=True,
+        batch_size=1,
+        with_indices=True,
+        remove_columns=["text"],
+        features=_FEATURES,
+        num_proc=num_proc,
+        desc=f"building pairs of {max_length} tokens",
+        # The state of a tokenizer changes with its use, so its hash would.
+        new_fingerprint=Hasher.hash([groups._fingerprint, builder.settings()]),
+    )
+    _report(pairs, len(documents), max_length)
+    return pairs.remove_columns(["cut_tokens"])
+
+
+def build_masked_language_dataset(
+    documents: Dataset,
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    max_length: int = 128,
+    num_proc: int | None = None,
+) -> Dataset:
+    """Pack documents into single segments for masked tokens alone: whole sentences, as many as fit.
+
+    Args:
+        documents (`Dataset`):
+            With the column `text`.
+        tokenizer (`PreTrainedTokenizerBase`):
+            With `[CLS]`, `[SEP]` and `[MASK]`.
+        max_length (`int`):
+            Most tokens of an example, the two special ones included; a longer sentence is continued in the next.
+        num_proc (`int`, *optional*):
+            Processes to share the work.
+
+    Returns:
+        `Dataset`: with `input_ids`, `token_type_ids`, `special_tokens_mask` and `offset_mapping`.
+
+    Raises:
+        ValueError: if the tokenizer lacks a token, or `max_length` is out of its range.
+
+    Source: Liu et al. 2019 (RoBERTa), 4.2, without crossing documents.
+    """
+    _check_tokenizer(tokenizer)
+    _check_settings(tokenizer, max_length, 0.0, 1)
+    builder = _SegmentBuilder(tokenizer, max_length)
+    names = ("input_ids", "token_type_ids", "special_tokens_mask", "offset_mapping")
+    return documents.map(
+        builder,
+        batched=True,
+        remove_columns=documents.column_names,
+        features=Features({name: _FEATURES[name] for name in names}),
+        num_proc=num_proc,
+        desc=f"building segments of {max_length} tokens",
+        new_fingerprint=Hasher.hash([documents._fingerprint, builder.settings()]),
+    )
+
+
+class WholeWordMaskingCollator(DataCollatorForLanguageModeling):
+    """transformers' collator with `whole_word_mask=True`, also for examples of unlike lengths, which that can't pad.
+
+    Needs the columns `offset_mapping` and `special_tokens_mask`, and so a trainer with `remove_unused_columns=False`.
+    As in the stock collator, 100 % of the chosen words become `[MASK]`.
+
+    Args:
+        tokenizer (`PreTrainedTokenizerBase`):
+            The tokenizer of the examples.
+        mlm_probability (`float`):
+            Share of tokens to predict.
+        seed (`int`, *optional*):
+            Seed of the masks; torch's global one by default.
+
+    Source: Devlin et al. 2018, the authors' later "whole word masking" models.
+    """
+
+    def __init__(
+        self, tokenizer: PreTrainedTokenizerBase, mlm_probability: float = 0.15, seed: int | None = None
+    ) -> None:
+        super().__init__(
+            tokenizer,
+            mlm_probability=mlm_probability,
+            mask_replace_prob=1.0,
+            random_replace_prob=0.0,
+            whole_word_mask=True,
+            seed=seed,
+        )
+
+    def torch_call(self, examples: list[dict[str, Any]]) -> dict[str, Any]:
+        """Pad offsets, then do as the stock collator does.
+
+        Args:
+            examples (`list[dict[str, Any]]`):
+                Rows of a data set of this module.
+
+        Returns:
+            `dict[str, Any]`: a batch with `labels`.
+
+        Raises:
+            ValueError: if a column that tells words is missing.
+        """
+        for name in ("offset_mapping", "special_tokens_mask"):
+            if name not in examples[0]:
+                raise ValueError(
+                    f"Whole-word masking needs the column `{name}`; set `remove_unused_columns=False` in the training "
+                    "arguments, which else drop it."
+                )
+        longest = max(len(example["input_ids"]) for example in examples)
+        padded = [
+            {
+                **example,
+                "offset_mapping": [*example["offset_mapping"], *[[0, 0]] * (longest - len(example["input_ids"]))],
+            }
+            for example in examples
+        ]
+        return super().torch_call(padded)
+
+
+def mask_statically(
+    dataset: Dataset,
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    probability: float = 0.15,
+    max_predictions: int = 20,
+    seed: int = 0,
+    num_proc: int | None = None,
+) -> Dataset:
+    """Mask once and for all, an exact number of tokens in each example, as the authors' code does.
+
+    In an example of n tokens min(`max_predictions`, max(1, round(n * `probability`))) are chosen, never special ones;
+    of these 80 % become `[MASK]`, 10 % a random token, and 10 % stay. The result goes into
+    `DataCollatorForTokenClassification(tokenizer)`, which pads `labels`.
+
+    Args:
+        dataset (`Dataset`):
+            From [`build_pretraining_dataset`].
+        tokenizer (`PreTrainedTokenizerBase`):
+            The same as there.
+        probability (`float`):
+            Share of tokens to predict.
+        max_predictions (`int`):
+            Most tokens to predict in an example: the authors' 20 at length 128, 77 or 80 at 512.
+        seed (`int`):
+            Decides, with the data set, all that is random.
+        num_proc (`int`, *optional*):
+            Processes to share the work.
+
+    Returns:
+        `Dataset`: with `input_ids` masked, and `labels`, -100 where nothing is predicted.
+
+    Raises:
+        ValueError: if the tokenizer lacks a token, or a number is out of its range.
+
+    Source: Devlin et al. 2018, A.1; `create_masked_lm_predictions` of the authors' code.
+    """
+    _check_tokenizer(tokenizer)
+    if not 0 < probability < 1:
+        raise ValueError(f"`probability` must be between 0 and 1, got {probability}.")
+    if max_predictions < 1:
+        raise ValueError(f"`max_predictions` must be at least 1, got {max_predictions}.")
+    ordinary = sorted(set(range(len(tokenizer))) - set(tokenizer.all_special_ids))
+    masker = _StaticMasker(tokenizer.mask_token_id, np.array(ordinary), probability, max_predictions, seed)
+    features = Features({**dataset.features, "labels": List(Value("int32"))})
+    return dataset.map(
+        masker, with_indices=True, features=features, num_proc=num_proc, desc="masking", load_from_cache_file=True
+    )
+
+
+class _SentenceTokenizer:
+    """Turns documents into the token ids of their sentences."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, max_length: int) -> None:
+        self.tokenizer = tokenizer
+        self.max_length = max_length
+        self.start: int = tokenizer.cls_token_id
+        self.end: int = tokenizer.sep_token_id
+        tokens = tokenizer.convert_ids_to_tokens(list(range(len(tokenizer))))
+        self.is_inner = np.array([token.startswith("##") for token in tokens])
+
+    def settings(self) -> list[Any]:
+        """Return all that the result depends on, besides the documents."""
+        backend = self.tokenizer.backend_tokenizer
+        return [type(self).__name__, backend.model.__getstate__(), str(backend.normalizer), self.max_length]
+
+    def sentences_of(self, texts: list[str]) -> list[Sentences]:
+        """Tokenize texts sentence by sentence. What looks like a special token in them is text."""
+        documents = [split_sentences(text) for text in texts]
+        flat = [sentence for document in documents for sentence in document]
+        if not flat:
+            return [[] for _ in documents]
+        encoded = iter(
+            self.tokenizer(
+                flat,
+                add_special_tokens=False,
+                return_attention_mask=False,
+                return_token_type_ids=False,
+                split_special_tokens=True,
+                verbose=False,
+            )["input_ids"]
+        )
+        return [[ids for ids in (next(encoded) for _ in document) if ids] for document in documents]
+
+    def offsets(self, input_ids: list[int]) -> list[list[int]]:
+        """Make up offsets in which the pieces of one word touch and words do not."""
+        starts = np.arange(len(input_ids)) * 2
+        ends = starts + 1
+        follows = np.append(self.is_inner[input_ids[1:]], False)
+        return np.stack((starts, ends + follows), axis=1).tolist()
+
+
+class _PairBuilder(_SentenceTokenizer):
+    """Turns a group of documents into pairs; called by `datasets.map`, with batches of one group."""
+
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        max_length: int,
+        short_sequence_probability: float,
+        repeats: int,
+        seed: int,
+    ) -> None:
+        super().__init__(tokenizer, max_length)
+        self.short_sequence_probability = short_sequence_probability
+        self.repeats = repeats
+        self.seed = seed
+
+    def settings(self) -> list[Any]:
+        """Return all that the pairs depend on, besides the documents."""
+        return [*super().settings(), self.short_sequence_probability, self.repeats, self.seed]
+
+    def __call__(self, batch: dict[str, list[list[str]]], indices: list[int]) -> dict[str, list[Any]]:
+        """Build the pairs of one group."""
+        columns: dict[str, list[Any]] = {name: [] for name in _FEATURES}
+        for texts, index in zip(batch["text"], indices, strict=True):
+            documents = [document for document in self.sentences_of(texts) if document]
+            for repeat in range(self.repeats):
+                generator = np.random.default_rng((self.seed, index, repeat))
+                for number in range(len(documents)):
+                    for pair in self._pairs_of(documents, number, generator):
+                        self._append(columns, *pair)
+        return columns
+
+    def _pairs_of(
+        self, documents: list[Sentences], number: int, generator: np.random.Generator
+    ) -> Iterator[tuple[list[int], list[int], bool, int]]:
+        """Yield (A, B, whether B is random, how many tokens were cut) of one document."""
+        document = documents[number]
+        room = self.max_length - SPECIAL_TOKENS_OF_A_PAIR
+        start = 0
+        while start < len(document):
+            is_short = generator.random() < self.short_sequence_probability
+            target = int(generator.integers(2, room + 1)) if is_short else room
+            stop, length = start, 0
+            while stop < len(document) and length < target:
+                length += len(document[stop])
+                stop += 1
+            middle = start + 1 if stop - start < 2 else int(generator.integers(start + 1, stop))
+            first = [token for sentence in document[start:middle] for token in sentence]
+            is_random = stop - start == 1 or generator.random() < 0.5
+            if is_random and len(documents) > 1:
+                other = (number + 1 + int(generator.integers(len(documents) - 1))) % len(documents)
+                second = _random_segment(documents[other], target - len(first), generator)
+                stop = middle  # what was not used is put back
+            elif stop - start == 1:  # a stream's last document, alone and at its last sentence
+                return
+            else:
+                is_random = False
+                second = [token for sentence in document[middle:stop] for token in sentence]
+            cut = _truncate(first, second, room, generator)
+            yield first, second, is_random, cut
+            start = stop
+
+    def _append(
+        self, columns: dict[str, list[Any]], first: list[int], second: list[int], is_random: bool, cut: int
+    ) -> None:
+        """Write a pair as the model reads it."""
+        input_ids = [self.start, *first, self.end, *second, self.end]
+        columns["input_ids"].append(input_ids)
+        columns["token_type_ids"].append([0] * (len(first) + 2) + [1] * (len(second) + 1))
+        columns["special_tokens_mask"].append([1, *[0] * len(first), 1, *[0] * len(second), 1])
+        columns["next_sentence_label"].append(int(is_random))
+        columns["offset_mapping"].append(self.offsets(input_ids))
+        columns["cut_tokens"].append(cut)
+
+
+class _SegmentBuilder(_SentenceTokenizer):
+    """Turns documents into single segments; called by `datasets.map`."""
+
+    def __call__(self, batch: dict[str, list[str]]) -> dict[str, list[Any]]:
+        """Build the segments of some documents."""
+        room = self.max_length - 2
+        columns: dict[str, list[Any]] = {
+            name: [] for name in ("input_ids", "token_type_ids", "special_tokens_mask", "offset_mapping")
+        }
+        for document in self.sentences_of(batch["text"]):
+            segment: list[int] = []
+            for sentence in [*document, []]:
+                if segment and (len(segment) + len(sentence) > room or not sentence):
+                    self._append(columns, segment)
+                    segment = []
+                segment = segment + sentence
+                while len(segment) > room:
+                    self._append(columns, segment[:room])
+                    segment = segment[room:]
+        return columns
+
+    def _append(self, columns: dict[str, list[Any]], segment: list[int]) -> None:
+        """Write a segment as the model reads it."""
+        input_ids = [self.start, *segment, self.end]
+        columns["input_ids"].append(input_ids)
+        columns["token_type_ids"].append([0] * len(input_ids))
+        columns["special_tokens_mask"].append([1, *[0] * len(segment), 1])
+        columns["offset_mapping"].append(self.offsets(input_ids))
+
+
+class _StaticMasker:
+    """Masks one example; called by `datasets.map`."""
+
+    def __init__(
+        self, mask_id: int, ordinary_ids: np.ndarray, probability: float, max_predictions: int, seed: int
+    ) -> None:
+        self.mask_id = mask_id
+        self.ordinary_ids = ordinary_ids
+        self.probability = probability
+        self.max_predictions = max_predictions
+        self.seed = seed
+
+    def __call__(self, row: dict[str, Any], index: int) -> dict[str, Any]:
+        """Choose tokens and replace them."""
+        generator = np.random.default_rng((self.seed, index))
+        input_ids = np.array(row["input_ids"])
+        candidates = np.flatnonzero(np.array(row["special_tokens_mask"]) == 0)
+        count = min(self.max_predictions, max(1, round(len(input_ids) * self.probability)), len(candidates))
+        chosen = generator.permutation(candidates)[:count]
+        labels = np.full_like(input_ids, -100)
+        labels[chosen] = input_ids[chosen]
+        draw = generator.random(count)
+        input_ids[chosen[draw < 0.8]] = self.mask_id
+        replaced = chosen[draw >= 0.9]
+        input_ids[replaced] = generator.choice(self.ordinary_ids, len(replaced))
+        return {**row, "input_ids": input_ids.tolist(), "labels": labels.tolist()}
+
+
+def _random_segment(document: Sentences, length: int, generator: np.random.Generator) -> list[int]:
+    """Take sentences from a random one on, until they have `length` tokens."""
+    segment: list[int] = []
+    for sentence in document[int(generator.integers(len(document))) :]:
+        segment.extend(sentence)
+        if len(segment) >= length:
+            break
+    return segment
+
+
+def _truncate(first: list[int], second: list[int], room: int, generator: np.random.Generator) -> int:
+    """Take tokens off the longer side, at its front or back by chance, until both fit; return how many."""
+    excess = len(first) + len(second) - room
+    if excess <= 0:
+        return 0
+    # What is taken off token by token brings the longer side down to the other, and then takes from both in turn.
+    from_first = min(excess, max(0, len(first) - len(second)))
+    from_second = min(excess, max(0, len(second) - len(first)))
+    rest = excess - from_first - from_second
+    for side, count in ((first, from_first + rest // 2), (second, from_second + rest - rest // 2)):
+        front = int(generator.binomial(count, 0.5))
+        del side[:front]
+        del side[len(side) - (count - front) :]
+    return excess
+
+
+def _group_size(documents: int) -> int:
+    """Return how many documents share a group, such that the last group has more than one."""
+    groups = max(1, round(documents / DOCUMENTS_OF_A_GROUP))
+    size = -(-documents // groups)
+    while documents % size == 1:
+        size += 1
+    return size
+
+
+def _without_counts() -> Features:
+    """Return the features of the finished examples."""
+    return Features({name: feature for name, feature in _FEATURES.items() if name != "cut_tokens"})
+
+
+def _check_tokenizer(tokenizer: PreTrainedTokenizerBase) -> None:
+    """Refuse a tokenizer that is not of BERT's kind."""
+    for name in ("cls_token", "sep_token", "mask_token"):
+        if getattr(tokenizer, name) is None:
+            raise ValueError(f"`tokenizer` must have a `{name}`; `train_wordpiece_tokenizer` makes one that has.")
+
+
+def _check_settings(
+    tokenizer: PreTrainedTokenizerBase, max_length: int, short_sequence_probability: float, repeats: int
+) -> None:
+    """Refuse numbers that make no examples."""
+    if not MINIMUM_LENGTH <= max_length <= tokenizer.model_max_length:
+        raise ValueError(
+            f"`max_length` must be between {MINIMUM_LENGTH} and the tokenizer's `model_max_length` "
+            f"({tokenizer.model_max_length}), got {max_length}."
+        )
+    if not 0 <= short_sequence_probability <= 1:
+        raise ValueError(f"`short_sequence_probability` must be in [0, 1], got {short_sequence_probability}.")
+    if repeats < 1:
+        raise ValueError(f"`repeats` must be at least 1, got {repeats}.")
+
+
+def _report(pairs: Dataset, documents: int, max_length: int) -> None:
+    """Tell what became of the documents, and raise if every pair is random."""
+    labels = np.asarray(pairs.data.column("next_sentence_label"))
+    if not len(labels) or labels.all():
+        raise ValueError(
+            "`documents` must have documents of several sentences for next-sentence prediction, but each has a single "
+            "one. Put the sentences of a document together, or train on masked tokens alone."
+        )
+    cut = int(np.asarray(pairs.data.column("cut_tokens")).sum())
+    logger.info(
+        f"{documents:,} documents: {len(labels):,} pairs of up to {max_length} tokens, {labels.mean():.1%} with a "
+        f"random second segment; {cut:,} tokens cut off to fit."
+    )

@@ -1,0 +1,111 @@
+"""Documents of every source, and their sentences."""
+
+import csv
+import gzip
+import json
+
+import pytest
+from datasets import Dataset, IterableDataset
+
+from hf_vanilla.data import load_documents, split_sentences
+
+
+TEXTS = ["First document.\nIts second line.", "2018-01-01", "Third, with NA."]
+
+
+def write(folder, kind):
+    path = folder / f"documents.{kind}"
+    if kind == "txt":
+        path.write_text("\ufeff" + "\n \n\n".join(TEXTS) + "\n", encoding="utf-8")
+    elif kind == "jsonl.gz":
+        with gzip.open(path, "wt") as file:
+            file.writelines(json.dumps({"text": text, "id": 3}) + "\n" for text in TEXTS)
+    elif kind == "json":
+        path.write_text(json.dumps([{"text": text} for text in TEXTS]))
+    elif kind == "csv":
+        with path.open("w", newline="") as file:
+            csv.writer(file).writerows([["id", "text"], *((number, text) for number, text in enumerate(TEXTS))])
+    else:
+        Dataset.from_dict({"text": TEXTS}).to_parquet(path)
+    return str(path)
+
+
+@pytest.mark.parametrize("streaming", [False, True], ids=["table", "stream"])
+@pytest.mark.parametrize("kind", ["txt", "jsonl.gz", "json", "csv", "parquet"])
+def test_every_file_gives_its_documents(tmp_path, kind, streaming):
+    documents = load_documents(data_files=write(tmp_path, kind), streaming=streaming)
+    assert isinstance(documents, IterableDataset if streaming else Dataset)
+    assert [row["text"].strip() for row in documents] == TEXTS
+    assert documents.column_names == ["text"]
+
+
+def test_several_files_are_one_corpus(tmp_path):
+    files = [write(tmp_path, kind) for kind in ("json", "txt")]
+    assert len(load_documents(data_files=files)) == 6
+
+
+def test_a_data_set_by_name_is_loaded(tmp_path):
+    folder = tmp_path / "corpus"
+    folder.mkdir()
+    Dataset.from_dict({"body": [*TEXTS, " ", None]}).to_parquet(folder / "train.parquet")
+    documents = load_documents(str(folder), text_column="body")
+    assert documents["text"][:] == TEXTS
+
+
+def test_a_changed_file_is_read_again(tmp_path):
+    path = write(tmp_path, "json")
+    assert len(load_documents(data_files=path)) == 3
+    (tmp_path / "documents.json").write_text('[{"text": "only one, and longer than anything before it"}]')
+    assert len(load_documents(data_files=path)) == 1
+
+
+def test_empty_documents_are_left_out_and_counted(tmp_path, caplog):
+    path = tmp_path / "documents.jsonl"
+    path.write_text('{"text": "a b"}\n{"text": " \\n"}\n{"text": null}\n')
+    assert load_documents(data_files=str(path))["text"][:] == ["a b"]
+    assert "left out 2 of 3 documents" in caplog.text
+
+
+def test_sentences_are_split_but_not_at_abbreviations():
+    text = 'Dr. Smith went to Washington, D.C. on Jan. 5. "Is it so?" he asked.\n\nA title\nThen he left.'
+    assert split_sentences(text) == [
+        "Dr. Smith went to Washington, D.C. on Jan. 5.",
+        '"Is it so?" he asked.',
+        "A title",
+        "Then he left.",
+    ]
+
+
+def test_chinese_sentences_are_split():
+    assert split_sentences("我爱中国。“好！”他说。是吗？") == ["我爱中国。", "“好！”他说。", "是吗？"]
+    assert split_sentences(" \n\t ") == []
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.jsonl", '{"body": "x"}\n', r"`text_column` must name a column, but .*line 1 has no 'text'; it has 'body'"),
+        ("a.jsonl", '{"text": "x"}\n{"text"\n', r"one JSON object a line, but line 2"),
+        ("a.csv", "id\n1\n", r"`text_column` must name a column, but .* has no 'text'; it has 'id'"),
+        ("a.csv", "id,text\n1\n", r"line 2: must have 2 fields"),
+        ("a.txt", " \n\n", r"must have at least one document with text"),
+    ],
+    ids=["column", "json", "csv-column", "csv-fields", "empty"],
+)
+def test_bad_files_are_named(tmp_path, name, content, message):
+    (tmp_path / name).write_text(content)
+    with pytest.raises(ValueError, match=message):
+        load_documents(data_files=str(tmp_path / name))
+
+
+def test_other_bad_input_is_named(tmp_path):
+    with pytest.raises(ValueError, match="either `dataset_name` or `data_files`, got neither"):
+        load_documents()
+    with pytest.raises(FileNotFoundError, match="there is no file .*nowhere.txt"):
+        load_documents(data_files="nowhere.txt")
+    (tmp_path / "a.jsonl").write_text('{"text": 5}\n')
+    with pytest.raises(TypeError, match="line 1: 'text' must be a string, got 5"):
+        load_documents(data_files=str(tmp_path / "a.jsonl"))
+    (tmp_path / "a.txt").write_bytes(b"fine\n\xff\n")
+    with pytest.raises(ValueError, match="must be UTF-8, but line 2 is not"):
+        load_documents(data_files=str(tmp_path / "a.txt"))
