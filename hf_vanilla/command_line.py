@@ -1,7 +1,9 @@
 """What every script does at its edges: read options, tell errors in one line, stop cleanly on Ctrl-C."""
 
 import argparse
+import os
 import sys
+import tempfile
 from collections.abc import Callable
 from typing import Any
 
@@ -44,6 +46,23 @@ def parse_arguments(*dataclass_types: Any, description: str | None) -> tuple[Any
     except (ValueError, OSError) as error:
         sys.stderr.write(f"error: {error}\n--help lists all options.\n")
         sys.exit(2)
+
+
+def check_output_dir(output_dir: str) -> None:
+    """Make a folder, and fail now rather than after hours if nothing can be written there.
+
+    Args:
+        output_dir (`str`): The folder.
+
+    Raises:
+        ValueError: if it can't be made or written to.
+    """
+    try:
+        os.makedirs(output_dir, exist_ok=True)
+        with tempfile.TemporaryFile(dir=output_dir):
+            pass
+    except OSError as error:
+        raise ValueError(f"`output_dir` ({output_dir}) must be a folder that can be written to: {error}.") from error
 
 
 def run(main: Callable[[], None]) -> int:

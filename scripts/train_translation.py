@@ -18,9 +18,7 @@ stand in one JSON file, which is then the only argument.
 
 import logging
 import math
-import os
 import sys
-import tempfile
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -39,7 +37,7 @@ from transformers import (
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from hf_vanilla import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
-from hf_vanilla.command_line import parse_arguments, run
+from hf_vanilla.command_line import check_output_dir, parse_arguments, run
 from hf_vanilla.data import load_parallel_dataset, tokenize_parallel_dataset
 from hf_vanilla.metrics import TranslationMetrics
 from hf_vanilla.tokenization import TARGET_TOKENIZER, load_tokenizers, train_tokenizer
@@ -204,16 +202,6 @@ class SaveTargetTokenizer(TrainerCallback):
         if state.is_world_process_zero:
             checkpoint = Path(args.output_dir) / f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}"
             self.target_tokenizer.save_pretrained(checkpoint / TARGET_TOKENIZER)
-
-
-def check_output_dir(output_dir: str) -> None:
-    """Fail now rather than after hours if nothing can be written."""
-    try:
-        os.makedirs(output_dir, exist_ok=True)
-        with tempfile.TemporaryFile(dir=output_dir):
-            pass
-    except OSError as error:
-        raise ValueError(f"`output_dir` ({output_dir}) must be a folder that can be written to: {error}.") from error
 
 
 def load_data(arguments: DataArguments):

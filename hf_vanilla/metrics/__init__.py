@@ -1,8 +1,9 @@
-"""Scores of translations, as `evaluate.Metric` classes that need no network."""
+"""Scores of translations and of pre-training, without a network."""
 
 from .bleu import Bleu
 from .chrf import ChrF
+from .pretraining import PretrainingMetrics
 from .translation import TranslationMetrics
 
 
-__all__ = ["Bleu", "ChrF", "TranslationMetrics"]
+__all__ = ["Bleu", "ChrF", "PretrainingMetrics", "TranslationMetrics"]

@@ -1,15 +1,20 @@
 """The papers' recipes as training arguments, the trainer, and checkpoints."""
 
 from .checkpoints import average_checkpoints, best_checkpoints, last_checkpoints, last_complete_checkpoint
+from .pretraining import Phase, PhasedBatchSampler, PretrainingTrainer, bert_training_arguments
 from .recipe import paper_optimizers, paper_training_arguments
 from .schedule import inverse_sqrt_schedule_from_one, noam_learning_rate
 from .trainer import VanillaTrainer, VanillaTrainingArguments
 
 
 __all__ = [
+    "Phase",
+    "PhasedBatchSampler",
+    "PretrainingTrainer",
     "VanillaTrainer",
     "VanillaTrainingArguments",
     "average_checkpoints",
+    "bert_training_arguments",
     "best_checkpoints",
     "inverse_sqrt_schedule_from_one",
     "last_checkpoints",

@@ -1,0 +1,245 @@
+"""BERT's pre-training: short sequences for 90 % of the updates, long ones for the rest, in one job.
+
+    updates      0 .......................... 90 % ..... 100 %
+    length       128                          512
+    batch        max_tokens / 128 sequences   max_tokens / 512 sequences
+    rate         one warm-up, one linear decay over both
+
+All batches of the job are one epoch of the trainer, in an order that seed and settings fix. So whatever `Trainer` can
+do with an epoch works: resuming in the middle of either phase, several processes, accumulation.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import datasets
+import numpy as np
+import torch
+from torch.utils.data import DataLoader
+from transformers import DataCollatorForTokenClassification, PreTrainedModel, PreTrainedTokenizerBase
+
+from ..data.batching import TokenBudgetBatchSampler, measure_pair_lengths
+from .trainer import VanillaTrainer, VanillaTrainingArguments
+
+
+class Phase(NamedTuple):
+    """A part of the pre-training.
+
+    Attributes:
+        dataset: Examples, as `build_pretraining_dataset` gives them.
+        share: Share of all updates; the shares of all phases add up to 1.
+    """
+
+    dataset: datasets.Dataset
+    share: float
+
+
+class PhasedBatchSampler(torch.utils.data.Sampler[list[int]]):
+    """Give the batches of one phase after the other; the indices of a phase follow those of the phase before.
+
+    Within a phase the batches are those of [`~hf_vanilla.data.TokenBudgetBatchSampler`], epoch after epoch, each in a
+    new order, until the phase has all its batches.
+
+    Args:
+        lengths (`Sequence[np.ndarray]`):
+            Tokens of each example, for each phase.
+        updates (`Sequence[int]`):
+            Number of updates of each phase.
+        max_tokens (`int`):
+            Budget of a batch, padding counted.
+        seed (`int`):
+            Decides all that is random.
+        batches_per_step (`int`):
+            Batches of one update: ranks times accumulation.
+
+    Raises:
+        ValueError: if the phases differ in number, or as `TokenBudgetBatchSampler` does.
+    """
+
+    def __init__(
+        self,
+        lengths: Sequence[np.ndarray],
+        updates: Sequence[int],
+        max_tokens: int,
+        *,
+        seed: int = 0,
+        batches_per_step: int = 1,
+    ) -> None:
+        if len(lengths) != len(updates):
+            raise ValueError(f"`lengths` ({len(lengths)}) and `updates` ({len(updates)}) must be of as many phases.")
+        self.phases = [
+            TokenBudgetBatchSampler(each, each, max_tokens, seed=seed + number, batches_per_step=batches_per_step)
+            for number, each in enumerate(lengths)
+        ]
+        self.batches = [count * batches_per_step for count in updates]
+        self.starts = np.cumsum([0, *(len(each) for each in lengths)]).tolist()
+
+    def __len__(self) -> int:
+        """Number of batches of the job, over all ranks."""
+        return sum(self.batches)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        """Yield the indices of one batch after the other."""
+        for phase, wanted, start in zip(self.phases, self.batches, self.starts[:-1], strict=True):
+            given = epoch = 0
+            while given < wanted:
+                phase.set_epoch(epoch)
+                for batch in phase:
+                    yield [start + index for index in batch]
+                    given += 1
+                    if given == wanted:
+                        break
+                epoch += 1
+
+
+class PretrainingTrainer(VanillaTrainer):
+    """[`VanillaTrainer`] whose training data comes in phases of different lengths.
+
+    `max_tokens_per_batch` decides how many sequences a batch of each phase has, and `max_steps` is the length of the
+    whole job. An evaluation set that has `labels` (see `mask_statically`) keeps them: every evaluation has the same
+    masks.
+
+    Args:
+        model (`PreTrainedModel`):
+            The model to train.
+        args (`VanillaTrainingArguments`):
+            With `max_steps` and `max_tokens_per_batch`.
+        data_collator (`Callable`):
+            Masks and pads, as `DataCollatorForLanguageModeling(tokenizer)` does.
+        phases (`Sequence[Phase]`):
+            What to train on, in this order.
+        processing_class (`PreTrainedTokenizerBase`):
+            The tokenizer.
+        **kwargs (`Any`):
+            The other arguments of `Trainer`, but `train_dataset`.
+
+    Raises:
+        ValueError: if there is no phase, the shares do not add up to 1, or an argument is missing.
+
+    Source: Devlin et al. 2018, A.2.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        args: VanillaTrainingArguments,
+        data_collator: Any,
+        *,
+        phases: Sequence[Phase],
+        processing_class: PreTrainedTokenizerBase,
+        **kwargs: Any,
+    ) -> None:
+        for name, value in (("max_steps", args.max_steps), ("max_tokens_per_batch", args.max_tokens_per_batch)):
+            if value is None or value < 1:
+                raise ValueError(f"`{name}` must be given, at least 1, for training in phases; got {value}.")
+        self.phases = list(phases)
+        self.phase_updates = _updates_of(self.phases, args.max_steps)
+        super().__init__(
+            model,
+            args,
+            data_collator,
+            train_dataset=datasets.concatenate_datasets([phase.dataset for phase in self.phases]),
+            processing_class=processing_class,
+            **kwargs,
+        )
+
+    def get_train_dataloader(self) -> DataLoader:
+        """Return the batches of the whole job.
+
+        Returns:
+            `DataLoader`: prepared by accelerate; each process has the same number of batches.
+        """
+        sampler = PhasedBatchSampler(
+            [measure_pair_lengths(phase.dataset).source for phase in self.phases],
+            self.phase_updates,
+            int(self.args.max_tokens_per_batch or 0),
+            seed=self.args.data_seed if self.args.data_seed is not None else self.args.seed,
+            batches_per_step=self.args.world_size * self.args.gradient_accumulation_steps,
+        )
+        rows = sum(len(phase) for phase in sampler.phases)
+        examples = sum(len(phase.dataset) for phase in self.phases)
+        self._sentences_per_update = max(1, round(examples * sampler.phases[0].batches_per_step / max(1, rows)))
+        return self._dataloader(self.train_dataset, sampler, "Training", is_training=True)
+
+    def get_eval_dataloader(self, eval_dataset: Any = None) -> DataLoader:
+        """Return the evaluation dataloader; what has labels is padded and not masked again.
+
+        Args:
+            eval_dataset (`str` or `Dataset`, *optional*):
+                A dataset, or the name of one of `self.eval_dataset`; the default is `self.eval_dataset`.
+
+        Returns:
+            `DataLoader`: longest examples first.
+        """
+        dataset = self.eval_dataset if eval_dataset is None else eval_dataset
+        if isinstance(dataset, str) and isinstance(self.eval_dataset, dict):
+            dataset = self.eval_dataset[dataset]
+        if "labels" not in getattr(dataset, "column_names", ()):
+            return super().get_eval_dataloader(eval_dataset)
+        collator = self.data_collator
+        self.data_collator = DataCollatorForTokenClassification(self.processing_class)
+        try:
+            return super().get_eval_dataloader(eval_dataset)
+        finally:
+            self.data_collator = collator
+
+    def _set_signature_columns_if_needed(self) -> None:
+        """Let the collator see which tokens are special: it would have to look each of them up."""
+        super()._set_signature_columns_if_needed()
+        if "special_tokens_mask" not in self._signature_columns:
+            self._signature_columns += ["special_tokens_mask"]
+
+
+def bert_training_arguments(
+    output_dir: str, *, max_steps: int = 1_000_000, warmup_steps: int = 10_000, **overrides: Any
+) -> VanillaTrainingArguments:
+    """Return training arguments with the optimiser and schedule of the paper's pre-training.
+
+    Adam with learning rate 1e-4, beta1 0.9, beta2 0.999, weight decay 0.01 off biases and norms, epsilon 1e-6 (the
+    authors' code), gradients clipped at 1, warm-up, linear decay to 0. The paper's batches have 256 sequences, of 512
+    tokens at the end: `max_tokens_per_batch` times processes times accumulation is 131,072.
+
+    Args:
+        output_dir (`str`):
+            Folder of the checkpoints.
+        max_steps (`int`):
+            Number of updates.
+        warmup_steps (`int`):
+            Number of updates over which the learning rate grows.
+        **overrides (`Any`):
+            Any other training argument, or another value of one that is set here.
+
+    Returns:
+        `VanillaTrainingArguments`: for [`PretrainingTrainer`] and for the stock `Trainer`.
+
+    Raises:
+        ValueError: if a value is out of its range.
+
+    Source: Devlin et al. 2018, A.2.
+    """
+    if not 0 <= warmup_steps <= max_steps:
+        raise ValueError(f"`warmup_steps` must be between 0 and `max_steps` ({max_steps}), got {warmup_steps}.")
+    arguments: dict[str, Any] = {
+        "learning_rate": 1e-4,
+        "lr_scheduler_type": "linear",
+        "max_steps": max_steps,
+        "warmup_steps": warmup_steps,
+        "adam_beta1": 0.9,
+        "adam_beta2": 0.999,
+        "adam_epsilon": 1e-6,
+        "weight_decay": 0.01,
+        "max_grad_norm": 1.0,
+    }
+    return VanillaTrainingArguments(output_dir=output_dir, **{**arguments, **overrides})
+
+
+def _updates_of(phases: Sequence[Phase], max_steps: int) -> list[int]:
+    """Deal out the updates, the last phase getting what rounding leaves."""
+    if not phases:
+        raise ValueError("`phases` must hold at least one phase.")
+    total = sum(phase.share for phase in phases)
+    if min(phase.share for phase in phases) < 0 or abs(total - 1) > 1e-6:
+        shares = ", ".join(str(phase.share) for phase in phases)
+        raise ValueError(f"`phases` must have shares from 0 to 1 that add up to 1, got {shares}.")
+    updates = [round(phase.share * max_steps) for phase in phases[:-1]]
+    return [*updates, max_steps - sum(updates)]

@@ -1,0 +1,308 @@
+#!/usr/bin/env python
+r"""Pre-train BERT, from raw documents to a model that the Auto classes load: masked tokens and next sentences.
+
+Plain text has blank lines between documents; in .jsonl, .csv and .parquet files each row is one:
+
+    python scripts/pretrain_bert.py \
+        --train_files encyclopedia.jsonl.gz novels.txt --validation_files held_out.jsonl.gz \
+        --preset mini --vocab_size 16000 --max_tokens_per_batch 16384 --max_steps 20000 --output_dir runs/bert
+
+A data set of the Hub: --dataset_name wikimedia/wikipedia --dataset_config_name 20231101.simple.
+On from any BERT, with text of your own field: --model_name_or_path google-bert/bert-base-uncased.
+
+Nine tenths of the updates have sequences of 128 tokens, the last tenth of 512, as in the paper (--phase_lengths,
+--phase_shares). The optimiser is the paper's unless you say otherwise. Run the same command again to go on with a run
+that was stopped. `accelerate launch` and `torchrun` in place of `python` use several devices. All options may also
+stand in one JSON file, which is then the only argument.
+"""
+
+import logging
+import math
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from transformers import AutoTokenizer, DataCollatorForLanguageModeling, set_seed
+
+from hf_vanilla import VanillaBertConfig, VanillaBertForMaskedLM, VanillaBertForPreTraining
+from hf_vanilla.command_line import check_output_dir, parse_arguments, run
+from hf_vanilla.data import (
+    WholeWordMaskingCollator,
+    build_masked_language_dataset,
+    build_pretraining_dataset,
+    load_documents,
+    mask_statically,
+)
+from hf_vanilla.metrics import PretrainingMetrics
+from hf_vanilla.tokenization import train_wordpiece_tokenizer
+from hf_vanilla.training import Phase, PretrainingTrainer, VanillaTrainingArguments, last_complete_checkpoint
+
+
+logger = logging.getLogger("pretrain_bert")
+
+MODEL_SIZES = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
+REGULARISATION = ("hidden_dropout_prob", "attention_probs_dropout_prob")
+# Of the tokens in a batch that is evaluated; its logits over the whole vocabulary exist at once.
+MOST_PREDICTIONS = 0.15
+
+
+@dataclass
+class ModelArguments:
+    """Which model and tokenizer to train."""
+
+    model_name_or_path: str | None = field(
+        default=None,
+        metadata={"help": "Go on from this BERT and its tokenizer (folder or Hub name) instead of starting anew."},
+    )
+    preset: str = field(
+        default="base", metadata={"help": "Size to start from: base, large, tiny, mini, small, medium, L-6_H-256, ..."}
+    )
+    hidden_size: int | None = field(
+        default=None, metadata={"help": "Width of the model. Default: the preset's, as below."}
+    )
+    num_hidden_layers: int | None = field(default=None, metadata={"help": "Number of layers."})
+    num_attention_heads: int | None = field(default=None, metadata={"help": "Number of attention heads."})
+    intermediate_size: int | None = field(default=None, metadata={"help": "Inner width of the feed-forward networks."})
+    hidden_dropout_prob: float | None = field(default=None, metadata={"help": "Dropout rate; the paper's is 0.1."})
+    attention_probs_dropout_prob: float | None = field(
+        default=None, metadata={"help": "Dropout rate of attention weights; the paper's is 0.1."}
+    )
+    no_next_sentence_prediction: bool = field(default=False, metadata={"help": "Train on masked tokens alone."})
+    tokenizer_name_or_path: str | None = field(
+        default=None, metadata={"help": "Use this tokenizer (folder or Hub name) instead of training one."}
+    )
+    vocab_size: int = field(default=30522, metadata={"help": "Size of the vocabulary to train."})
+    cased: bool = field(default=False, metadata={"help": "Keep case and accents in the vocabulary to train."})
+    alphabet_size: int = field(
+        default=1000, metadata={"help": "Different characters in the vocabulary to train; 6000 or more for Chinese."}
+    )
+
+
+@dataclass
+class DataArguments:
+    """Where the documents come from, and how they become examples."""
+
+    dataset_name: str | None = field(default=None, metadata={"help": "A data set of the Hub."})
+    dataset_config_name: str | None = field(default=None, metadata={"help": "Its configuration."})
+    dataset_revision: str | None = field(default=None, metadata={"help": "Its branch, tag or commit."})
+    dataset_split: str = field(default="train", metadata={"help": "Its split to train on."})
+    train_files: list[str] | None = field(
+        default=None, metadata={"help": "Documents: .jsonl, .json, .csv, .parquet or plain text, or .gz of it."}
+    )
+    validation_files: list[str] | None = field(default=None, metadata={"help": "The same, for validation."})
+    text_column: str = field(default="text", metadata={"help": "Column of the text."})
+    phase_lengths: list[int] = field(
+        default_factory=lambda: [128, 512], metadata={"help": "Tokens of an example in each phase."}
+    )
+    phase_shares: list[float] = field(
+        default_factory=lambda: [0.9, 0.1], metadata={"help": "Share of the updates of each phase."}
+    )
+    validation_length: int = field(default=128, metadata={"help": "Tokens of an example in validation."})
+    repeats: int = field(
+        default=1, metadata={"help": "How often to go over the documents when pairs are built, with others each time."}
+    )
+    short_sequence_probability: float = field(default=0.1, metadata={"help": "Share of examples that are shorter."})
+    mlm_probability: float = field(default=0.15, metadata={"help": "Share of tokens to predict."})
+    whole_word_mask: bool = field(default=False, metadata={"help": "Mask whole words instead of pieces of them."})
+    preprocessing_num_workers: int | None = field(default=None, metadata={"help": "Processes that build examples."})
+
+
+@dataclass
+class PretrainingArguments(VanillaTrainingArguments):
+    """How to train; the defaults are the paper's optimiser and schedule (A.2)."""
+
+    output_dir: str | None = field(default=None, metadata={"help": "Folder of the checkpoints and the final model."})
+    max_tokens_per_batch: int | None = field(
+        default=16384, metadata={"help": "Size of a batch of one device in tokens, padding counted."}
+    )
+    max_steps: int = field(default=1_000_000, metadata={"help": "Number of updates, over all phases."})
+    learning_rate: float = field(default=1e-4, metadata={"help": "Peak learning rate."})
+    warmup_steps: float = field(default=10_000, metadata={"help": "Updates over which the learning rate grows."})
+    weight_decay: float = field(default=0.01, metadata={"help": "Weight decay, off biases and norms."})
+    adam_epsilon: float = field(default=1e-6, metadata={"help": "Adam's epsilon (the authors' code)."})
+
+    def __post_init__(self):
+        if self.output_dir is None:
+            raise ValueError("`output_dir` is missing: say where the model shall go, as in --output_dir runs/bert.")
+        # transformers refuses --bf16 on a machine without an accelerator unless it is told that this is meant.
+        if not torch.accelerator.is_available():
+            self.use_cpu: bool = True
+        super().__post_init__()
+
+
+def check_phases(data_args: DataArguments) -> None:
+    """Fail now rather than after the examples are built."""
+    if len(data_args.phase_lengths) != len(data_args.phase_shares):
+        raise ValueError(
+            f"`phase_lengths` ({data_args.phase_lengths}) and `phase_shares` ({data_args.phase_shares}) must be "
+            "equal in number."
+        )
+    if abs(sum(data_args.phase_shares) - 1) > 1e-6:
+        raise ValueError(f"`phase_shares` must add up to 1, got {data_args.phase_shares}.")
+
+
+def load_corpora(arguments: DataArguments) -> dict[str, Any]:
+    """Load the documents as `train` and perhaps `validation`."""
+    corpora = {
+        "train": load_documents(
+            arguments.dataset_name,
+            arguments.dataset_config_name,
+            data_files=arguments.train_files,
+            split=arguments.dataset_split,
+            text_column=arguments.text_column,
+            revision=arguments.dataset_revision,
+        )
+    }
+    if arguments.validation_files:
+        corpora["validation"] = load_documents(
+            data_files=arguments.validation_files, text_column=arguments.text_column
+        )
+    return corpora
+
+
+def get_tokenizer(arguments: ModelArguments, documents, output_dir: Path, *, is_trained: bool):
+    """Load the tokenizer, or train it, and save it."""
+    path = arguments.tokenizer_name_or_path or arguments.model_name_or_path
+    if is_trained:
+        return AutoTokenizer.from_pretrained(output_dir)
+    if path is not None:
+        tokenizer = AutoTokenizer.from_pretrained(path)
+    else:
+        logger.info("Counting words for the vocabulary.")
+        tokenizer = train_wordpiece_tokenizer(
+            (row["text"] for row in documents),
+            arguments.vocab_size,
+            lowercase=not arguments.cased,
+            alphabet_size=arguments.alphabet_size,
+        )
+    tokenizer.save_pretrained(output_dir)
+    return tokenizer
+
+
+def build_examples(model_args: ModelArguments, data_args: DataArguments, corpora, tokenizer, seed: int):
+    """Pack the documents: examples of each phase, and validation examples with fixed masks."""
+
+    def build(documents, length: int):
+        if model_args.no_next_sentence_prediction:
+            return build_masked_language_dataset(
+                documents, tokenizer, max_length=length, num_proc=data_args.preprocessing_num_workers
+            )
+        return build_pretraining_dataset(
+            documents,
+            tokenizer,
+            max_length=length,
+            short_sequence_probability=data_args.short_sequence_probability,
+            repeats=data_args.repeats,
+            seed=seed,
+            num_proc=data_args.preprocessing_num_workers,
+        )
+
+    phases = [
+        Phase(build(corpora["train"], length), share)
+        for length, share in zip(data_args.phase_lengths, data_args.phase_shares, strict=True)
+        if share > 0
+    ]
+    if "validation" not in corpora:
+        return phases, None
+    length = data_args.validation_length
+    held_out = mask_statically(
+        build(corpora["validation"], length),
+        tokenizer,
+        probability=data_args.mlm_probability,
+        max_predictions=math.ceil(MOST_PREDICTIONS * length),
+    )
+    return phases, held_out.remove_columns(["special_tokens_mask", "offset_mapping"])
+
+
+def get_model(arguments: ModelArguments, tokenizer, longest: int):
+    """Load the model to go on from, or build a new one that fits the tokenizer."""
+    model_class = VanillaBertForMaskedLM if arguments.no_next_sentence_prediction else VanillaBertForPreTraining
+    given = {name: getattr(arguments, name) for name in MODEL_SIZES + REGULARISATION}
+    given = {name: value for name, value in given.items() if value is not None}
+    if arguments.model_name_or_path is not None:
+        fixed = sorted(given.keys() - set(REGULARISATION))
+        if fixed:
+            raise ValueError(f"`{fixed[0]}` can't be changed in a trained model (`model_name_or_path`); leave it out.")
+        model = model_class.from_pretrained(arguments.model_name_or_path, **given)
+        if len(tokenizer) > model.config.vocab_size:
+            raise ValueError(
+                f"The tokenizer has {len(tokenizer)} entries, but the model `{arguments.model_name_or_path}` only "
+                f"{model.config.vocab_size}; they don't belong together."
+            )
+        return model
+    positions = max(longest, VanillaBertConfig.max_position_embeddings)
+    config = VanillaBertConfig.preset(
+        arguments.preset,
+        **given,
+        vocab_size=len(tokenizer),
+        max_position_embeddings=positions,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    return model_class(config)
+
+
+def main() -> None:
+    """Go from documents to a pre-trained model, in four steps."""
+    model_args, data_args, training_args = parse_arguments(
+        ModelArguments, DataArguments, PretrainingArguments, description=__doc__
+    )
+    logging.basicConfig(format="%(message)s", level=logging.INFO if training_args.should_log else logging.WARNING)
+    transformers.utils.logging.set_verbosity(training_args.get_process_log_level())
+    check_phases(data_args)
+    check_output_dir(training_args.output_dir)
+    set_seed(training_args.seed)
+
+    output_dir = Path(training_args.output_dir)
+    checkpoint = training_args.resume_from_checkpoint or last_complete_checkpoint(output_dir)
+    if checkpoint is not None:
+        logger.info(f"Going on from {checkpoint}; for a new run give another --output_dir.")
+
+    # 1. documents -> tokenizer -> examples; the first process does the work and the others find it done
+    with training_args.main_process_first(local=False, desc="preparing the data"):
+        corpora = load_corpora(data_args)
+        is_trained = checkpoint is not None or training_args.process_index > 0
+        tokenizer = get_tokenizer(model_args, corpora["train"], output_dir, is_trained=is_trained)
+        phases, held_out = build_examples(model_args, data_args, corpora, tokenizer, training_args.seed)
+    for phase, length in zip(phases, data_args.phase_lengths, strict=False):
+        logger.info(f"{len(phase.dataset):,} examples of up to {length} tokens")
+
+    # 2. model and trainer
+    model = get_model(model_args, tokenizer, max(data_args.phase_lengths))
+    logger.info(f"{model.num_parameters():,} parameters, vocabulary {model.config.vocab_size:,}")
+    metrics = PretrainingMetrics()
+    if data_args.whole_word_mask:
+        training_args.remove_unused_columns = False
+        collator: Any = WholeWordMaskingCollator(tokenizer, data_args.mlm_probability)
+    else:
+        collator = DataCollatorForLanguageModeling(tokenizer, mlm_probability=data_args.mlm_probability)
+    trainer = PretrainingTrainer(
+        model,
+        training_args,
+        collator,
+        phases=phases,
+        eval_dataset=held_out,
+        processing_class=tokenizer,
+        compute_metrics=metrics,
+        preprocess_logits_for_metrics=metrics.preprocess_logits,
+    )
+
+    # 3. training, from the last checkpoint if there is one
+    result = trainer.train(resume_from_checkpoint=checkpoint)
+    trainer.log_metrics("train", result.metrics)
+    trainer.save_metrics("train", result.metrics)
+
+    # 4. the final model: measured, saved
+    if held_out is not None:
+        measured = trainer.evaluate()
+        trainer.log_metrics("eval", measured)
+        trainer.save_metrics("eval", measured)
+    trainer.save_model()
+    trainer.save_state()
+    logger.info(f"The model is in {output_dir}. To fine-tune it, give this folder as --model_name_or_path.")
+
+
+if __name__ == "__main__":
+    sys.exit(run(main))
