@@ -20,10 +20,11 @@ Departures from the paper:
   bias for each word in the projection), they follow the authors' code.
 - In training, masked tokens alone pass through the projection onto the vocabulary; the loss is the same.
 
-Every checkpoint of type `bert` loads here, and `save_pretrained` writes the names of its parameters, so that
-transformers' `BertFor...` read what is saved here; `save_pretrained(..., save_original_format=False)` writes ours.
+Every checkpoint of type `bert` loads here. `save_pretrained(..., save_original_format=True)` writes the names of its
+parameters, so that transformers' `BertFor...` read what is saved here.
 """
 
+import os
 from typing import Any, cast
 
 import torch
@@ -347,6 +348,25 @@ class VanillaBertPreTrainedModel(PreTrainedModel):
             init.zeros_(module.bias)
         elif isinstance(module, MaskedTokenHead):
             init.zeros_(module.bias)
+
+    def save_pretrained(
+        self, save_directory: str | os.PathLike, *args: Any, save_original_format: bool = False, **kwargs: Any
+    ) -> None:
+        """Save the model: transformers' `save_pretrained`, but with the names of this module's parameters.
+
+        transformers' Trainer puts a checkpoint's weights into the model without renaming them, so that a run would go
+        on from untrained weights if they were saved under other names.
+
+        Args:
+            save_directory (`str`): Folder to write to.
+            *args: Passed on.
+            save_original_format (`bool`, defaults to `False`): Whether to write the names of BERT's own checkpoints,
+                which transformers' `BertFor...` read.
+            **kwargs: Passed on.
+        """
+        if save_original_format:
+            self._weight_conversions = None  # of a loaded model, those that its file needed, perhaps none
+        super().save_pretrained(save_directory, *args, save_original_format=save_original_format, **kwargs)
 
     def get_output_embeddings(self) -> nn.Linear | None:
         """Return the projection onto the vocabulary, if this model has one."""

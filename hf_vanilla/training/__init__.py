@@ -1,7 +1,7 @@
 """The papers' recipes as training arguments, the trainer, and checkpoints."""
 
 from .checkpoints import average_checkpoints, best_checkpoints, last_checkpoints, last_complete_checkpoint
-from .pretraining import Phase, PhasedBatchSampler, PretrainingTrainer, bert_training_arguments
+from .pretraining import Phase, PhasedBatchSampler, PretrainingTrainer, RepeatableCollator, bert_training_arguments
 from .recipe import paper_optimizers, paper_training_arguments
 from .schedule import inverse_sqrt_schedule_from_one, noam_learning_rate
 from .trainer import VanillaTrainer, VanillaTrainingArguments
@@ -11,6 +11,7 @@ __all__ = [
     "Phase",
     "PhasedBatchSampler",
     "PretrainingTrainer",
+    "RepeatableCollator",
     "VanillaTrainer",
     "VanillaTrainingArguments",
     "average_checkpoints",

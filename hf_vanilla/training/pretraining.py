@@ -9,7 +9,8 @@ All batches of the job are one epoch of the trainer, in an order that seed and s
 do with an epoch works: resuming in the middle of either phase, several processes, accumulation.
 """
 
-from collections.abc import Iterator, Sequence
+import zlib
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import datasets
@@ -92,12 +93,47 @@ class PhasedBatchSampler(torch.utils.data.Sampler[list[int]]):
                 epoch += 1
 
 
+class RepeatableCollator:
+    """Makes what a collator draws depend on the batch alone, so that a resumed run masks as the first one would have.
+
+    A trainer collates ahead of the step it is at, so torch's generator, as a checkpoint keeps it, is ahead too. Here
+    the seed of a batch is a checksum of its tokens: other batches, as of another epoch, get other masks.
+
+    Args:
+        collator (`Callable`):
+            Makes a batch out of rows, with torch's global generator.
+        seed (`int`):
+            Enters every batch's seed.
+    """
+
+    def __init__(self, collator: Callable[[list[dict[str, Any]]], Any], seed: int) -> None:
+        self.collator = collator
+        self.seed = seed
+
+    def __call__(self, examples: list[dict[str, Any]]) -> Any:
+        """Collate with a generator of this batch's own.
+
+        Args:
+            examples (`list[dict[str, Any]]`):
+                Rows with `input_ids`.
+
+        Returns:
+            What the collator returns.
+        """
+        checksum = self.seed
+        for example in examples:
+            checksum = zlib.crc32(np.asarray(example["input_ids"], dtype=np.int64).tobytes(), checksum & 0xFFFFFFFF)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(checksum)
+            return self.collator(examples)
+
+
 class PretrainingTrainer(VanillaTrainer):
     """[`VanillaTrainer`] whose training data comes in phases of different lengths.
 
     `max_tokens_per_batch` decides how many sequences a batch of each phase has, and `max_steps` is the length of the
-    whole job. An evaluation set that has `labels` (see `mask_statically`) keeps them: every evaluation has the same
-    masks.
+    whole job. What is masked depends on the batch and `seed` alone ([`RepeatableCollator`]). An evaluation set that
+    has `labels` (see `mask_statically`) keeps them.
 
     Args:
         model (`PreTrainedModel`):
@@ -137,7 +173,7 @@ class PretrainingTrainer(VanillaTrainer):
         super().__init__(
             model,
             args,
-            data_collator,
+            RepeatableCollator(data_collator, args.seed),
             train_dataset=datasets.concatenate_datasets([phase.dataset for phase in self.phases]),
             processing_class=processing_class,
             **kwargs,
