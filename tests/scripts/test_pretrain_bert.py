@@ -1,0 +1,119 @@
+"""The whole way as a user goes it: documents, pre-train, go on, fill masks; and what bad input gets."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+from transformers import AutoModelForMaskedLM, AutoTokenizer, pipeline
+
+import hf_vanilla
+
+
+SCRIPT = Path(__file__).parents[2] / "scripts" / "pretrain_bert.py"
+TINY = [
+    "--preset", "tiny", "--hidden_size", "16", "--num_attention_heads", "4", "--intermediate_size", "24",
+    "--vocab_size", "90", "--max_tokens_per_batch", "256", "--phase_lengths", "16", "32", "--warmup_steps", "2",
+    "--validation_length", "16", "--learning_rate", "0.01", "--logging_steps", "2", "--disable_tqdm", "true",
+    "--use_cpu",
+]  # fmt: skip
+
+
+def run(*arguments):
+    return subprocess.run(
+        [sys.executable, SCRIPT, *map(str, arguments)], capture_output=True, text=True, timeout=300, check=False
+    )
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("corpus")
+    animals = ("dog", "cat", "bird", "horse")
+    for split, count in (("train", 40), ("held_out", 8)):
+        documents = [
+            "\n".join(f"the {animals[number % 4]} has {legs} legs ." for legs in range(number % 3 + 2, 9))
+            for number in range(count)
+        ]
+        (folder / f"{split}.txt").write_text("\n\n".join(documents), encoding="utf-8")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def run_dir(corpus, tmp_path_factory):
+    """A run that is stopped after 6 of 10 updates and started again."""
+    output_dir = tmp_path_factory.mktemp("runs") / "bert"
+    arguments = [
+        "--train_files", corpus / "train.txt", "--validation_files", corpus / "held_out.txt", *TINY,
+        "--max_steps", 10, "--save_steps", 6, "--output_dir", output_dir,
+    ]  # fmt: skip
+    first = run(*arguments)
+    assert first.returncode == 0, first.stderr
+    weights = load_file(output_dir / "model.safetensors")
+    (output_dir / "checkpoint-10").rename(output_dir.parent / "away")
+    again = run(*arguments)
+    assert again.returncode == 0, again.stderr
+    assert "Going on from" in again.stderr
+    assert "checkpoint-6" in again.stderr
+    resumed = load_file(output_dir / "model.safetensors")
+    assert all(tensor.equal(resumed[name]) for name, tensor in weights.items())
+    return output_dir
+
+
+def test_it_ends_with_a_model_that_fills_masks(run_dir):
+    model = AutoModelForMaskedLM.from_pretrained(run_dir)
+    assert type(model) is hf_vanilla.VanillaBertForMaskedLM
+    tokenizer = AutoTokenizer.from_pretrained(run_dir)
+    assert model.config.vocab_size == len(tokenizer)
+    found = pipeline("fill-mask", model=model, tokenizer=tokenizer)("the [MASK] has 4 legs .")
+    assert len(found) == 5
+
+
+def test_it_writes_what_it_measured(run_dir):
+    measured = json.loads((run_dir / "eval_results.json").read_text())
+    assert {"eval_mlm_loss", "eval_mlm_accuracy", "eval_nsp_accuracy"} <= measured.keys()
+    assert measured["eval_mlm_loss"] > 0
+    state = json.loads((run_dir / "trainer_state.json").read_text())
+    assert state["global_step"] == 10
+
+
+def test_pre_training_goes_on_with_other_text_and_without_next_sentences(run_dir, corpus, tmp_path):
+    output_dir = tmp_path / "domain"
+    options = [option for option in TINY[8:] if option not in ("--vocab_size", "90")]
+    finished = run(
+        "--model_name_or_path", run_dir, "--train_files", corpus / "held_out.txt", "--no_next_sentence_prediction",
+        "--whole_word_mask", *options, "--max_steps", 4, "--output_dir", output_dir,
+    )  # fmt: skip
+    assert finished.returncode == 0, finished.stderr
+    before, after = (load_file(folder / "model.safetensors") for folder in (run_dir, output_dir))
+    name = "bert.layers.0.self_attn.qkv_proj.weight"
+    assert 0 < (before[name] - after[name]).abs().max() < 0.5
+    assert not any("seq_relationship" in name for name in after)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ([], "Pass either `dataset_name` or `data_files`, got neither"),
+        (["--train_files", "nowhere.txt"], "there is no file"),
+        (["--phase_shares", "0.5", "0.4"], "`phase_shares` must add up to 1"),
+        (["--phase_lengths", "16"], "must be equal in number"),
+        (["--preset", "huge"], "`name` must be one of base, large, tiny"),
+    ],
+    ids=["nothing", "file", "shares", "lengths", "preset"],
+)
+def test_bad_input_ends_in_one_line(corpus, tmp_path, options, message):
+    given = [] if not options or "--train_files" in options else ["--train_files", corpus / "train.txt"]
+    finished = run(*given, *TINY, *options, "--max_steps", 4, "--output_dir", tmp_path / "run")
+    assert finished.returncode == 1
+    assert message in finished.stderr
+    assert "Traceback" not in finished.stderr
+
+
+def test_help_shows_examples_and_options():
+    finished = run("--help")
+    assert finished.returncode == 0
+    assert "--train_files encyclopedia.jsonl.gz novels.txt" in finished.stdout
+    for option in ("--phase_lengths", "--whole_word_mask", "--max_tokens_per_batch"):
+        assert option in finished.stdout
