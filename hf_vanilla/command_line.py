@@ -1,10 +1,10 @@
 """What every script does at its edges: read options, tell errors in one line, stop cleanly on Ctrl-C."""
 
 import argparse
-import os
 import sys
 import tempfile
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from transformers import HfArgumentParser
@@ -49,20 +49,36 @@ def parse_arguments(*dataclass_types: Any, description: str | None) -> tuple[Any
 
 
 def check_output_dir(output_dir: str) -> None:
-    """Make a folder, and fail now rather than after hours if nothing can be written there.
+    """Fail now rather than after hours if a folder can't be made or written to. Leaves nothing behind.
 
     Args:
-        output_dir (`str`): The folder.
+        output_dir (`str`): The folder, which need not exist yet.
 
     Raises:
-        ValueError: if it can't be made or written to.
+        ValueError: if nothing can be written there.
     """
+    folder = Path(output_dir).absolute()
+    existing = next(each for each in (folder, *folder.parents) if each.exists())
     try:
-        os.makedirs(output_dir, exist_ok=True)
-        with tempfile.TemporaryFile(dir=output_dir):
+        with tempfile.TemporaryFile(dir=existing):
             pass
     except OSError as error:
         raise ValueError(f"`output_dir` ({output_dir}) must be a folder that can be written to: {error}.") from error
+
+
+def check_files(**files: str | list[str] | None) -> None:
+    """Check that the files of options exist, before anything is done with them.
+
+    Args:
+        **files (`str`, `list[str]` or `None`): Name of the option, and what was given.
+
+    Raises:
+        ValueError: if a file does not exist.
+    """
+    for name, given in files.items():
+        for path in [given] if isinstance(given, str) else given or []:
+            if not Path(path).is_file():
+                raise ValueError(f"`{name}` must name an existing file, but there is no file {path}.")
 
 
 def run(main: Callable[[], None]) -> int:

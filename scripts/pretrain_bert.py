@@ -28,7 +28,7 @@ import transformers
 from transformers import AutoTokenizer, DataCollatorForLanguageModeling, set_seed
 
 from hf_vanilla import VanillaBertConfig, VanillaBertForMaskedLM, VanillaBertForPreTraining
-from hf_vanilla.command_line import check_output_dir, parse_arguments, run
+from hf_vanilla.command_line import check_files, check_output_dir, parse_arguments, run
 from hf_vanilla.data import (
     WholeWordMaskingCollator,
     build_masked_language_dataset,
@@ -146,6 +146,7 @@ def check_phases(data_args: DataArguments) -> None:
 
 def load_corpora(arguments: DataArguments) -> dict[str, Any]:
     """Load the documents as `train` and perhaps `validation`."""
+    check_files(train_files=arguments.train_files, validation_files=arguments.validation_files)
     corpora = {
         "train": load_documents(
             arguments.dataset_name,

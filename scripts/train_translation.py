@@ -37,7 +37,7 @@ from transformers import (
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from hf_vanilla import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
-from hf_vanilla.command_line import check_output_dir, parse_arguments, run
+from hf_vanilla.command_line import check_files, check_output_dir, parse_arguments, run
 from hf_vanilla.data import load_parallel_dataset, tokenize_parallel_dataset
 from hf_vanilla.metrics import TranslationMetrics
 from hf_vanilla.tokenization import TARGET_TOKENIZER, load_tokenizers, train_tokenizer
@@ -216,6 +216,8 @@ def load_data(arguments: DataArguments):
             raise ValueError(f"Pass either `{split}_file` or `{split}_source_file` and `{split}_target_file`.")
         if file is not None or pair[0] is not None:
             data_files[split] = file if file is not None else pair
+    names = [f"{split}_{side}file" for split in ("train", "validation") for side in ("", "source_", "target_")]
+    check_files(**{name: getattr(arguments, name) for name in names})
     if data_files and "train" not in data_files:
         raise ValueError("There is no text to train on: pass `train_file`, or a source and a target file.")
     return load_parallel_dataset(

@@ -48,7 +48,7 @@ def read_lines(path: str) -> list[str]:
         except UnicodeDecodeError as error:
             raise ValueError(
                 f"{name} must be UTF-8, but line {number} is not: {error.reason} at byte {error.start} of the line "
-                f"(0x{line[error.start]:02x}). Convert it, for example with `iconv -t UTF-8`."
+                f"(0x{line[error.start]:02x}). Convert it: `iconv -f LATIN1 -t UTF-8`, if it is Latin-1."
             ) from None
     return texts
 

@@ -6,10 +6,10 @@ from typing import Any
 
 import torch
 from tqdm.auto import tqdm
-from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, PreTrainedTokenizerBase
+from transformers import AutoModelForSeq2SeqLM, PreTrainedTokenizerBase
 from transformers.modeling_utils import PreTrainedModel
-from transformers.utils import cached_file
 
+from ..tokenization import TARGET_TOKENIZER, load_tokenizers
 from .alignment import WordAlignment, word_alignments
 from .beam_search import NOT_FOUND, beam_search, length_penalty_of
 from .cpu_layers import fast_model
@@ -17,8 +17,6 @@ from .scoring import check_evaluation_mode
 from .text_batches import batches_by_length, default_max_length, padded, token_ids
 
 
-# Where a model with two vocabularies keeps the target's tokenizer, beside its own files.
-TARGET_TOKENIZER = "target_tokenizer"
 # A shorter text counts as one of this many tokens: what it is translated to takes memory, too.
 SHORT = 8
 
@@ -56,12 +54,16 @@ def load_translator(
 
     Raises:
         OSError: if there is no such model.
+        ValueError: if the model has two vocabularies, but no tokenizer for the second.
     """
     model = AutoModelForSeq2SeqLM.from_pretrained(model_name_or_path, dtype=dtype).to(device).eval()
-    tokenizer = target_tokenizer = AutoTokenizer.from_pretrained(model_name_or_path)
-    config_file = f"{TARGET_TOKENIZER}/tokenizer_config.json"
-    if cached_file(model_name_or_path, config_file, _raise_exceptions_for_missing_entries=False) is not None:
-        target_tokenizer = AutoTokenizer.from_pretrained(model_name_or_path, subfolder=TARGET_TOKENIZER)
+    tokenizer, target_tokenizer = load_tokenizers(model_name_or_path)
+    source_size = getattr(model.config, "source_vocab_size", None)
+    if source_size not in (None, model.config.vocab_size) and target_tokenizer is tokenizer:
+        raise ValueError(
+            f"{model_name_or_path} has two vocabularies, of {source_size} and {model.config.vocab_size} entries, and "
+            f"needs a target tokenizer in its subfolder {TARGET_TOKENIZER}, but has none."
+        )
     return model, tokenizer, target_tokenizer
 
 
@@ -196,4 +198,4 @@ def _align(
         translation.alignment = alignment
 
 
-__all__ = ["TARGET_TOKENIZER", "Translation", "load_translator", "translate"]
+__all__ = ["Translation", "load_translator", "translate"]

@@ -4,6 +4,7 @@ import pytest
 import torch
 from text_translator import SENTENCES, save_translator, text_model, text_tokenizer
 
+from hf_vanilla import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
 from hf_vanilla.generation import beam_search, load_translator, score_texts, translate, word_alignments
 from hf_vanilla.generation.text_batches import batches_by_length, default_max_length, encode_texts
 from hf_vanilla.tokenization import train_tokenizer
@@ -193,3 +194,14 @@ def test_refuses_unequal_counts(model, tokenizer):
 def test_refuses_training_mode(tokenizer):
     with pytest.raises(ValueError, match="`model` must be in evaluation mode"):
         translate(text_model(0).train(), tokenizer, SENTENCES)
+
+
+def test_two_vocabularies_need_two_tokenizers(tmp_path):
+    config = VanillaTransformerConfig(
+        vocab_size=300, source_vocab_size=290, d_model=16, d_ff=24, num_heads=4, encoder_layers=1, decoder_layers=1,
+        share_encoder_decoder_embeddings=False,
+    )  # fmt: skip
+    VanillaTransformerForConditionalGeneration(config).save_pretrained(tmp_path)
+    train_tokenizer(["a b c"], 265, show_progress=False).save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match=r"two vocabularies, of 290 and 300 entries, .*subfolder target_tokenizer"):
+        load_translator(str(tmp_path))
