@@ -1,13 +1,20 @@
 """What every script does at its edges: read options, tell errors in one line, stop cleanly on Ctrl-C."""
 
 import argparse
+import json
+import os
+import platform
 import sys
 import tempfile
 from collections.abc import Callable
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import torch
 from transformers import HfArgumentParser
+
+from .generation.line_files import replacing_file
 
 
 # The exit status of a program that Ctrl-C has ended.
@@ -81,6 +88,49 @@ def check_files(**files: str | list[str] | None) -> None:
                 raise ValueError(f"`{name}` must name an existing file, but there is no file {path}.")
 
 
+def describe_environment(*packages: str) -> dict[str, dict[str, Any]]:
+    """Describe what results were obtained with, for a file that records them.
+
+    Args:
+        *packages (`str`): Further packages whose versions count.
+
+    Returns:
+        `dict[str, dict[str, Any]]`: `versions` of Python and packages, and the `machine`.
+    """
+    names = ("hf_vanilla", "torch", "transformers", "tokenizers", *packages)
+    machine: dict[str, Any] = {"architecture": platform.machine(), "cores": os.cpu_count() or 0}
+    machine["cpu_capability"] = torch.backends.cpu.get_cpu_capability()
+    if torch.cuda.is_available():
+        machine["gpu"] = torch.cuda.get_device_name()
+    versions = {"python": platform.python_version(), **{name: version(name) for name in names}}
+    return {"versions": versions, "machine": machine}
+
+
+def show_report(report: dict[str, Any]) -> None:
+    """Print the main score of a fine-tuning, one line for each evaluation set.
+
+    Args:
+        report (`dict[str, Any]`): As `hf_vanilla.training.seeds_report` gives it.
+    """
+    for name, figures in report["summary"].items():
+        told = ", ".join(f"{which} {value:.4f}" for which, value in figures.items())
+        sys.stderr.write(f"{name} {report['main_score']} over {len(report['seeds'])} seed(s): {told}\n")
+
+
+def write_report(path: str, report: dict[str, Any]) -> None:
+    """Write results to a JSON file, with the versions and the machine that they were obtained with.
+
+    Args:
+        path (`str`): The file, which appears when it is complete.
+        report (`dict[str, Any]`): What to write.
+
+    Raises:
+        ValueError: if the file can't be written.
+    """
+    with replacing_file(path) as file:
+        file.write(json.dumps({**report, **describe_environment()}, indent=2, ensure_ascii=False) + "\n")
+
+
 def run(main: Callable[[], None]) -> int:
     """Call the script's main function, and turn what ends it into an exit status.
 
@@ -92,7 +142,7 @@ def run(main: Callable[[], None]) -> int:
     """
     try:
         main()
-    except (ValueError, TypeError, OSError) as error:
+    except (ValueError, TypeError, OSError, ImportError) as error:
         sys.stderr.write(f"error: {error}\n")
         return 1
     except KeyboardInterrupt:

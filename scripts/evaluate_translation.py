@@ -9,21 +9,13 @@ commands that made the translations (--commands) and what else is worth knowing 
 """
 
 import json
-import os
-import platform
 import sys
 from dataclasses import dataclass, field
-from importlib.metadata import version
 from typing import Literal
 
-import torch
-
-from hf_vanilla.command_line import parse_arguments, run
+from hf_vanilla.command_line import describe_environment, parse_arguments, run
 from hf_vanilla.generation.line_files import read_lines, replacing_file
 from hf_vanilla.metrics import Bleu, ChrF
-
-
-PACKAGES = ("hf_vanilla", "torch", "transformers", "tokenizers", "sacrebleu")
 
 
 @dataclass
@@ -46,15 +38,6 @@ class EvaluationArguments:
                 raise ValueError(f"`notes` must be of the form name=value, got {note!r}.")
 
 
-def machine() -> dict[str, str | int]:
-    """Describe what the translations were scored, and presumably made, on."""
-    facts: dict[str, str | int] = {"architecture": platform.machine(), "cores": os.cpu_count() or 0}
-    facts["cpu_capability"] = torch.backends.cpu.get_cpu_capability()
-    if torch.cuda.is_available():
-        facts["gpu"] = torch.cuda.get_device_name()
-    return facts
-
-
 def main() -> None:
     """Score, print and perhaps write the result."""
     (arguments,) = parse_arguments(EvaluationArguments, description=__doc__)
@@ -71,8 +54,7 @@ def main() -> None:
         "sentences": len(hypotheses),
         "notes": dict(note.split("=", 1) for note in arguments.notes),
         "commands": arguments.commands,
-        "versions": {"python": platform.python_version(), **{name: version(name) for name in PACKAGES}},
-        "machine": machine(),
+        **describe_environment("sacrebleu"),
     }
     text = json.dumps(result, indent=2, ensure_ascii=False)
     print(text)

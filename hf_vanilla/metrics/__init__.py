@@ -1,9 +1,11 @@
-"""Scores of translations and of pre-training, without a network."""
+"""Scores of translations, pre-training and fine-tuning, without a network."""
 
 from .bleu import Bleu
 from .chrf import ChrF
+from .classification import ClassificationMetrics
 from .pretraining import PretrainingMetrics
+from .token_classification import EntityMetrics
 from .translation import TranslationMetrics
 
 
-__all__ = ["Bleu", "ChrF", "PretrainingMetrics", "TranslationMetrics"]
+__all__ = ["Bleu", "ChrF", "ClassificationMetrics", "EntityMetrics", "PretrainingMetrics", "TranslationMetrics"]

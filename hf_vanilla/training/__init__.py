@@ -1,6 +1,7 @@
 """The papers' recipes as training arguments, the trainer, and checkpoints."""
 
 from .checkpoints import average_checkpoints, best_checkpoints, last_checkpoints, last_complete_checkpoint
+from .finetuning import FinetuningArguments, seeds_report, summarise_seeds, train_with_seeds
 from .pretraining import Phase, PhasedBatchSampler, PretrainingTrainer, RepeatableCollator, bert_training_arguments
 from .recipe import paper_optimizers, paper_training_arguments
 from .schedule import inverse_sqrt_schedule_from_one, noam_learning_rate
@@ -8,6 +9,7 @@ from .trainer import VanillaTrainer, VanillaTrainingArguments
 
 
 __all__ = [
+    "FinetuningArguments",
     "Phase",
     "PhasedBatchSampler",
     "PretrainingTrainer",
@@ -23,4 +25,7 @@ __all__ = [
     "noam_learning_rate",
     "paper_optimizers",
     "paper_training_arguments",
+    "seeds_report",
+    "summarise_seeds",
+    "train_with_seeds",
 ]

@@ -1,0 +1,178 @@
+"""Labelled rows for fine-tuning, from local files or the Hub, and the labels that are in them."""
+
+import csv
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from datasets import Dataset, load_dataset
+
+from .text_files import kind_of_file, read_json_objects, read_lines
+
+
+REGRESSION = "regression"
+SINGLE_LABEL = "single_label_classification"
+MULTI_LABEL = "multi_label_classification"
+
+
+def load_rows(path: str | os.PathLike[str], columns: Sequence[str]) -> Dataset:
+    """Load some columns of a local file.
+
+    Args:
+        path (`str`):
+            A `.json` (one object a line, or one array of objects), `.jsonl`, `.csv`, `.tsv` or `.parquet` file; the
+            text formats may end in `.gz`. In `.csv` and `.tsv` files numbers are strings.
+        columns (`Sequence[str]`):
+            The columns.
+
+    Returns:
+        `Dataset`: with these columns.
+
+    Raises:
+        ValueError: if the file is not what its name says, has no rows, or a row lacks a column; the row is named.
+        FileNotFoundError: if there is no such file.
+    """
+    path = os.fspath(path)
+    if not os.path.isfile(path):
+        raise FileNotFoundError(f"There is no file {path}.")
+    kind = kind_of_file(path)
+    if kind == ".parquet":
+        table = load_dataset("parquet", data_files=path, split="train")
+        _check_columns(columns, table.column_names, path)
+        return table.select_columns(list(columns))
+    if kind not in (".json", ".jsonl", ".csv", ".tsv"):
+        raise ValueError(f"{path} must end in .json, .jsonl, .csv, .tsv or .parquet (the first four perhaps in .gz).")
+    rows = _read_table(path, kind) if kind in (".csv", ".tsv") else read_json_objects(path)
+    found: dict[str, list[Any]] = {column: [] for column in columns}
+    for _, where, row in rows:
+        _check_columns(columns, list(row), where)
+        for column in columns:
+            if row[column] is None:
+                raise ValueError(f"{where}: {column!r} must have a value, but has none.")
+            found[column].append(row[column])
+    if not found[columns[0]]:
+        raise ValueError(f"{path} must have at least one row, but has none.")
+    try:
+        return Dataset.from_dict(found)
+    except (TypeError, ValueError) as error:  # pyarrow's errors are both
+        raise ValueError(f"{path}: the values of a column must be of one type: {error}") from None
+
+
+@dataclass
+class Labels:
+    """What the labels of a data set mean.
+
+    Args:
+        problem_type (`str`):
+            `"single_label_classification"`, `"multi_label_classification"` or `"regression"`, as in a config.
+        names (`list[str]`):
+            Names of the classes, in the order of their numbers; of a regression one name for each number.
+    """
+
+    problem_type: str
+    names: list[str]
+
+    def config_fields(self) -> dict[str, Any]:
+        """Return what a model's config says about its labels.
+
+        Returns:
+            `dict[str, Any]`: `num_labels`, `problem_type`, `id2label` and `label2id`.
+        """
+        return {
+            "num_labels": len(self.names),
+            "problem_type": self.problem_type,
+            "id2label": dict(enumerate(self.names)),
+            "label2id": {name: number for number, name in enumerate(self.names)},
+        }
+
+    def encode(self, labels: Sequence[Any], where: str) -> list[Any]:
+        """Turn labels into what the model's loss takes.
+
+        Args:
+            labels (`Sequence`):
+                Names or numbers of classes; lists of them for several labels; numbers for a regression.
+            where (`str`):
+                What the message calls the data set.
+
+        Returns:
+            `list`: class numbers, lists of 0.0 and 1.0, or floats.
+
+        Raises:
+            ValueError: if a label is none of the known ones; its row is named.
+        """
+        if self.problem_type == REGRESSION:
+            return [float(label) for label in labels]
+        numbers = {name: number for number, name in enumerate(self.names)}
+        encoded: list[Any] = []
+        for row, label in enumerate(labels, start=1):
+            given = [str(each) for each in (label if isinstance(label, list) else [label])]
+            for name in given:
+                if name not in numbers:
+                    raise ValueError(
+                        f"{where}, row {row}: the label must be one of {', '.join(self.names)}, those of the training "
+                        f"data; got {name!r}."
+                    )
+            if self.problem_type == MULTI_LABEL:
+                encoded.append([1.0 if name in given else 0.0 for name in self.names])
+            else:
+                encoded.append(numbers[given[0]])
+        return encoded
+
+
+def infer_labels(labels: Sequence[Any], *, regression: bool = False) -> Labels:
+    """Find out what kind of labels there are: fractions are a regression, lists several labels, all else classes.
+
+    Args:
+        labels (`Sequence`):
+            The labels of the training data.
+        regression (`bool`):
+            Whether they are numbers to be predicted, even if they look like classes.
+
+    Returns:
+        `Labels`: classes are sorted, numbers by their size.
+
+    Raises:
+        ValueError: if there is only one class, or a regression has a label that is no number.
+    """
+    if regression or all(isinstance(label, float) for label in labels):
+        for row, label in enumerate(labels, start=1):
+            try:
+                float(label)
+            except (TypeError, ValueError):
+                raise ValueError(f"Row {row}: a label of a regression must be a number, got {label!r}.") from None
+        return Labels(REGRESSION, ["score"])
+    is_multi = isinstance(labels[0], list)
+    values = {each for label in labels for each in label} if is_multi else set(labels)
+    names = [str(value) for value in sorted(values, key=_natural_order)]
+    if len(names) < 2 and not is_multi:
+        raise ValueError(f"There must be at least two classes to tell apart, got only {', '.join(names)}.")
+    return Labels(MULTI_LABEL if is_multi else SINGLE_LABEL, names)
+
+
+def _natural_order(value: Any) -> tuple[int, float, str]:
+    """Sort numbers by size, also those that are written as strings, before all else by alphabet."""
+    text = str(value)
+    is_number = text.lstrip("-").isdigit()
+    return (0, float(text), "") if is_number else (1, 0.0, text)
+
+
+def _read_table(path: str, kind: str) -> Any:
+    """Yield (line number, place, row) of a table with a header."""
+    dialect: dict[str, Any] = {"delimiter": "\t", "quoting": csv.QUOTE_NONE} if kind == ".tsv" else {}
+    reader = csv.DictReader(read_lines(path), strict=True, **dialect)
+    try:
+        for row in reader:
+            where = f"{path}, line {reader.line_num}"
+            if None in row or None in row.values():
+                raise ValueError(f"{where}: must have {len(reader.fieldnames or ())} fields as the header.")
+            yield reader.line_num, where, row
+    except csv.Error as error:
+        raise ValueError(f"{path} must be a valid table, but line {reader.line_num}: {error}.") from None
+
+
+def _check_columns(columns: Sequence[str], existing: Sequence[str], where: str) -> None:
+    """Raise if a column does not exist, and name those that do."""
+    for column in columns:
+        if column not in existing:
+            raise ValueError(f"{where} has no column {column!r}; it has {', '.join(map(repr, existing))}.")

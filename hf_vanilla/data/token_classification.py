@@ -1,0 +1,99 @@
+"""Words and their tags, turned into tokens and labels."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from datasets import Dataset
+from transformers import PreTrainedTokenizerBase
+from transformers.utils import logging
+
+
+logger = logging.get_logger(__name__)
+
+IGNORED_LABEL = -100
+
+
+def tag_names(tags: Sequence[Sequence[str]]) -> list[str]:
+    """Collect the tags of the training data.
+
+    Args:
+        tags (`Sequence[Sequence[str]]`):
+            Tags of each sentence, such as `B-person`, `I-person` and `O`.
+
+    Returns:
+        `list[str]`: `O` first, then by alphabet with the B of a type before its I.
+    """
+    return sorted({tag for row in tags for tag in row}, key=lambda tag: (tag != "O", tag[2:], tag))
+
+
+def tokenize_tagged_words(
+    rows: Dataset,
+    tokenizer: PreTrainedTokenizerBase,
+    names: Sequence[str],
+    *,
+    tokens_column: str = "tokens",
+    tags_column: str = "tags",
+    max_length: int = 128,
+    label_all_pieces: bool = False,
+) -> Dataset:
+    """Split words into pieces and give the first piece of each word the word's tag.
+
+    Args:
+        rows (`Dataset`):
+            With words and tags.
+        tokenizer (`PreTrainedTokenizerBase`):
+            A fast tokenizer.
+        names (`Sequence[str]`):
+            The tags, in the order of their numbers.
+        tokens_column (`str`):
+            Column of the words, a list of strings.
+        tags_column (`str`):
+            Column of their tags, a list of names.
+        max_length (`int`):
+            Most tokens; a warning counts the sentences that are cut.
+        label_all_pieces (`bool`):
+            Whether the other pieces of a word have its tag too, and not none.
+
+    Returns:
+        `Dataset`: what the model reads, and `labels`, -100 where there is none.
+
+    Raises:
+        ValueError: if a sentence has not as many tags as words, or a tag is unknown; the row is named.
+
+    Source: Devlin et al. 2018, 5.3.
+    """
+    numbers = {name: number for number, name in enumerate(names)}
+    for row, (words, tags) in enumerate(zip(rows[tokens_column][:], rows[tags_column][:], strict=True), start=1):
+        if len(words) != len(tags):
+            raise ValueError(
+                f"Row {row}: {tags_column!r} must have as many entries as {tokens_column!r}, got {len(tags)} and "
+                f"{len(words)}."
+            )
+        for tag in tags:
+            if tag not in numbers:
+                raise ValueError(f"Row {row}: a tag must be one of {', '.join(names)}; got {tag!r}.")
+    encoded = tokenizer(
+        rows[tokens_column][:], is_split_into_words=True, truncation=True, max_length=max_length, verbose=False
+    )
+    labels: list[list[int]] = []
+    cut = 0
+    for row, tags in enumerate(rows[tags_column][:]):
+        words = encoded.word_ids(row)
+        labels.append(_labels_of([numbers[tag] for tag in tags], words, label_all_pieces))
+        last = max((word for word in words if word is not None), default=-1)
+        cut += last + 1 < len(tags)
+    if cut:
+        logger.warning(f"{cut} of {len(rows)} sentences were cut to {max_length} tokens; the left part is kept.")
+    columns: dict[str, Any] = dict(encoded)
+    return Dataset.from_dict({**columns, "labels": labels})
+
+
+def _labels_of(numbers: list[int], words: list[int | None], label_all_pieces: bool) -> list[int]:
+    """Return the label of each token of a sentence."""
+    labels = []
+    previous = None
+    for word in words:
+        has_label = word is not None and (label_all_pieces or word != previous)
+        labels.append(numbers[word] if has_label and word is not None else IGNORED_LABEL)
+        previous = word
+    return labels

@@ -1,0 +1,79 @@
+"""Scores of classifiers and regressions, those of GLUE among them, without a network."""
+
+from typing import Any
+
+import numpy as np
+from transformers import EvalPrediction
+
+
+class ClassificationMetrics:
+    """Score a classifier or a regression: `Trainer(..., compute_metrics=ClassificationMetrics(problem_type))`.
+
+    - Classes: `accuracy`, `f1` (of class 1 if there are two classes, else the mean over classes) and `matthews`.
+    - Several labels: `f1_micro`, `f1_macro`, and `accuracy` of all labels at once; a logit above 0 is a yes.
+    - Regression: `pearson`, `spearman` and `mse`.
+
+    Args:
+        problem_type (`str`): `"single_label_classification"`, `"multi_label_classification"` or `"regression"`.
+
+    Raises:
+        ValueError: if there is no such type.
+        ImportError: if scikit-learn and scipy are not installed.
+    """
+
+    def __init__(self, problem_type: str) -> None:
+        try:
+            import scipy.stats
+            import sklearn.metrics
+        except ImportError as error:
+            raise ImportError('These scores need more packages: pip install "hf_vanilla[metrics]"') from error
+        scores = {
+            "single_label_classification": self._score_classes,
+            "multi_label_classification": self._score_several_labels,
+            "regression": self._score_regression,
+        }
+        if problem_type not in scores:
+            raise ValueError(f"`problem_type` must be one of {', '.join(scores)}; got {problem_type!r}.")
+        self._score = scores[problem_type]
+        self._sklearn: Any = sklearn.metrics
+        self._scipy: Any = scipy.stats
+
+    def __call__(self, prediction: EvalPrediction) -> dict[str, float]:
+        """Score the predictions of one evaluation.
+
+        Args:
+            prediction (`EvalPrediction`): `predictions`, logits of shape `(examples, num_labels)`, or a tuple that
+                begins with them; and `label_ids`.
+
+        Returns:
+            `dict[str, float]`: the scores, from 0 to 1 (correlations from -1).
+        """
+        logits = prediction.predictions
+        logits = logits[0] if isinstance(logits, tuple) else logits
+        return self._score(np.asarray(logits), np.asarray(prediction.label_ids))
+
+    def _score_classes(self, logits: np.ndarray, labels: np.ndarray) -> dict[str, float]:
+        predicted = logits.argmax(-1)
+        average = "binary" if logits.shape[-1] == 2 else "macro"
+        return {
+            "accuracy": float((predicted == labels).mean()),
+            "f1": float(self._sklearn.f1_score(labels, predicted, average=average, zero_division=0)),
+            "matthews": float(self._sklearn.matthews_corrcoef(labels, predicted)),
+        }
+
+    def _score_several_labels(self, logits: np.ndarray, labels: np.ndarray) -> dict[str, float]:
+        predicted, labels = logits > 0, labels > 0.5
+        f1 = {
+            f"f1_{average}": float(self._sklearn.f1_score(labels, predicted, average=average, zero_division=0))
+            for average in ("micro", "macro")
+        }
+        return {**f1, "accuracy": float((predicted == labels).all(-1).mean())}
+
+    def _score_regression(self, logits: np.ndarray, labels: np.ndarray) -> dict[str, float]:
+        predicted, labels = logits.reshape(-1), labels.reshape(-1)
+        if np.ptp(predicted) == 0 or np.ptp(labels) == 0:  # no correlation with what does not vary
+            pearson = spearman = 0.0
+        else:
+            pearson = float(self._scipy.pearsonr(predicted, labels).statistic)
+            spearman = float(self._scipy.spearmanr(predicted, labels).statistic)
+        return {"pearson": pearson, "spearman": spearman, "mse": float(((predicted - labels) ** 2).mean())}

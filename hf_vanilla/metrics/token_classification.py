@@ -1,0 +1,58 @@
+"""Scores of named entities: whole entities count, not tags."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from transformers import EvalPrediction
+
+
+IGNORED_LABEL = -100
+
+
+class EntityMetrics:
+    """Score tags in BIO: `Trainer(..., compute_metrics=EntityMetrics(names))`, through seqeval.
+
+    Args:
+        names (`Sequence[str]`): The tags, in the order of their numbers.
+
+    Raises:
+        ImportError: if seqeval is not installed.
+
+    Source: Tjong Kim Sang & De Meulder 2003 (CoNLL-2003): an entity is right if its type and both ends are.
+    """
+
+    def __init__(self, names: Sequence[str]) -> None:
+        try:
+            import seqeval.metrics
+        except ImportError as error:
+            raise ImportError('These scores need more packages: pip install "hf_vanilla[metrics]"') from error
+        self.names = list(names)
+        self._seqeval: Any = seqeval.metrics
+
+    def __call__(self, prediction: EvalPrediction) -> dict[str, float]:
+        """Score the predictions of one evaluation.
+
+        Args:
+            prediction (`EvalPrediction`): `predictions`, logits of shape `(examples, length, num_labels)`; and
+                `label_ids` of shape `(examples, length)`, -100 where there is no tag.
+
+        Returns:
+            `dict[str, float]`: `precision`, `recall` and `f1` of entities, and `accuracy` of tags, from 0 to 1.
+        """
+        logits = prediction.predictions
+        predicted = np.asarray(logits[0] if isinstance(logits, tuple) else logits).argmax(-1)
+        labels = np.asarray(prediction.label_ids)
+        found, wanted = (
+            [
+                [self.names[tag] for tag, label in zip(row, true, strict=True) if label != IGNORED_LABEL]
+                for row, true in zip(tags, labels, strict=True)
+            ]
+            for tags in (predicted, labels)
+        )
+        return {
+            "precision": float(self._seqeval.precision_score(wanted, found, zero_division=0)),
+            "recall": float(self._seqeval.recall_score(wanted, found, zero_division=0)),
+            "f1": float(self._seqeval.f1_score(wanted, found, zero_division=0)),
+            "accuracy": float(self._seqeval.accuracy_score(wanted, found)),
+        }

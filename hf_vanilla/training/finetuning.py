@@ -1,0 +1,152 @@
+"""Fine-tuning as the paper does it: a few epochs over labelled data, several seeds, and what came of them."""
+
+import statistics
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import Trainer, TrainingArguments, set_seed
+
+
+# Scores that are the better, the lower they are.
+LOSSES = ("loss", "mse")
+_NO_SCORES = ("runtime", "per_second", "epoch")
+
+
+@dataclass
+class FinetuningArguments(TrainingArguments):
+    """`TrainingArguments` with defaults that lie in the paper's grid.
+
+    Args:
+        output_dir (`str`):
+            Folder of the models, one subfolder a seed.
+        learning_rate (`float`):
+            Peak learning rate.
+        num_train_epochs (`float`):
+            Epochs.
+        per_device_train_batch_size (`int`):
+            Batch size.
+        per_device_eval_batch_size (`int`):
+            Batch size of evaluation.
+        warmup_steps (`float`):
+            Warm-up: updates, or below 1 a share of them.
+        weight_decay (`float`):
+            Weight decay, off biases and norms.
+        train_sampling_strategy (`str`):
+            Order of the examples.
+        save_strategy (`str`):
+            When to save checkpoints on the way.
+
+    Raises:
+        ValueError: if `output_dir` is missing.
+
+    Source: Devlin et al. 2018, A.3.
+    """
+
+    output_dir: str | None = field(default=None, metadata={"help": "Folder of the models, one subfolder a seed."})
+    learning_rate: float = field(default=3e-5, metadata={"help": "Peak learning rate; the paper tries 2e-5 to 5e-5."})
+    num_train_epochs: float = field(default=3.0, metadata={"help": "Epochs; the paper tries 2 to 4."})
+    per_device_train_batch_size: int = field(default=32, metadata={"help": "Batch size; the paper tries 16 and 32."})
+    per_device_eval_batch_size: int = field(default=64, metadata={"help": "Batch size of evaluation."})
+    warmup_steps: float = field(default=0.1, metadata={"help": "Warm-up: updates, or below 1 a share of them."})
+    weight_decay: float = field(default=0.01, metadata={"help": "Weight decay, off biases and norms."})
+    train_sampling_strategy: str = field(
+        default="group_by_length", metadata={"help": "group_by_length pads least; random is the stock order."}
+    )
+    save_strategy: str = field(default="no", metadata={"help": "Checkpoints on the way: no, epoch or steps."})
+
+    def __post_init__(self) -> None:
+        if self.output_dir is None:
+            raise ValueError("`output_dir` is missing: say where the models shall go, as in --output_dir runs/task.")
+        # transformers refuses bf16 on a machine without an accelerator unless it is told that this is meant.
+        if not torch.accelerator.is_available():
+            self.use_cpu = True
+            self.dataloader_pin_memory = False
+        super().__post_init__()
+
+
+def train_with_seeds(
+    make_trainer: Callable[[FinetuningArguments], Trainer],
+    args: FinetuningArguments,
+    seeds: list[int],
+    evaluation_sets: dict[str, Any],
+) -> dict[str, dict[str, dict[str, float]]]:
+    """Train once with each seed, save each model, and score it.
+
+    Args:
+        make_trainer (`Callable[[FinetuningArguments], Trainer]`):
+            Makes model and trainer; called after the seed is set.
+        args (`FinetuningArguments`):
+            How to train; the seed and the subfolder of `output_dir` are filled in.
+        seeds (`list[int]`):
+            The seeds.
+        evaluation_sets (`dict[str, Dataset]`):
+            What to score on, by name.
+
+    Returns:
+        `dict[str, dict[str, dict[str, float]]]`: for each seed, for each set, its scores.
+    """
+    results: dict[str, dict[str, dict[str, float]]] = {}
+    for seed in seeds:
+        set_seed(seed)
+        changes: dict[str, Any] = {"output_dir": str(Path(str(args.output_dir)) / f"seed-{seed}"), "seed": seed}
+        trainer = make_trainer(replace(args, **changes))
+        trainer.train()
+        results[str(seed)] = {
+            name: {
+                score.removeprefix("eval_"): value
+                for score, value in trainer.evaluate(dataset).items()
+                if not score.endswith(_NO_SCORES)
+            }
+            for name, dataset in evaluation_sets.items()
+        }
+        trainer.save_model()
+    return results
+
+
+def summarise_seeds(results: dict[str, dict[str, dict[str, float]]], main_score: str) -> dict[str, dict[str, float]]:
+    """Tell the median, the best and the worst of one score.
+
+    Args:
+        results (`dict[str, dict[str, dict[str, float]]]`):
+            As [`train_with_seeds`] gives them.
+        main_score (`str`):
+            Name of the score.
+
+    Returns:
+        `dict[str, dict[str, float]]`: for each evaluation set `median`, `best` and `worst`.
+
+    Raises:
+        ValueError: if there is no such score.
+    """
+    summary = {}
+    for name, scores in next(iter(results.values())).items():
+        if main_score not in scores:
+            raise ValueError(f"`main_score` must be one of {', '.join(scores)}; got {main_score!r}.")
+        values = [each[name][main_score] for each in results.values()]
+        best, worst = (min, max) if main_score in LOSSES else (max, min)
+        summary[name] = {"median": statistics.median(values), "best": best(values), "worst": worst(values)}
+    return summary
+
+
+def seeds_report(results: dict[str, dict[str, dict[str, float]]], main_score: str) -> dict[str, Any]:
+    """Put together what a file of results says.
+
+    Args:
+        results (`dict[str, dict[str, dict[str, float]]]`):
+            As [`train_with_seeds`] gives them.
+        main_score (`str`):
+            The score that counts.
+
+    Returns:
+        `dict[str, Any]`: `main_score`, `summary`, `seeds` and the `command` of this process.
+    """
+    return {
+        "main_score": main_score,
+        "summary": summarise_seeds(results, main_score),
+        "seeds": results,
+        "command": " ".join(["python", *sys.argv]),
+    }

@@ -1,0 +1,186 @@
+#!/usr/bin/env python
+r"""Fine-tune BERT to classify texts or pairs of texts, or to give them a number, from any checkpoint or from nothing.
+
+A task of GLUE, from the Hub:
+
+    python scripts/finetune_classification.py --model_name_or_path runs/bert --task_name sst2 --output_dir runs/sst2
+
+Your own files (.json, .jsonl, .csv, .tsv, .parquet), with the names of their columns:
+
+    python scripts/finetune_classification.py --model_name_or_path runs/bert \
+        --train_file train.csv --validation_file val.csv --text_column review --label_column stars \
+        --seeds 1 2 3 --results_file results.json --output_dir runs/reviews
+
+Labels may be names or numbers; lists of them are several labels of one text; fractions are a regression. With --seeds
+the training is repeated, and the median, best and worst of the main score are told. --from_scratch starts from random
+weights of the same size, to see what pre-training gives. All options may also stand in one JSON file.
+"""
+
+import logging
+import sys
+from dataclasses import dataclass, field
+
+import transformers
+from datasets import Dataset, load_dataset
+from transformers import (
+    AutoConfig,
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    DataCollatorWithPadding,
+    Trainer,
+)
+
+import hf_vanilla  # noqa: F401  (the Auto classes learn our models)
+from hf_vanilla.command_line import check_files, check_output_dir, parse_arguments, run, show_report, write_report
+from hf_vanilla.data.labelled import Labels, infer_labels, load_rows
+from hf_vanilla.metrics import ClassificationMetrics
+from hf_vanilla.training import FinetuningArguments, seeds_report, train_with_seeds
+
+
+logger = logging.getLogger("finetune_classification")
+
+# Wang et al. 2019: the columns of each task's texts, and its main score.
+GLUE: dict[str, tuple[tuple[str, ...], str]] = {
+    "cola": (("sentence",), "matthews"),
+    "mnli": (("premise", "hypothesis"), "accuracy"),
+    "mrpc": (("sentence1", "sentence2"), "f1"),
+    "qnli": (("question", "sentence"), "accuracy"),
+    "qqp": (("question1", "question2"), "f1"),
+    "rte": (("sentence1", "sentence2"), "accuracy"),
+    "sst2": (("sentence",), "accuracy"),
+    "stsb": (("sentence1", "sentence2"), "spearman"),
+    "wnli": (("sentence1", "sentence2"), "accuracy"),
+}
+MAIN_SCORES = {
+    "single_label_classification": "accuracy",
+    "multi_label_classification": "f1_micro",
+    "regression": "spearman",
+}
+
+
+@dataclass
+class TaskArguments:
+    """Which model, which data, how often."""
+
+    model_name_or_path: str | None = field(
+        default=None, metadata={"help": "The pre-trained BERT and its tokenizer: a folder or a name on the Hub."}
+    )
+    from_scratch: bool = field(
+        default=False, metadata={"help": "Take size and tokenizer of that model, but random weights."}
+    )
+    task_name: str | None = field(default=None, metadata={"help": f"A task of GLUE: {', '.join(GLUE)}."})
+    train_file: str | None = field(default=None, metadata={"help": "A .json(l), .csv, .tsv or .parquet file."})
+    validation_file: str | None = field(default=None, metadata={"help": "The same, for validation."})
+    test_file: str | None = field(default=None, metadata={"help": "The same, scored once at the end."})
+    text_column: str = field(default="text", metadata={"help": "Column of the text."})
+    text_pair_column: str | None = field(default=None, metadata={"help": "Column of the second text of a pair."})
+    label_column: str = field(default="label", metadata={"help": "Column of the label."})
+    regression: bool = field(default=False, metadata={"help": "Labels are numbers to predict, even if whole ones."})
+    max_length: int = field(default=128, metadata={"help": "Most tokens of a text or pair; more is cut."})
+    main_score: str | None = field(
+        default=None, metadata={"help": "The score that counts: accuracy, f1, matthews, pearson, spearman, ..."}
+    )
+    seeds: list[int] = field(default_factory=lambda: [42], metadata={"help": "Train once with each of these seeds."})
+    results_file: str | None = field(default=None, metadata={"help": "JSON file for scores, versions and machine."})
+
+    def __post_init__(self):
+        if self.model_name_or_path is None:
+            raise ValueError("`model_name_or_path` is missing: say which BERT to fine-tune.")
+        if (self.task_name is None) == (self.train_file is None):
+            raise ValueError("Pass either `task_name` or `train_file`.")
+        if self.task_name is not None and self.task_name not in GLUE:
+            raise ValueError(f"`task_name` must be one of {', '.join(GLUE)}; got {self.task_name!r}.")
+        if self.train_file is not None and self.validation_file is None:
+            raise ValueError("`validation_file` is missing: say what to measure on.")
+        if not self.seeds:
+            raise ValueError("`seeds` must name at least one seed.")
+
+
+def load_splits(arguments: TaskArguments) -> tuple[dict[str, Dataset], list[str]]:
+    """Load the splits with their text columns and `label`, and name the text columns."""
+    if arguments.task_name is not None:
+        loaded = load_dataset("nyu-mll/glue", arguments.task_name)
+        validation = "validation_matched" if arguments.task_name == "mnli" else "validation"
+        return {"train": loaded["train"], "validation": loaded[validation]}, list(GLUE[arguments.task_name][0])
+    files = {name: getattr(arguments, f"{name}_file") for name in ("train", "validation", "test")}
+    check_files(**{f"{name}_file": path for name, path in files.items()})
+    texts = [name for name in (arguments.text_column, arguments.text_pair_column) if name is not None]
+    splits = {
+        name: load_rows(path, [*texts, arguments.label_column]) for name, path in files.items() if path is not None
+    }
+    if arguments.label_column != "label":
+        splits = {name: split.rename_column(arguments.label_column, "label") for name, split in splits.items()}
+    return splits, texts
+
+
+def get_labels(arguments: TaskArguments, train: Dataset) -> Labels:
+    """Find out what the labels are; the Hub tells the names of GLUE's."""
+    names = getattr(train.features["label"], "names", None)
+    if names is not None:
+        return Labels("single_label_classification", [str(number) for number in range(len(names))])
+    return infer_labels(train["label"][:], regression=arguments.regression)
+
+
+def encode(splits: dict[str, Dataset], texts: list[str], labels: Labels, tokenizer, max_length: int):
+    """Turn texts and labels into what the model reads."""
+    encoded = {}
+    for name, split in splits.items():
+        columns = tokenizer(
+            *(list(map(str, split[column][:])) for column in texts), truncation=True, max_length=max_length
+        )
+        cut = sum(len(ids) == max_length for ids in columns["input_ids"])
+        if cut:
+            logger.info(f"{name}: {cut} of {len(split)} inputs reach --max_length ({max_length}); more was cut.")
+        numbers = labels.encode(split["label"][:], f"the {name} data")
+        encoded[name] = Dataset.from_dict({**columns, "labels": numbers})
+    return encoded
+
+
+def get_model(arguments: TaskArguments, labels: Labels):
+    """Load the model with a new head, or build one of the same size with random weights."""
+    fields = labels.config_fields()
+    if not arguments.from_scratch:
+        return AutoModelForSequenceClassification.from_pretrained(arguments.model_name_or_path, **fields)
+    config = AutoConfig.from_pretrained(arguments.model_name_or_path, **fields)
+    return AutoModelForSequenceClassification.from_config(config)
+
+
+def main() -> None:
+    """Load, train once with each seed, measure."""
+    arguments, training_args = parse_arguments(TaskArguments, FinetuningArguments, description=__doc__)
+    logging.basicConfig(format="%(message)s", level=logging.INFO if training_args.should_log else logging.WARNING)
+    transformers.utils.logging.set_verbosity(training_args.get_process_log_level())
+    check_output_dir(training_args.output_dir)
+
+    # 1. data
+    splits, texts = load_splits(arguments)
+    labels = get_labels(arguments, splits["train"])
+    default = GLUE[arguments.task_name][1] if arguments.task_name else MAIN_SCORES[labels.problem_type]
+    tokenizer = AutoTokenizer.from_pretrained(arguments.model_name_or_path)
+    data = encode(splits, texts, labels, tokenizer, arguments.max_length)
+    named = ", ".join(labels.names[:10])
+    logger.info(f"{labels.problem_type}, labels: {named}; {len(data['train']):,} training rows")
+
+    # 2. training, once with each seed
+    def make_trainer(args: FinetuningArguments) -> Trainer:
+        return Trainer(
+            get_model(arguments, labels),
+            args,
+            DataCollatorWithPadding(tokenizer),
+            train_dataset=data["train"],
+            processing_class=tokenizer,
+            compute_metrics=ClassificationMetrics(labels.problem_type),
+        )
+
+    held_out = {name: split for name, split in data.items() if name != "train"}
+    results = train_with_seeds(make_trainer, training_args, arguments.seeds, held_out)
+
+    # 3. report
+    report = seeds_report(results, arguments.main_score or default)
+    show_report(report)
+    if arguments.results_file is not None and training_args.should_save:
+        write_report(arguments.results_file, report)
+
+
+if __name__ == "__main__":
+    sys.exit(run(main))

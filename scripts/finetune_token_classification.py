@@ -1,0 +1,129 @@
+#!/usr/bin/env python
+r"""Fine-tune BERT to tag words, such as the names in a sentence, from any checkpoint or from nothing.
+
+    python scripts/finetune_token_classification.py --model_name_or_path runs/bert \
+        --train_file train.jsonl --validation_file val.jsonl --tags_column ner_tags --output_dir runs/names
+
+Each row of the files (.json, .jsonl, .parquet, perhaps .gz) has a list of words and a list of as many tags in BIO.
+With --seeds the training is repeated, and the median, best and worst F1 is told. --from_scratch starts from random
+weights of the same size, to see what pre-training gives. All options may also stand in one JSON file.
+"""
+
+import logging
+import sys
+from dataclasses import dataclass, field
+
+import transformers
+from transformers import (
+    AutoConfig,
+    AutoModelForTokenClassification,
+    AutoTokenizer,
+    DataCollatorForTokenClassification,
+    Trainer,
+)
+
+import hf_vanilla  # noqa: F401  (the Auto classes learn our models)
+from hf_vanilla.command_line import check_files, check_output_dir, parse_arguments, run, show_report, write_report
+from hf_vanilla.data.labelled import load_rows
+from hf_vanilla.data.token_classification import tag_names, tokenize_tagged_words
+from hf_vanilla.metrics import EntityMetrics
+from hf_vanilla.training import FinetuningArguments, seeds_report, train_with_seeds
+
+
+logger = logging.getLogger("finetune_token_classification")
+
+
+@dataclass
+class TaskArguments:
+    """Which model, which data, how often."""
+
+    model_name_or_path: str | None = field(
+        default=None, metadata={"help": "The pre-trained BERT and its tokenizer: a folder or a name on the Hub."}
+    )
+    from_scratch: bool = field(
+        default=False, metadata={"help": "Take size and tokenizer of that model, but random weights."}
+    )
+    train_file: str | None = field(default=None, metadata={"help": "A .json(l) or .parquet file."})
+    validation_file: str | None = field(default=None, metadata={"help": "The same, for validation."})
+    test_file: str | None = field(default=None, metadata={"help": "The same, scored once at the end."})
+    tokens_column: str = field(default="tokens", metadata={"help": "Column of the words."})
+    tags_column: str = field(default="tags", metadata={"help": "Column of their tags."})
+    max_length: int = field(default=128, metadata={"help": "Most tokens of a sentence; more is cut."})
+    label_all_pieces: bool = field(
+        default=False, metadata={"help": "Train on all pieces of a word and not on the first alone."}
+    )
+    seeds: list[int] = field(default_factory=lambda: [42], metadata={"help": "Train once with each of these seeds."})
+    results_file: str | None = field(default=None, metadata={"help": "JSON file for scores, versions and machine."})
+
+    def __post_init__(self):
+        for name in ("model_name_or_path", "train_file", "validation_file"):
+            if getattr(self, name) is None:
+                raise ValueError(f"`{name}` is missing.")
+        if not self.seeds:
+            raise ValueError("`seeds` must name at least one seed.")
+
+
+def get_model(arguments: TaskArguments, names: list[str]):
+    """Load the model with a new head, or build one of the same size with random weights."""
+    fields = {
+        "num_labels": len(names),
+        "id2label": dict(enumerate(names)),
+        "label2id": {name: number for number, name in enumerate(names)},
+    }
+    if not arguments.from_scratch:
+        return AutoModelForTokenClassification.from_pretrained(arguments.model_name_or_path, **fields)
+    config = AutoConfig.from_pretrained(arguments.model_name_or_path, **fields)
+    return AutoModelForTokenClassification.from_config(config)
+
+
+def main() -> None:
+    """Load, train once with each seed, measure."""
+    arguments, training_args = parse_arguments(TaskArguments, FinetuningArguments, description=__doc__)
+    logging.basicConfig(format="%(message)s", level=logging.INFO if training_args.should_log else logging.WARNING)
+    transformers.utils.logging.set_verbosity(training_args.get_process_log_level())
+    files = {name: getattr(arguments, f"{name}_file") for name in ("train", "validation", "test")}
+    check_files(**{f"{name}_file": path for name, path in files.items()})
+    check_output_dir(training_args.output_dir)
+
+    # 1. data
+    columns = [arguments.tokens_column, arguments.tags_column]
+    rows = {name: load_rows(path, columns) for name, path in files.items() if path is not None}
+    names = tag_names(rows["train"][arguments.tags_column][:])
+    tokenizer = AutoTokenizer.from_pretrained(arguments.model_name_or_path)
+    data = {
+        name: tokenize_tagged_words(
+            split,
+            tokenizer,
+            names,
+            tokens_column=arguments.tokens_column,
+            tags_column=arguments.tags_column,
+            max_length=arguments.max_length,
+            label_all_pieces=arguments.label_all_pieces and name == "train",
+        )
+        for name, split in rows.items()
+    }
+    logger.info(f"tags: {', '.join(names)}; {len(data['train']):,} training sentences")
+
+    # 2. training, once with each seed
+    def make_trainer(args: FinetuningArguments) -> Trainer:
+        return Trainer(
+            get_model(arguments, names),
+            args,
+            DataCollatorForTokenClassification(tokenizer),
+            train_dataset=data["train"],
+            processing_class=tokenizer,
+            compute_metrics=EntityMetrics(names),
+        )
+
+    held_out = {name: split for name, split in data.items() if name != "train"}
+    results = train_with_seeds(make_trainer, training_args, arguments.seeds, held_out)
+
+    # 3. report
+    report = seeds_report(results, "f1")
+    show_report(report)
+    if arguments.results_file is not None and training_args.should_save:
+        write_report(arguments.results_file, report)
+
+
+if __name__ == "__main__":
+    sys.exit(run(main))

@@ -1,0 +1,90 @@
+"""Labelled rows of every file, and what their labels mean."""
+
+import csv
+import gzip
+import json
+
+import pytest
+from datasets import Dataset
+
+from hf_vanilla.data.labelled import Labels, infer_labels, load_rows
+
+
+ROWS = [{"text": "2018-01-01", "label": "no", "other": 1}, {"text": "NA", "label": "yes", "other": 2}]
+
+
+def write(folder, kind):
+    path = folder / f"rows.{kind}"
+    if kind == "jsonl.gz":
+        with gzip.open(path, "wt") as file:
+            file.writelines(json.dumps(row) + "\n" for row in ROWS)
+    elif kind == "json":
+        path.write_text(json.dumps(ROWS))
+    elif kind == "parquet":
+        Dataset.from_list(ROWS).to_parquet(path)
+    else:
+        with path.open("w", newline="") as file:
+            writer = csv.DictWriter(file, list(ROWS[0]), delimiter="\t" if kind == "tsv" else ",")
+            writer.writeheader()
+            writer.writerows(ROWS)
+    return path
+
+
+@pytest.mark.parametrize("kind", ["jsonl.gz", "json", "csv", "tsv", "parquet"])
+def test_every_file_gives_its_rows(tmp_path, kind):
+    rows = load_rows(write(tmp_path, kind), ["text", "label"])
+    assert rows.to_list() == [{"text": row["text"], "label": row["label"]} for row in ROWS]
+
+
+@pytest.mark.parametrize(
+    ("labels", "problem_type", "names", "encoded"),
+    [
+        (["no", "yes", "no"], "single_label_classification", ["no", "yes"], [0, 1, 0]),
+        ([2, 10, 0], "single_label_classification", ["0", "2", "10"], [1, 2, 0]),
+        (["2", "10"], "single_label_classification", ["2", "10"], [0, 1]),
+        ([0.5, 2.0], "regression", ["score"], [0.5, 2.0]),
+        ([["a", "b"], [], ["b"]], "multi_label_classification", ["a", "b"], [[1.0, 1.0], [0.0, 0.0], [0.0, 1.0]]),
+    ],
+    ids=["names", "numbers", "strings", "fractions", "lists"],
+)
+def test_labels_tell_what_they_are(labels, problem_type, names, encoded):
+    found = infer_labels(labels)
+    assert (found.problem_type, found.names) == (problem_type, names)
+    assert found.encode(labels, "the data") == encoded
+    fields = found.config_fields()
+    assert fields["num_labels"] == len(names)
+    assert fields["label2id"] == {name: number for number, name in fields["id2label"].items()}
+
+
+def test_whole_numbers_can_be_a_regression():
+    assert infer_labels(["1", "5"], regression=True).encode(["3"], "the data") == [3.0]
+
+
+def test_bad_labels_are_named():
+    with pytest.raises(ValueError, match="at least two classes to tell apart, got only yes"):
+        infer_labels(["yes", "yes"])
+    with pytest.raises(ValueError, match="Row 2: a label of a regression must be a number, got 'x'"):
+        infer_labels([1, "x"], regression=True)
+    labels = Labels("single_label_classification", ["no", "yes"])
+    with pytest.raises(ValueError, match=r"the test data, row 2: the label must be one of no, yes, .*got 'maybe'"):
+        labels.encode(["yes", "maybe"], "the test data")
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.jsonl", '{"text": "x"}\n', r"line 1 has no column 'label'; it has 'text'"),
+        ("a.jsonl", '{"text": "x", "label": null}\n', r"line 1: 'label' must have a value"),
+        ("a.jsonl", '{"text": "x", "label": 1}\n{"text": "x", "label": "a"}\n', r"must be of one type"),
+        ("a.jsonl", "", r"must have at least one row"),
+        ("a.csv", "text,label\nx\n", r"line 2: must have 2 fields as the header"),
+        ("a.doc", "text", r"must end in .json, .jsonl, .csv, .tsv or .parquet"),
+    ],
+    ids=["column", "null", "types", "empty", "fields", "ending"],
+)
+def test_bad_files_are_named(tmp_path, name, content, message):
+    (tmp_path / name).write_text(content)
+    with pytest.raises(ValueError, match=message):
+        load_rows(tmp_path / name, ["text", "label"])
+    with pytest.raises(FileNotFoundError, match="There is no file .*nowhere.csv"):
+        load_rows(tmp_path / "nowhere.csv", ["text"])

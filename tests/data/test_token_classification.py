@@ -1,0 +1,71 @@
+"""Tags of words on the right pieces."""
+
+import numpy as np
+import pytest
+from datasets import Dataset
+from transformers import EvalPrediction
+
+from hf_vanilla.data.token_classification import tag_names, tokenize_tagged_words
+from hf_vanilla.metrics import EntityMetrics
+from hf_vanilla.tokenization import train_wordpiece_tokenizer
+
+
+TAGS = ["O", "B-place", "I-place", "B-person"]
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return train_wordpiece_tokenizer(["anna lives in new york city"] * 3 + ["ab"], 40, show_progress=False)
+
+
+def rows(**changes):
+    columns = {"tokens": [["anna", "in", "new", "york"]], "tags": [["B-person", "O", "B-place", "I-place"]]}
+    return Dataset.from_dict({**columns, **changes})
+
+
+def test_first_pieces_have_the_tags(tokenizer):
+    encoded = tokenize_tagged_words(rows(), tokenizer, TAGS)[0]
+    tokens = tokenizer.convert_ids_to_tokens(encoded["input_ids"])
+    tagged = [(token, label) for token, label in zip(tokens, encoded["labels"], strict=True) if label != -100]
+    assert [label for _, label in tagged] == [3, 0, 1, 2]
+    assert not any(token.startswith(("##", "[")) for token, _ in tagged)
+    assert any(token.startswith("##") for token in tokens)
+
+
+def test_all_pieces_can_have_the_tags(tokenizer):
+    encoded = tokenize_tagged_words(rows(), tokenizer, TAGS, label_all_pieces=True)[0]
+    assert encoded["labels"][0] == encoded["labels"][-1] == -100
+    assert -100 not in encoded["labels"][1:-1]
+
+
+def test_names_are_in_a_fixed_order():
+    assert tag_names([["I-b", "O"], ["B-a", "B-b"]]) == ["O", "B-a", "B-b", "I-b"]
+
+
+def test_cut_sentences_are_counted(tokenizer, caplog):
+    tokenize_tagged_words(rows(), tokenizer, TAGS, max_length=4)
+    assert "1 of 1 sentences were cut to 4 tokens" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("tags", "message"),
+    [
+        (["O"], r"Row 1: 'tags' must have as many entries as 'tokens', got 1 and 4"),
+        (["O", "O", "O", "B-thing"], r"Row 1: a tag must be one of O, .*got 'B-thing'"),
+    ],
+    ids=["count", "name"],
+)
+def test_bad_tags_are_named(tokenizer, tags, message):
+    with pytest.raises(ValueError, match=message):
+        tokenize_tagged_words(rows(tags=[tags]), tokenizer, TAGS)
+
+
+def test_whole_entities_count():
+    # true: person, place of two words; found: person, place of one word, and another person
+    labels = np.array([[-100, 3, 0, 1, 2, 0, -100]])
+    found = np.array([[0, 3, 0, 1, 0, 3, 0]])
+    scores = EntityMetrics(TAGS)(EvalPrediction(np.eye(4)[found], labels))
+    assert scores["precision"] == pytest.approx(1 / 3)
+    assert scores["recall"] == pytest.approx(1 / 2)
+    assert scores["f1"] == pytest.approx(2 / 5)
+    assert scores["accuracy"] == pytest.approx(3 / 5)

@@ -1,0 +1,58 @@
+"""Scores worked out by hand."""
+
+import math
+
+import numpy as np
+import pytest
+from transformers import EvalPrediction
+
+from hf_vanilla.metrics import ClassificationMetrics
+
+
+def logits_of(classes, count):
+    return np.eye(count)[classes] * 3 - 1
+
+
+def test_two_classes():
+    # predicted 1 1 1 0 0, true 1 0 1 0 1: tp 2, fp 1, fn 1, tn 1
+    scores = ClassificationMetrics("single_label_classification")(
+        EvalPrediction((logits_of([1, 1, 1, 0, 0], 2), "hidden states"), np.array([1, 0, 1, 0, 1]))
+    )
+    assert scores["accuracy"] == pytest.approx(3 / 5)
+    assert scores["f1"] == pytest.approx(2 * 2 / (2 * 2 + 1 + 1))
+    assert scores["matthews"] == pytest.approx((2 * 1 - 1 * 1) / math.sqrt(3 * 3 * 2 * 2))
+
+
+def test_three_classes_average_f1():
+    # class 0: tp 1 fp 1 fn 0; class 1: tp 1 fp 0 fn 1; class 2: tp 1
+    scores = ClassificationMetrics("single_label_classification")(
+        EvalPrediction(logits_of([0, 0, 1, 2], 3), np.array([0, 1, 1, 2]))
+    )
+    assert scores["f1"] == pytest.approx((2 / 3 + 2 / 3 + 1) / 3)
+
+
+def test_several_labels():
+    logits = np.array([[1.0, -1.0], [1.0, 1.0], [-1.0, -1.0]])
+    labels = np.array([[1.0, 0.0], [0.0, 1.0], [0.0, 1.0]])
+    scores = ClassificationMetrics("multi_label_classification")(EvalPrediction(logits, labels))
+    assert scores["accuracy"] == pytest.approx(1 / 3)
+    assert scores["f1_micro"] == pytest.approx(4 / (4 + 1 + 1))  # tp 2, fp 1, fn 1
+    assert scores["f1_macro"] == pytest.approx((2 / 3 + 2 / 3) / 2)
+
+
+def test_regression():
+    predicted, labels = np.array([[1.0], [2.0], [4.0], [3.0]]), np.array([1.0, 2.0, 3.0, 9.0])
+    scores = ClassificationMetrics("regression")(EvalPrediction(predicted, labels))
+    assert scores["mse"] == pytest.approx((0 + 0 + 1 + 36) / 4)
+    assert scores["spearman"] == pytest.approx(1 - 6 * 2 / (4 * 15))
+    assert scores["pearson"] == pytest.approx(np.corrcoef(predicted[:, 0], labels)[0, 1])
+
+
+def test_what_does_not_vary_has_no_correlation():
+    scores = ClassificationMetrics("regression")(EvalPrediction(np.ones((3, 1)), np.array([1.0, 2.0, 3.0])))
+    assert (scores["pearson"], scores["spearman"]) == (0.0, 0.0)
+
+
+def test_other_types_are_refused():
+    with pytest.raises(ValueError, match="`problem_type` must be one of single_label.*got 'ranking'"):
+        ClassificationMetrics("ranking")

@@ -1,0 +1,95 @@
+"""Fine-tuning as a user does it: own files, several seeds, a report; and what bad input gets."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from transformers import AutoModelForSequenceClassification, pipeline
+
+from hf_vanilla import VanillaBertConfig, VanillaBertForPreTraining
+from hf_vanilla.tokenization import train_wordpiece_tokenizer
+
+
+SCRIPT = Path(__file__).parents[2] / "scripts" / "finetune_classification.py"
+OPTIONS = [
+    "--num_train_epochs",
+    "8",
+    "--learning_rate",
+    "0.01",
+    "--per_device_train_batch_size",
+    "8",
+    "--disable_tqdm",
+    "true",
+    "--use_cpu",
+]
+GOOD, BAD = ("good fine nice", "bad poor dull")
+
+
+def run(*arguments):
+    return subprocess.run(
+        [sys.executable, SCRIPT, *map(str, arguments)], capture_output=True, text=True, timeout=300, check=False
+    )
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    path = tmp_path_factory.mktemp("task")
+    rows = [
+        {"review": f"the film is {word}", "verdict": verdict}
+        for verdict, words in (("liked", GOOD), ("disliked", BAD))
+        for word in words.split()
+    ]
+    for split, repeats in (("train", 12), ("validation", 2)):
+        (path / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows * repeats))
+    tokenizer = train_wordpiece_tokenizer([row["review"] for row in rows] * 3, 80, show_progress=False)
+    tokenizer.save_pretrained(path / "bert")
+    config = VanillaBertConfig(
+        vocab_size=len(tokenizer), hidden_size=16, num_hidden_layers=1, num_attention_heads=4, intermediate_size=24,
+        initializer_range=0.2, hidden_dropout_prob=0.0,
+    )  # fmt: skip
+    VanillaBertForPreTraining(config).save_pretrained(path / "bert")
+    return path
+
+
+def files(folder):
+    return [
+        "--model_name_or_path", folder / "bert", "--train_file", folder / "train.jsonl",
+        "--validation_file", folder / "validation.jsonl", "--text_column", "review", "--label_column", "verdict",
+    ]  # fmt: skip
+
+
+def test_it_learns_and_reports_every_seed(folder, tmp_path):
+    results = tmp_path / "results.json"
+    finished = run(
+        *files(folder), *OPTIONS, "--seeds", 1, 2, "--results_file", results, "--output_dir", tmp_path / "run"
+    )
+    assert finished.returncode == 0, finished.stderr
+    report = json.loads(results.read_text())
+    assert report["main_score"] == "accuracy"
+    assert report["summary"]["validation"] == {"median": 1.0, "best": 1.0, "worst": 1.0}
+    assert set(report["seeds"]) == {"1", "2"}
+    assert report["versions"]["transformers"]
+    model = AutoModelForSequenceClassification.from_pretrained(tmp_path / "run" / "seed-2")
+    assert model.config.id2label == {0: "disliked", 1: "liked"}
+    classify = pipeline("text-classification", model=str(tmp_path / "run" / "seed-1"))
+    assert classify("the film is nice")[0]["label"] == "liked"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--label_column", "stars"], "line 1 has no column 'stars'; it has 'review', 'verdict'"),
+        (["--validation_file", "nowhere.csv"], "`validation_file` must name an existing file"),
+        (["--task_name", "sst2"], "Pass either `task_name` or `train_file`"),
+        (["--regression"], "a label of a regression must be a number, got 'liked'"),
+    ],
+    ids=["column", "file", "both", "regression"],
+)
+def test_bad_input_ends_in_one_line(folder, tmp_path, options, message):
+    finished = run(*files(folder), *OPTIONS, "--output_dir", tmp_path / "run", *options)
+    assert finished.returncode in (1, 2)
+    assert message in finished.stderr
+    assert "Traceback" not in finished.stderr
+    assert not (tmp_path / "run").exists()
