@@ -14,7 +14,7 @@ ONE_THREAD := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false
 PYTEST := $(OFFLINE) $(ONE_THREAD) $(VENV_PYTHON) -m pytest -n auto --dist loadgroup
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test test-slow check format benchmark
+.PHONY: help venv demo demo-bert test test-slow check format benchmark
 
 help:  ## List these commands.
 	@awk -F ':.*  ## ' '/^[a-z-]+:.*  ## / { printf "%-12s%s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -23,6 +23,9 @@ venv: $(INSTALLED)  ## Create .venv and install the package with all it needs.
 
 demo: $(INSTALLED)  ## Train a small date translator from nothing, in minutes, and show what it learnt.
 	$(OFFLINE) $(VENV_PYTHON) scripts/demo.py
+
+demo-bert: $(INSTALLED)  ## Pre-train a tiny BERT on Python's documentation, in minutes, and let it fill masks.
+	$(OFFLINE) $(VENV_PYTHON) scripts/demo_bert.py
 
 test: $(INSTALLED)  ## Run the tests, on all cores, without a network.
 	$(PYTEST)

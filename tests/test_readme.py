@@ -12,8 +12,8 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 RESULTS = sorted((ROOT / "model_cards" / "results").glob("*.json"))
 
 
-def test_ten_lines_run():
-    block = README[README.index("## Ten lines") :]
+def test_a_few_lines_run():
+    block = README[README.index("## In a few lines") :]
     code = re.search(r"```python\n(.*?)```", block, flags=re.DOTALL).group(1)
     names = {}
     exec(compile(code, "README.md", "exec"), names)

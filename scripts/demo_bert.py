@@ -1,0 +1,145 @@
+#!/usr/bin/env python
+"""Pre-train a tiny BERT on English that every Python ships, in minutes on a CPU, and let it fill masks.
+
+The text is Python's own: the help topics of the interpreter and the docstrings of the standard library. At the end
+the model is loaded again with `AutoModelForMaskedLM` and fills masks in sentences that it never saw.
+"""
+
+import ast
+import sys
+import sysconfig
+from dataclasses import dataclass, field
+from pathlib import Path
+from pydoc_data.topics import topics
+
+import torch
+from datasets import Dataset
+from tqdm.auto import tqdm
+from transformers import DataCollatorForLanguageModeling, ProgressCallback, pipeline, set_seed
+from transformers.utils import logging
+
+from hf_vanilla import VanillaBertConfig, VanillaBertForPreTraining
+from hf_vanilla.command_line import parse_arguments, run
+from hf_vanilla.data import build_pretraining_dataset, mask_statically
+from hf_vanilla.metrics import PretrainingMetrics
+from hf_vanilla.tokenization import train_wordpiece_tokenizer
+from hf_vanilla.training import Phase, PretrainingTrainer, bert_training_arguments
+
+
+HELD_OUT_EVERY = 20  # of so many documents one is kept for the test
+SHORTEST_DOCUMENT = 200  # characters
+# Not from the documents; each has one word that the rest of the sentence gives away.
+QUESTIONS = (
+    "if the file does not exist , an exception is [MASK] .",
+    "return [MASK] if the two objects are equal , false otherwise .",
+    "the first [MASK] of the function is a string .",
+    "this method is called [MASK] the object is created .",
+)
+
+
+@dataclass
+class DemoArguments:
+    """Options of the demo."""
+
+    output_dir: str = field(default="demo_bert_output", metadata={"help": "Folder of the model."})
+    max_steps: int = field(default=2000, metadata={"help": "Number of updates."})
+    documents: int = field(default=3000, metadata={"help": "Most documents to learn from."})
+    seed: int = field(default=0, metadata={"help": "Decides the first weights, the order and the masks."})
+
+
+class ReadableProgress(ProgressCallback):
+    """The stock progress bar, with a line that a person reads instead of a dictionary."""
+
+    def on_log(self, args, state, control, logs=None, **kwargs) -> None:
+        """Write step and loss above the bar."""
+        if self.training_bar is not None and logs is not None and "loss" in logs:
+            self.training_bar.write(f"step {state.global_step:>5}   loss {float(logs['loss']):.3f}")
+
+
+def docstrings_of(path: Path) -> str:
+    """Collect the docstrings of one module."""
+    try:
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+    except (SyntaxError, UnicodeDecodeError, OSError):
+        return ""
+    kinds = (ast.Module, ast.ClassDef, ast.FunctionDef)
+    return "\n".join(ast.get_docstring(node) or "" for node in ast.walk(tree) if isinstance(node, kinds))
+
+
+def read_documents(limit: int) -> list[str]:
+    """Read Python's help topics and docstrings, the longest ones if there are too many."""
+    modules = sorted(Path(sysconfig.get_paths()["stdlib"]).glob("**/*.py"))
+    modules = [path for path in modules if "site-packages" not in path.parts and "test" not in str(path)]
+    texts = [topics[name] for name in sorted(topics)]
+    texts += [docstrings_of(path) for path in tqdm(modules, desc="reading docstrings", unit="file")]
+    texts = [text for text in texts if len(text) >= SHORTEST_DOCUMENT]
+    return sorted(texts, key=len, reverse=True)[:limit]
+
+
+def train(model, tokenizer, phases, held_out, arguments: DemoArguments) -> PretrainingTrainer:
+    """Pre-train in two phases, as the paper does but shorter."""
+    has_accelerator = torch.accelerator.is_available()
+    training_args = bert_training_arguments(
+        arguments.output_dir,
+        max_steps=arguments.max_steps,
+        warmup_steps=min(100, arguments.max_steps // 5),
+        learning_rate=2e-3,
+        max_tokens_per_batch=2048,
+        bf16=True,
+        use_cpu=not has_accelerator,
+        dataloader_pin_memory=has_accelerator,
+        logging_steps=0.05,
+        save_strategy="no",
+        seed=arguments.seed,
+    )
+    metrics = PretrainingMetrics()
+    trainer = PretrainingTrainer(
+        model,
+        training_args,
+        DataCollatorForLanguageModeling(tokenizer),
+        phases=phases,
+        eval_dataset=held_out,
+        processing_class=tokenizer,
+        compute_metrics=metrics,
+        preprocess_logits_for_metrics=metrics.preprocess_logits,
+    )
+    trainer.remove_callback(ProgressCallback)
+    trainer.add_callback(ReadableProgress)
+    trainer.train()
+    return trainer
+
+
+def main() -> None:
+    """Read, train, measure, save, load again, fill masks."""
+    (arguments,) = parse_arguments(DemoArguments, description=__doc__)
+    logging.set_verbosity_error()
+    set_seed(arguments.seed)
+    texts = read_documents(arguments.documents)
+    test = Dataset.from_dict({"text": texts[::HELD_OUT_EVERY]})
+    corpus = Dataset.from_dict({"text": [text for number, text in enumerate(texts) if number % HELD_OUT_EVERY]})
+    tokenizer = train_wordpiece_tokenizer(corpus["text"][:], 6000, show_progress=False)
+    phases = [
+        Phase(build_pretraining_dataset(corpus, tokenizer, max_length=length), share)
+        for length, share in ((64, 0.9), (128, 0.1))
+    ]
+    held_out = mask_statically(build_pretraining_dataset(test, tokenizer, max_length=64), tokenizer)
+    held_out = held_out.remove_columns(["special_tokens_mask", "offset_mapping"])
+    model = VanillaBertForPreTraining(VanillaBertConfig.preset("tiny", vocab_size=len(tokenizer)))
+    print(f"\nTraining {model.num_parameters():,} parameters on {len(corpus):,} documents of Python's own text.\n")
+    trainer = train(model, tokenizer, phases, held_out, arguments)
+
+    measured = trainer.evaluate()
+    print(
+        f"\nIn {len(test)} documents that it never saw: {measured['eval_mlm_accuracy']:.1%} of the masked tokens "
+        f"and {measured['eval_nsp_accuracy']:.1%} of the next sentences are right.\n"
+    )
+    trainer.save_model()
+    fill = pipeline("fill-mask", model=arguments.output_dir, device=-1)  # through AutoModelForMaskedLM
+    for question in QUESTIONS:
+        words = ", ".join(f"{guess['token_str']} {guess['score']:.0%}" for guess in fill(question, top_k=4))
+        print(f"  {question}\n      {words}")
+    print(f"\nThe model is in {arguments.output_dir}/; AutoModelForMaskedLM loads it.")
+
+
+if __name__ == "__main__":
+    sys.exit(run(main))
