@@ -1,0 +1,100 @@
+"""Tagging and choosing as a user does it: own files, a model that works, and what bad input gets."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from transformers import AutoModelForMultipleChoice, pipeline
+
+from hf_vanilla import VanillaBertConfig, VanillaBertForPreTraining
+from hf_vanilla.tokenization import train_wordpiece_tokenizer
+
+
+SCRIPTS = Path(__file__).parents[2] / "scripts"
+OPTIONS = [
+    "--num_train_epochs", "12", "--learning_rate", "0.01", "--per_device_train_batch_size", "8",
+    "--disable_tqdm", "true", "--use_cpu",
+]  # fmt: skip
+NAMES, THINGS = ("anna", "bert", "carla"), ("dogs", "trees", "books")
+
+
+def run(script, *arguments):
+    return subprocess.run(
+        [sys.executable, SCRIPTS / script, *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+
+
+def write(path, rows):
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+@pytest.fixture(scope="module")
+def bert(tmp_path_factory):
+    path = tmp_path_factory.mktemp("bert")
+    texts = [f"{name} likes {thing} a lot" for name in NAMES for thing in THINGS]
+    tokenizer = train_wordpiece_tokenizer(texts * 3, 80, show_progress=False)
+    tokenizer.save_pretrained(path)
+    config = VanillaBertConfig(
+        vocab_size=len(tokenizer), hidden_size=16, num_hidden_layers=1, num_attention_heads=4, intermediate_size=24,
+        initializer_range=0.2, hidden_dropout_prob=0.0,
+    )  # fmt: skip
+    VanillaBertForPreTraining(config).save_pretrained(path)
+    return path
+
+
+def test_names_are_tagged(bert, tmp_path):
+    rows = [{"tokens": [name, "likes", thing], "tags": ["B-person", "O", "O"]} for name in NAMES for thing in THINGS]
+    train, held_out = write(tmp_path / "train.jsonl", rows * 6), write(tmp_path / "val.jsonl", rows)
+    finished = run(
+        "finetune_token_classification.py", "--model_name_or_path", bert, "--train_file", train,
+        "--validation_file", held_out, *OPTIONS, "--results_file", tmp_path / "r.json",
+        "--output_dir", tmp_path / "run",
+    )  # fmt: skip
+    assert finished.returncode == 0, finished.stderr
+    assert json.loads((tmp_path / "r.json").read_text())["summary"]["validation"]["median"] == 1.0
+    tag = pipeline("token-classification", model=str(tmp_path / "run" / "seed-42"), aggregation_strategy="simple")
+    assert [(found["entity_group"], found["word"]) for found in tag("anna likes books")] == [("person", "anna")]
+
+
+def test_endings_are_chosen(bert, tmp_path):
+    rows = [
+        {"sent1": f"{name} likes", "endings": [thing, "a lot"] if place == 0 else ["a lot", thing], "label": place}
+        for name in NAMES
+        for thing in THINGS
+        for place in (0, 1)
+    ]
+    train, held_out = write(tmp_path / "train.jsonl", rows * 4), write(tmp_path / "val.jsonl", rows)
+    finished = run(
+        "finetune_multiple_choice.py", "--model_name_or_path", bert, "--train_file", train,
+        "--validation_file", held_out, *OPTIONS, "--results_file", tmp_path / "r.json",
+        "--output_dir", tmp_path / "run",
+    )  # fmt: skip
+    assert finished.returncode == 0, finished.stderr
+    assert json.loads((tmp_path / "r.json").read_text())["summary"]["validation"]["median"] == 1.0
+    AutoModelForMultipleChoice.from_pretrained(tmp_path / "run" / "seed-42")
+
+
+@pytest.mark.parametrize(
+    ("script", "row", "message"),
+    [
+        ("finetune_token_classification.py", {"tokens": ["a", "b"], "tags": ["O"]}, "Row 1: 'tags' must have as many"),
+        ("finetune_multiple_choice.py", {"sent1": "a", "endings": ["b", "c"], "label": 2}, "must be in [0, 2), got 2"),
+    ],
+    ids=["tags", "choice"],
+)
+def test_bad_rows_end_in_one_line(bert, tmp_path, script, row, message):
+    file = write(tmp_path / "bad.jsonl", [row])
+    finished = run(
+        script, "--model_name_or_path", bert, "--train_file", file, "--validation_file", file, *OPTIONS,
+        "--output_dir", tmp_path / "run",
+    )  # fmt: skip
+    assert finished.returncode == 1
+    assert message in finished.stderr
+    assert "Traceback" not in finished.stderr
