@@ -1,0 +1,101 @@
+"""Vectors of texts and of their tokens, from any layers of an encoder: the feature-based use of BERT."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from tqdm.auto import tqdm
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from .generation.text_batches import batches_by_length
+
+
+POOLINGS = ("mean", "cls", "max", "tokens")
+MIXES = ("mean", "concatenate")
+
+
+@torch.no_grad()
+def extract_features(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    texts: Sequence[str],
+    *,
+    layers: Sequence[int] = (-1,),
+    mix: str = "mean",
+    pooling: str = "mean",
+    max_length: int | None = None,
+    max_tokens_per_batch: int = 4096,
+    show_progress: bool = False,
+) -> list[np.ndarray]:
+    """Compute one vector for each text, or one for each of its tokens.
+
+    ```python
+    vectors = extract_features(model, tokenizer, texts, layers=(-4, -3, -2, -1), mix="concatenate")
+    ```
+
+    Args:
+        model (`PreTrainedModel`): An encoder, such as `AutoModel` gives it, in evaluation mode.
+        tokenizer (`PreTrainedTokenizerBase`): Its tokenizer.
+        texts (`Sequence[str]`): Any texts; what is too long is cut.
+        layers (`Sequence[int]`, defaults to `(-1,)`): Which layers' outputs: 0 is the embeddings, -1 the last layer.
+        mix (`str`, defaults to `"mean"`): What becomes of several layers: their `"mean"`, or side by side
+            (`"concatenate"`; the paper's best are the last four).
+        pooling (`str`, defaults to `"mean"`): `"mean"` or `"max"` over a text's tokens, the first token's vector
+            (`"cls"`), or all of them (`"tokens"`).
+        max_length (`int`, *optional*): Most tokens of a text; the model's limit by default.
+        max_tokens_per_batch (`int`, defaults to 4096): Most tokens of a batch, padding included.
+        show_progress (`bool`, defaults to `False`): Whether to draw a progress bar on standard error.
+
+    Returns:
+        `list[np.ndarray]`: in the order of the texts, float32 vectors of shape `(width,)`, or with `"tokens"` matrices
+        of shape `(tokens, width)`, special tokens included. The width is the model's, times the number of layers if
+        they are concatenated.
+
+    Raises:
+        TypeError: if `texts` is a single string.
+        ValueError: if the model is in training mode, or an argument is none of those that exist.
+
+    Source: Devlin et al. 2018, 5.3, Table 7.
+    """
+    if isinstance(texts, str):
+        raise TypeError("`texts` must be a list of strings, got a single string; pass a list with it inside.")
+    _check_choices(model, layers, mix, pooling)
+    limit = min(tokenizer.model_max_length, getattr(model.config, "max_position_embeddings", 512))
+    encoded = tokenizer(list(texts), truncation=True, max_length=max_length or limit) if texts else {"input_ids": []}
+    lengths = [len(ids) for ids in encoded["input_ids"]]
+    features: list[np.ndarray] = [np.zeros(0, dtype=np.float32)] * len(lengths)
+    with tqdm(total=len(lengths), unit="text", disable=not show_progress) as progress:
+        for batch in batches_by_length(lengths, max_tokens_per_batch):
+            rows = {name: [values[number] for number in batch] for name, values in encoded.items()}
+            inputs = tokenizer.pad(rows, return_tensors="pt").to(model.device)
+            states = model(**inputs, output_hidden_states=True).hidden_states
+            chosen = [states[layer].float() for layer in layers]
+            mixed = torch.cat(chosen, dim=-1) if mix == "concatenate" else torch.stack(chosen).mean(0)
+            for number, row, length in zip(batch, mixed, (lengths[number] for number in batch), strict=True):
+                features[number] = _pooled(row[:length], pooling).cpu().numpy()
+            progress.update(len(batch))
+    return features
+
+
+def _pooled(vectors: torch.Tensor, pooling: str) -> torch.Tensor:
+    """Reduce the vectors (tokens, width) of a text."""
+    if pooling == "tokens":
+        return vectors
+    if pooling == "cls":
+        return vectors[0]
+    return vectors.mean(0) if pooling == "mean" else vectors.amax(0)
+
+
+def _check_choices(model: PreTrainedModel, layers: Sequence[int], mix: str, pooling: str) -> None:
+    """Refuse layers that the model has not, and names that mean nothing."""
+    if model.training:
+        raise ValueError("`model` must be in evaluation mode; call `model.eval()`.")
+    count = model.config.num_hidden_layers
+    for layer in layers:
+        if not -count - 1 <= layer <= count:
+            raise ValueError(f"`layers` must be in [{-count - 1}, {count}], got {layer}; 0 is the embeddings.")
+    if not layers:
+        raise ValueError("`layers` must name at least one layer.")
+    for name, value, allowed in (("mix", mix, MIXES), ("pooling", pooling, POOLINGS)):
+        if value not in allowed:
+            raise ValueError(f"`{name}` must be one of {', '.join(allowed)}; got {value!r}.")

@@ -1,0 +1,78 @@
+#!/usr/bin/env python
+r"""Compute vectors of texts, or of their tokens, with BERT: one text a line in, one array out.
+
+    python scripts/extract_features.py --model runs/bert --input texts.txt --output vectors.npy
+    python scripts/extract_features.py --model runs/bert --input texts.txt --output tokens.npz \
+        --layers -4 -3 -2 -1 --mix concatenate --pooling tokens
+
+A .npy file holds one matrix with a row for each line; tokens go to a .npz file with one matrix for each line, named by
+its number from 0. numpy.load reads both.
+"""
+
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from transformers import AutoModel, AutoTokenizer
+
+from hf_vanilla.command_line import check_output_dir, parse_arguments, run
+from hf_vanilla.features import extract_features
+from hf_vanilla.generation.line_files import read_lines
+
+
+@dataclass
+class FeatureArguments:
+    """What to compute."""
+
+    model: str = field(metadata={"help": "The BERT and its tokenizer: a folder or a name on the Hub."})
+    input: str = field(metadata={"help": "Text file, one text a line; - is standard input."})
+    output: str = field(metadata={"help": "File to write, .npy, or .npz for --pooling tokens."})
+    layers: list[int] = field(
+        default_factory=lambda: [-1], metadata={"help": "Layers to take; 0 is the embeddings, -1 the last layer."}
+    )
+    mix: Literal["mean", "concatenate"] = field(default="mean", metadata={"help": "What becomes of several layers."})
+    pooling: Literal["mean", "cls", "max", "tokens"] = field(
+        default="mean", metadata={"help": "How tokens become a text's vector; tokens keeps them all."}
+    )
+    max_length: int | None = field(default=None, metadata={"help": "Most tokens of a text. Unset: the model's limit."})
+    max_tokens_per_batch: int = field(default=4096, metadata={"help": "Most tokens of a batch, padding included."})
+
+    def __post_init__(self):
+        wanted = ".npz" if self.pooling == "tokens" else ".npy"
+        if not self.output.endswith(wanted):
+            raise ValueError(f"--output must end in {wanted} for --pooling {self.pooling}, got {self.output}.")
+
+
+def main() -> None:
+    """Read, encode, write."""
+    (arguments,) = parse_arguments(FeatureArguments, description=__doc__)
+    output = Path(arguments.output)
+    check_output_dir(str(output.absolute().parent))
+    texts = read_lines(arguments.input)
+    device = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else torch.device("cpu")
+    vectors = extract_features(
+        AutoModel.from_pretrained(arguments.model).to(device).eval(),
+        AutoTokenizer.from_pretrained(arguments.model),
+        texts,
+        layers=arguments.layers,
+        mix=arguments.mix,
+        pooling=arguments.pooling,
+        max_length=arguments.max_length,
+        max_tokens_per_batch=arguments.max_tokens_per_batch,
+        show_progress=True,
+    )
+    # Under another name first: a file of that name is a complete one.
+    temporary = output.with_name(f"{output.stem}.tmp{output.suffix}")
+    if arguments.pooling == "tokens":
+        matrices: dict[str, Any] = {str(number): matrix for number, matrix in enumerate(vectors)}
+        np.savez(temporary, **matrices)
+    else:
+        np.save(temporary, np.stack(vectors))
+    temporary.replace(output)
+
+
+if __name__ == "__main__":
+    sys.exit(run(main))

@@ -1,0 +1,97 @@
+"""Vectors against hidden states computed one text at a time."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from hf_vanilla import VanillaBertConfig, VanillaBertModel
+from hf_vanilla.features import extract_features
+from hf_vanilla.tokenization import train_wordpiece_tokenizer
+
+
+TEXTS = ["the dog runs in the park", "a cat", "", "the cat and the dog run", "park"]
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return train_wordpiece_tokenizer(TEXTS * 3, 60, show_progress=False)
+
+
+@pytest.fixture(scope="module")
+def model(tokenizer):
+    torch.manual_seed(0)
+    config = VanillaBertConfig(
+        vocab_size=len(tokenizer), hidden_size=12, num_hidden_layers=3, num_attention_heads=4, intermediate_size=20,
+        initializer_range=0.3,
+    )  # fmt: skip
+    return VanillaBertModel(config).eval()
+
+
+def hidden_states(model, tokenizer, text):
+    with torch.no_grad():
+        return model(**tokenizer(text, return_tensors="pt"), output_hidden_states=True).hidden_states
+
+
+@pytest.mark.parametrize("pooling", ["mean", "cls", "max", "tokens"])
+@pytest.mark.parametrize("budget", [8, 4096], ids=["small-batches", "one-batch"])
+def test_pooling_counts_real_tokens_only(model, tokenizer, pooling, budget):
+    found = extract_features(model, tokenizer, TEXTS, pooling=pooling, max_tokens_per_batch=budget)
+    for text, vector in zip(TEXTS, found, strict=True):
+        states = hidden_states(model, tokenizer, text)[-1][0]
+        expected = {"mean": states.mean(0), "cls": states[0], "max": states.amax(0), "tokens": states}[pooling]
+        torch.testing.assert_close(torch.from_numpy(vector), expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("mix", ["mean", "concatenate"])
+def test_layers_are_mixed(model, tokenizer, mix):
+    (found,) = extract_features(model, tokenizer, TEXTS[:1], layers=(0, 2, -1), mix=mix, pooling="cls")
+    states = hidden_states(model, tokenizer, TEXTS[0])
+    chosen = [states[layer][0, 0] for layer in (0, 2, 3)]
+    expected = torch.cat(chosen) if mix == "concatenate" else sum(chosen) / 3
+    torch.testing.assert_close(torch.from_numpy(found), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_no_texts_give_no_vectors(model, tokenizer):
+    assert extract_features(model, tokenizer, []) == []
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"layers": (4,)}, r"`layers` must be in \[-4, 3\], got 4"),
+        ({"layers": ()}, r"`layers` must name at least one"),
+        ({"mix": "sum"}, r"`mix` must be one of mean, concatenate; got 'sum'"),
+        ({"pooling": "last"}, r"`pooling` must be one of mean, cls, max, tokens; got 'last'"),
+    ],
+    ids=["layer", "no-layer", "mix", "pooling"],
+)
+def test_bad_input_is_named(model, tokenizer, options, message):
+    with pytest.raises(ValueError, match=message):
+        extract_features(model, tokenizer, TEXTS, **options)
+
+
+def test_a_single_string_and_training_mode_are_refused(model, tokenizer):
+    with pytest.raises(TypeError, match="`texts` must be a list of strings"):
+        extract_features(model, tokenizer, "text")
+    with pytest.raises(ValueError, match="evaluation mode"):
+        extract_features(VanillaBertModel(model.config).train(), tokenizer, TEXTS)
+
+
+def test_the_script_writes_arrays(model, tokenizer, tmp_path):
+    model.save_pretrained(tmp_path / "bert")
+    tokenizer.save_pretrained(tmp_path / "bert")
+    (tmp_path / "texts.txt").write_text("\n".join(TEXTS) + "\n")
+    script = Path(__file__).parents[1] / "scripts" / "extract_features.py"
+    command = [sys.executable, script, "--model", tmp_path / "bert", "--input", tmp_path / "texts.txt", "--output"]
+    subprocess.run([*command, tmp_path / "v.npy"], check=True, capture_output=True, timeout=200)
+    expected = np.stack(extract_features(model, tokenizer, TEXTS))
+    np.testing.assert_allclose(np.load(tmp_path / "v.npy"), expected, rtol=1e-5, atol=1e-6)
+    refused = subprocess.run(
+        [*command, tmp_path / "v.npy", "--pooling", "tokens"], capture_output=True, text=True, timeout=200, check=False
+    )
+    assert refused.returncode == 2
+    assert "--output must end in .npz" in refused.stderr
