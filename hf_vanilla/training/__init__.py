@@ -1,7 +1,13 @@
 """The papers' recipes as training arguments, the trainer, and checkpoints."""
 
 from .checkpoints import average_checkpoints, best_checkpoints, last_checkpoints, last_complete_checkpoint
-from .finetuning import FinetuningArguments, seeds_report, summarise_seeds, train_with_seeds
+from .finetuning import (
+    FinetuningArguments,
+    OrderedEvaluationTrainer,
+    seeds_report,
+    summarise_seeds,
+    train_with_seeds,
+)
 from .pretraining import Phase, PhasedBatchSampler, PretrainingTrainer, RepeatableCollator, bert_training_arguments
 from .recipe import paper_optimizers, paper_training_arguments
 from .schedule import inverse_sqrt_schedule_from_one, noam_learning_rate
@@ -10,6 +16,7 @@ from .trainer import VanillaTrainer, VanillaTrainingArguments
 
 __all__ = [
     "FinetuningArguments",
+    "OrderedEvaluationTrainer",
     "Phase",
     "PhasedBatchSampler",
     "PretrainingTrainer",

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.utils.data import Dataset, SequentialSampler
 from transformers import Trainer, TrainingArguments, set_seed
 
 
@@ -66,6 +67,17 @@ class FinetuningArguments(TrainingArguments):
             self.use_cpu = True
             self.dataloader_pin_memory = False
         super().__post_init__()
+
+
+class OrderedEvaluationTrainer(Trainer):
+    """`Trainer` that evaluates rows in their own order, also where it groups training rows by length.
+
+    The stock one groups the rows of an evaluation too, and `compute_metrics` can't tell which row is which.
+    """
+
+    def _get_eval_sampler(self, eval_dataset: Dataset) -> SequentialSampler:
+        """Return the sampler of an evaluation, whose batches accelerate deals out to the processes."""
+        return SequentialSampler(eval_dataset)
 
 
 def train_with_seeds(

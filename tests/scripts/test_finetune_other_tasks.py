@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from transformers import AutoModelForMultipleChoice, pipeline
+from transformers import AutoModelForMultipleChoice, AutoModelForQuestionAnswering, pipeline
 
 from hf_vanilla import VanillaBertConfig, VanillaBertForPreTraining
 from hf_vanilla.tokenization import train_wordpiece_tokenizer
@@ -81,13 +81,46 @@ def test_endings_are_chosen(bert, tmp_path):
     AutoModelForMultipleChoice.from_pretrained(tmp_path / "run" / "seed-42")
 
 
+def test_answers_are_found(bert, tmp_path):
+    """Contexts of many lengths: an evaluation in another order than the questions' would give wrong answers."""
+    rows = []
+    for number, (name, thing) in enumerate((name, thing) for name in NAMES for thing in THINGS):
+        context = "a lot " * (number % 5) + f"{name} likes {thing}" + " a lot" * (number % 3)
+        answers = {"text": [thing], "answer_start": [context.index(thing)]}
+        rows.append({"id": str(number), "question": f"{name} likes", "context": context, "answers": answers})
+    several = [{**row, "id": f"{row['id']}-{copy}"} for copy in range(8) for row in rows]
+    train, held_out = write(tmp_path / "train.jsonl", several), write(tmp_path / "val.jsonl", rows)
+    finished = run(
+        "finetune_question_answering.py", "--model_name_or_path", bert, "--train_file", train,
+        "--validation_file", held_out, "--max_length", 24, "--doc_stride", 4, *OPTIONS, "--n_best", 3,
+        "--eval_strategy", "epoch", "--results_file", tmp_path / "r.json", "--output_dir", tmp_path / "run",
+    )  # fmt: skip
+    assert finished.returncode == 0, finished.stderr
+    report = json.loads((tmp_path / "r.json").read_text())
+    assert report["summary"]["validation"]["median"] == 100.0
+    assert report["seeds"]["42"]["validation"]["exact_match"] == 100.0
+    folder = tmp_path / "run" / "seed-42"
+    predictions = json.loads((folder / "predictions.json").read_text())
+    assert predictions == {row["id"]: row["answers"]["text"][0] for row in rows}
+    best = json.loads((folder / "nbest_predictions.json").read_text())
+    for row in rows:
+        assert len(best[row["id"]]) == 3
+        assert row["context"][best[row["id"]][0]["start"] : best[row["id"]][0]["end"]] == predictions[row["id"]]
+    AutoModelForQuestionAnswering.from_pretrained(folder)
+
+
 @pytest.mark.parametrize(
     ("script", "row", "message"),
     [
         ("finetune_token_classification.py", {"tokens": ["a", "b"], "tags": ["O"]}, "Row 1: 'tags' must have as many"),
         ("finetune_multiple_choice.py", {"sent1": "a", "endings": ["b", "c"], "label": 2}, "must be in [0, 2), got 2"),
+        (
+            "finetune_question_answering.py",
+            {"id": "7", "question": "a", "context": "b c", "answers": {"text": ["c"], "answer_start": [1]}},
+            "'c' is not at 1; there is ' '",
+        ),
     ],
-    ids=["tags", "choice"],
+    ids=["tags", "choice", "answer"],
 )
 def test_bad_rows_end_in_one_line(bert, tmp_path, script, row, message):
     file = write(tmp_path / "bad.jsonl", [row])

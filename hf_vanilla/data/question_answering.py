@@ -1,0 +1,313 @@
+"""Questions and their contexts: read from files, cut into windows for the model, and turned back into answers."""
+
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from datasets import Dataset, load_dataset
+from transformers import PreTrainedTokenizerBase
+
+from .text_files import kind_of_file, read_json_objects, read_lines
+
+
+QUESTION_COLUMNS = ("id", "question", "context", "answers")
+# The official script of SQuAD 2.0 has these defaults too.
+N_BEST = 20
+MAX_ANSWER_LENGTH = 30
+
+
+class Answer(NamedTuple):
+    """A part of a context, or that there is none.
+
+    Attributes:
+        text: The answer as it stands in the context; empty for no answer.
+        start: Index of its first character in the context.
+        end: Index behind its last character.
+        score: Sum of the start and the end logit; higher is likelier.
+    """
+
+    text: str
+    start: int
+    end: int
+    score: float
+
+
+def load_questions(path: str | os.PathLike[str]) -> Dataset:
+    """Load questions in one of SQuAD's forms, and check that every answer is in its context.
+
+    - The official JSON file, `{"data": [article, ...]}`, or one article on each line:
+      `{"paragraphs": [{"context": ..., "qas": [{"id": ..., "question": ..., "answers": [{"text": ...,
+      "answer_start": ...}]}]}]}`.
+    - One question a row, as on the Hub: `id`, `question`, `context` and `answers`, which is
+      `{"text": [...], "answer_start": [...]}`.
+
+    Args:
+        path (`str`):
+            A `.json`, `.jsonl` or `.parquet` file; the first two may end in `.gz`.
+
+    Returns:
+        `Dataset`: with `id`, `question`, `context` and `answers` as on the Hub. No answers mean that there is none.
+
+    Raises:
+        ValueError: if the file is of another kind or form, has no question, an id occurs twice, or an answer is not in
+            its context where it is said to start; the question is named.
+        FileNotFoundError: if there is no such file.
+    """
+    path = os.fspath(path)
+    if not os.path.isfile(path):
+        raise FileNotFoundError(f"There is no file {path}.")
+    kind = kind_of_file(path)
+    if kind not in (".json", ".jsonl", ".parquet"):
+        raise ValueError(f"{path} must end in .json, .jsonl (perhaps in .gz) or .parquet.")
+    columns: dict[str, list[Any]] = {name: [] for name in QUESTION_COLUMNS}
+    known: set[str] = set()
+    for where, row in _read_questions(path, kind):
+        for name in QUESTION_COLUMNS:
+            if row.get(name) is None:
+                raise ValueError(f"{where}: a question must have {', '.join(QUESTION_COLUMNS)}; {name!r} is missing.")
+        if row["id"] in known:
+            raise ValueError(f"{where}: the id of a question must be its own, but {row['id']!r} occurs twice.")
+        known.add(row["id"])
+        _check_answers(row, where)
+        for name in QUESTION_COLUMNS:
+            columns[name].append(row[name])
+    if not known:
+        raise ValueError(f"{path} must have at least one question, but has none.")
+    return Dataset.from_dict(columns)
+
+
+def tokenize_questions(
+    questions: Dataset, tokenizer: PreTrainedTokenizerBase, *, max_length: int = 384, doc_stride: int = 128
+) -> Dataset:
+    """Pair each question with its context, a long one cut into windows that overlap.
+
+    Args:
+        questions (`Dataset`):
+            As [`load_questions`] gives them.
+        tokenizer (`PreTrainedTokenizerBase`):
+            A fast tokenizer.
+        max_length (`int`):
+            Most tokens of question and window.
+        doc_stride (`int`):
+            Tokens that neighbouring windows have in common.
+
+    Returns:
+        `Dataset`: a row for each window: what the model reads; `start_positions` and `end_positions` of the first
+        answer's tokens, both 0, where `[CLS]` is, if the window does not have the whole answer; `example`, the index
+        of its question; `offset_mapping`, the characters of each token of the context, -1 for all other tokens.
+
+    Raises:
+        ValueError: if a question and the overlap leave no room for a context; the question is named.
+
+    Source: Devlin et al. 2018, 4.2 and 4.3.
+    """
+    asked = [question.strip() for question in questions["question"][:]]
+    special = tokenizer.num_special_tokens_to_add(pair=True)
+    for row, ids in enumerate(tokenizer(asked, add_special_tokens=False, verbose=False)["input_ids"]):
+        if len(ids) + special + doc_stride >= max_length:
+            raise ValueError(
+                f"`max_length` ({max_length}) must be more than `doc_stride` ({doc_stride}), the question and the "
+                f"special tokens together, but question {questions[row]['id']!r} has {len(ids)} tokens."
+            )
+    windows = tokenizer(
+        asked,
+        questions["context"][:],
+        truncation="only_second",
+        max_length=max_length,
+        stride=doc_stride,
+        return_overflowing_tokens=True,
+        return_offsets_mapping=True,
+    )
+    examples = windows.pop("overflow_to_sample_mapping")
+    answers = questions["answers"][:]
+    starts, ends, offsets = [], [], []
+    for window, example in enumerate(examples):
+        in_context = np.asarray([part == 1 for part in windows.sequence_ids(window)])
+        spans = np.where(in_context[:, None], np.asarray(windows["offset_mapping"][window]), -1)
+        start, end = _answer_positions(answers[example], spans)
+        starts.append(start)
+        ends.append(end)
+        offsets.append(spans.astype(np.int32))
+    columns = {name: values for name, values in windows.items() if name != "offset_mapping"}
+    return Dataset.from_dict(
+        {
+            **columns,
+            "start_positions": starts,
+            "end_positions": ends,
+            "example": examples,
+            "offset_mapping": offsets,
+        }
+    )
+
+
+def find_answers(
+    questions: Dataset,
+    windows: Dataset,
+    start_logits: np.ndarray,
+    end_logits: np.ndarray,
+    *,
+    n_best: int = N_BEST,
+    max_answer_length: int = MAX_ANSWER_LENGTH,
+    with_no_answer: bool = False,
+    no_answer_threshold: float = 0.0,
+) -> dict[str, list[Answer]]:
+    """Turn the model's scores into the best answers of each question, over all windows of its context.
+
+    Args:
+        questions (`Dataset`):
+            The questions.
+        windows (`Dataset`):
+            Their windows, as [`tokenize_questions`] gives them.
+        start_logits (`np.ndarray`):
+            Of shape `(windows, length)`: that the answer starts here. What lies behind a window's end does not count.
+        end_logits (`np.ndarray`):
+            Of the same shape: that the answer ends with this token.
+        n_best (`int`):
+            Most answers of a question.
+        max_answer_length (`int`):
+            Most tokens of an answer.
+        with_no_answer (`bool`):
+            Whether "no answer" is one of the answers. Its score is that of `[CLS]` in the window where it is lowest.
+        no_answer_threshold (`float`):
+            How much higher than the best answer's the score of "no answer" must be for it to come first.
+
+    Returns:
+        `dict[str, list[Answer]]`: for each question's id at least one answer, the best first.
+
+    Raises:
+        ValueError: if the logits are not as many as the windows, or a limit is below 1.
+
+    Source: Devlin et al. 2018, 4.2 and 4.3.
+    """
+    for name, value in (("n_best", n_best), ("max_answer_length", max_answer_length)):
+        if value < 1:
+            raise ValueError(f"`{name}` must be at least 1, got {value}.")
+    for name, logits in (("start_logits", start_logits), ("end_logits", end_logits)):
+        if len(logits) != len(windows):
+            raise ValueError(f"`{name}` must have a row for each of the {len(windows)} windows, got {len(logits)}.")
+    contexts, ids = questions["context"][:], questions["id"][:]
+    found: list[dict[tuple[int, int], float]] = [{} for _ in ids]
+    no_answer = [np.inf] * len(ids)
+    for window, row in enumerate(windows.select_columns(["example", "offset_mapping"]).with_format("numpy")):
+        example, spans = row["example"], row["offset_mapping"]
+        start, end = (np.asarray(each[window][: len(spans)], np.float64) for each in (start_logits, end_logits))
+        no_answer[example] = min(no_answer[example], start[0] + end[0])
+        for first, last, score in _best_spans(start, end, spans[:, 0] >= 0, max(n_best, N_BEST), max_answer_length):
+            characters = int(spans[first, 0]), int(spans[last, 1])
+            # Neighbouring windows share tokens: the better view of the same answer counts.
+            found[example][characters] = max(score, found[example].get(characters, -np.inf))
+    answers = {}
+    for example, (identity, context) in enumerate(zip(ids, contexts, strict=True)):
+        ranked = sorted(found[example].items(), key=lambda item: (-item[1], item[0]))[:n_best]
+        best = [Answer(context[start:end], start, end, score) for (start, end), score in ranked]
+        if with_no_answer or not best:
+            nothing = Answer("", 0, 0, float(no_answer[example]))
+            is_first = not best or nothing.score > best[0].score + no_answer_threshold
+            rest = [answer for answer in best if answer.score >= nothing.score]
+            place = 0 if is_first else max(1, len(rest))
+            best = [*best[:place], nothing, *best[place:]][:n_best]
+        answers[identity] = best
+    return answers
+
+
+def _read_questions(path: str, kind: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield (place, question) of any form."""
+    if kind == ".parquet":
+        table = load_dataset("parquet", data_files=path, split="train")
+        for number, row in enumerate(table, start=1):
+            yield f"{path}, row {number}", row
+        return
+    for where, row in _read_official_file(path) if kind == ".json" else _read_objects(path):
+        if "paragraphs" not in row:
+            yield where, row
+            continue
+        try:
+            questions = _questions_of(row)
+        except (KeyError, TypeError, AttributeError) as error:
+            raise ValueError(
+                f"{where}: an article must have `paragraphs`, each with `context` and `qas`, and each of those with "
+                f"`id`, `question` and `answers`, as in SQuAD's files; {type(error).__name__}: {error}."
+            ) from None
+        yield from ((f"{where}, question {question['id']!r}", question) for question in questions)
+
+
+def _questions_of(article: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Flatten an article."""
+    return [
+        {
+            "id": question["id"],
+            "question": question["question"],
+            "context": paragraph["context"],
+            "answers": {name: [answer[name] for answer in question["answers"]] for name in ("text", "answer_start")},
+        }
+        for paragraph in article["paragraphs"]
+        for question in paragraph["qas"]
+    ]
+
+
+def _read_objects(path: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    for _, where, row in read_json_objects(path):
+        yield where, row
+
+
+def _read_official_file(path: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the articles of `{"data": [...]}`; a .json file may also be like a .jsonl one."""
+    try:
+        whole = json.loads("".join(read_lines(path)))
+    except json.JSONDecodeError:
+        whole = None
+    if not isinstance(whole, dict) or not isinstance(whole.get("data"), list):
+        yield from _read_objects(path)
+        return
+    for number, article in enumerate(whole["data"], start=1):
+        yield f"{path}, article {number}", article
+
+
+def _check_answers(row: Mapping[str, Any], where: str) -> None:
+    """Raise if an answer is not in the context where it is said to start."""
+    answers = row["answers"]
+    texts, starts = (answers.get(name) if isinstance(answers, dict) else None for name in ("text", "answer_start"))
+    if not isinstance(texts, list) or not isinstance(starts, list) or len(texts) != len(starts):
+        raise ValueError(
+            f"{where}: `answers` must have two lists, `text` and as many numbers in `answer_start`; got {answers!r}."
+        )
+    for text, start in zip(texts, starts, strict=True):
+        there = row["context"][max(start, 0) : start + len(text)]
+        if not text or there != text:
+            raise ValueError(
+                f"{where}: an answer must stand in its context where `answer_start` says, but {text!r} is not at "
+                f"{start}; there is {there!r}."
+            )
+
+
+def _answer_positions(answers: Mapping[str, Sequence[Any]], spans: np.ndarray) -> tuple[int, int]:
+    """Return the first and last token of the first answer, or (0, 0) if the window does not have all of it."""
+    if not answers["text"]:
+        return 0, 0
+    start = answers["answer_start"][0]
+    end = start + len(answers["text"][0])
+    tokens = np.flatnonzero((spans[:, 1] > start) & (spans[:, 0] < end) & (spans[:, 0] >= 0))
+    context = np.flatnonzero(spans[:, 0] >= 0)
+    if len(tokens) == 0 or spans[context[0], 0] > start or spans[context[-1], 1] < end:
+        return 0, 0
+    return int(tokens[0]), int(tokens[-1])
+
+
+def _best_spans(
+    start: np.ndarray, end: np.ndarray, is_context: np.ndarray, n_best: int, max_answer_length: int
+) -> list[tuple[int, int, float]]:
+    """Return the (first token, last token, score) of a window's best answers, all within the context."""
+    tokens = np.flatnonzero(is_context)
+    firsts = tokens[np.argsort(-start[tokens], kind="stable")[:n_best]]
+    lasts = tokens[np.argsort(-end[tokens], kind="stable")[:n_best]]
+    lengths = lasts[None, :] - firsts[:, None] + 1
+    scores = np.where((lengths >= 1) & (lengths <= max_answer_length), start[firsts][:, None] + end[lasts], -np.inf)
+    best = np.argsort(-scores, axis=None, kind="stable")[:n_best]
+    rows, columns = np.unravel_index(best, scores.shape)
+    return [
+        (int(firsts[row]), int(lasts[column]), float(scores[row, column]))
+        for row, column in zip(rows, columns, strict=True)
+        if np.isfinite(scores[row, column])
+    ]

@@ -1,0 +1,173 @@
+#!/usr/bin/env python
+r"""Fine-tune BERT to find the answer to a question in a text, from any checkpoint or from nothing.
+
+    python scripts/finetune_question_answering.py --model_name_or_path runs/bert \
+        --train_file train-v1.1.json --validation_file dev-v1.1.json --output_dir runs/squad
+
+The files are SQuAD's own, or have its articles line by line (.jsonl), or one question a row as on the Hub: `id`,
+`question`, `context`, `answers` (.jsonl, .parquet). A long text is read in windows that overlap (--doc_stride). If
+some questions of the training data have no answer, as in SQuAD 2.0, "no answer" is one of the answers.
+
+Each model's folder gets `predictions.json` ({id: answer}) and `nbest_predictions.json`, on the validation data. With
+--seeds the training is repeated, and the median, best and worst F1 is told. --from_scratch starts from random weights
+of the same size, to see what pre-training gives. All options may also stand in one JSON file.
+"""
+
+import json
+import logging
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import transformers
+from transformers import (
+    AutoConfig,
+    AutoModelForQuestionAnswering,
+    AutoTokenizer,
+    DataCollatorWithPadding,
+    EvalPrediction,
+)
+
+import hf_vanilla  # noqa: F401  (the Auto classes learn our models)
+from hf_vanilla.command_line import check_files, check_output_dir, parse_arguments, run, show_report, write_report
+from hf_vanilla.data.question_answering import find_answers, load_questions, tokenize_questions
+from hf_vanilla.generation.line_files import replacing_file
+from hf_vanilla.metrics.question_answering import squad_scores
+from hf_vanilla.training import FinetuningArguments, OrderedEvaluationTrainer, seeds_report, train_with_seeds
+
+
+logger = logging.getLogger("finetune_question_answering")
+
+
+@dataclass
+class TaskArguments:
+    """Which model, which data, how often."""
+
+    model_name_or_path: str | None = field(
+        default=None, metadata={"help": "The pre-trained BERT and its tokenizer: a folder or a name on the Hub."}
+    )
+    from_scratch: bool = field(
+        default=False, metadata={"help": "Take size and tokenizer of that model, but random weights."}
+    )
+    train_file: str | None = field(default=None, metadata={"help": "A .json(l) or .parquet file."})
+    validation_file: str | None = field(default=None, metadata={"help": "The same, for validation."})
+    max_train_questions: int | None = field(
+        default=None, metadata={"help": "Train on this many questions, drawn at random, instead of all."}
+    )
+    max_length: int = field(default=384, metadata={"help": "Most tokens of question and window."})
+    doc_stride: int = field(default=128, metadata={"help": "Tokens that neighbouring windows have in common."})
+    n_best: int = field(default=20, metadata={"help": "Answers of a question in nbest_predictions.json."})
+    max_answer_length: int = field(default=30, metadata={"help": "Most tokens of an answer."})
+    no_answer_threshold: float = field(
+        default=0.0, metadata={"help": "How much more 'no answer' must score than the best answer to come first."}
+    )
+    seeds: list[int] = field(default_factory=lambda: [42], metadata={"help": "Train once with each of these seeds."})
+    results_file: str | None = field(default=None, metadata={"help": "JSON file for scores, versions and machine."})
+
+    def __post_init__(self):
+        for name in ("model_name_or_path", "train_file", "validation_file"):
+            if getattr(self, name) is None:
+                raise ValueError(f"`{name}` is missing.")
+        for name in ("max_train_questions", "max_length", "n_best", "max_answer_length"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"`{name}` must be at least 1, got {value}.")
+        if not self.seeds:
+            raise ValueError("`seeds` must name at least one seed.")
+
+
+def load_split(path: str, most: int | None = None):
+    """Load questions, perhaps only some of them; which ones does not depend on the seed of a training."""
+    questions = load_questions(path)
+    if most is None or most >= len(questions):
+        return questions
+    return questions.shuffle(seed=0).select(range(most))
+
+
+def get_model(arguments: TaskArguments):
+    """Load the model with a new head, or build one of the same size with random weights."""
+    if not arguments.from_scratch:
+        return AutoModelForQuestionAnswering.from_pretrained(arguments.model_name_or_path)
+    return AutoModelForQuestionAnswering.from_config(AutoConfig.from_pretrained(arguments.model_name_or_path))
+
+
+def write_answers(folder: Path, answers) -> None:
+    """Write the best answer and the n best of each question, as the official script names the files."""
+    folder.mkdir(parents=True, exist_ok=True)
+    contents = {
+        "predictions.json": {identity: best[0].text for identity, best in answers.items()},
+        "nbest_predictions.json": {
+            identity: [answer._asdict() for answer in best] for identity, best in answers.items()
+        },
+    }
+    for name, content in contents.items():
+        with replacing_file(folder / name) as file:
+            json.dump(content, file, ensure_ascii=False, indent=1)
+
+
+def main() -> None:
+    """Load, train once with each seed, measure."""
+    arguments, training_args = parse_arguments(TaskArguments, FinetuningArguments, description=__doc__)
+    logging.basicConfig(format="%(message)s", level=logging.INFO if training_args.should_log else logging.WARNING)
+    transformers.utils.logging.set_verbosity(training_args.get_process_log_level())
+    check_files(train_file=arguments.train_file, validation_file=arguments.validation_file)
+    check_output_dir(training_args.output_dir)
+
+    # 1. data; windows of like length stand together, which saves padding
+    questions = {
+        "train": load_split(arguments.train_file, arguments.max_train_questions),
+        "validation": load_split(arguments.validation_file),
+    }
+    with_no_answer = any(not answers["text"] for answers in questions["train"]["answers"])
+    tokenizer = AutoTokenizer.from_pretrained(arguments.model_name_or_path)
+    windows = {
+        name: tokenize_questions(split, tokenizer, max_length=arguments.max_length, doc_stride=arguments.doc_stride)
+        for name, split in questions.items()
+    }
+    lengths = [len(ids) for ids in windows["validation"]["input_ids"]]
+    held_out = windows["validation"].select(sorted(range(len(lengths)), key=lambda row: -lengths[row]))
+    logger.info(f"{len(questions['train']):,} training questions, {len(windows['train']):,} windows")
+
+    # 2. training, once with each seed
+    def make_trainer(args: FinetuningArguments) -> OrderedEvaluationTrainer:
+        def measure(prediction: EvalPrediction) -> dict[str, float]:
+            start_logits, end_logits = prediction.predictions
+            answers = find_answers(
+                questions["validation"],
+                held_out,
+                start_logits,
+                end_logits,
+                n_best=arguments.n_best,
+                max_answer_length=arguments.max_answer_length,
+                with_no_answer=with_no_answer,
+                no_answer_threshold=arguments.no_answer_threshold,
+            )
+            if args.should_save:
+                write_answers(Path(args.output_dir), answers)
+            right = zip(questions["validation"]["id"], questions["validation"]["answers"], strict=True)
+            return squad_scores(
+                {identity: best[0].text for identity, best in answers.items()},
+                {identity: each["text"] for identity, each in right},
+            )
+
+        return OrderedEvaluationTrainer(
+            get_model(arguments),
+            args,
+            DataCollatorWithPadding(tokenizer),
+            train_dataset=windows["train"],
+            eval_dataset=held_out,
+            processing_class=tokenizer,
+            compute_metrics=measure,
+        )
+
+    results = train_with_seeds(make_trainer, training_args, arguments.seeds, {"validation": held_out})
+
+    # 3. report
+    report = seeds_report(results, "f1")
+    show_report(report)
+    if arguments.results_file is not None and training_args.should_save:
+        write_report(arguments.results_file, report)
+
+
+if __name__ == "__main__":
+    sys.exit(run(main))
