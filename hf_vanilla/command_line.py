@@ -55,15 +55,17 @@ def parse_arguments(*dataclass_types: Any, description: str | None) -> tuple[Any
         sys.exit(2)
 
 
-def check_output_dir(output_dir: str) -> None:
+def check_output_dir(output_dir: str | None) -> None:
     """Fail now rather than after hours if a folder can't be made or written to. Leaves nothing behind.
 
     Args:
         output_dir (`str`): The folder, which need not exist yet.
 
     Raises:
-        ValueError: if nothing can be written there.
+        ValueError: if there is none, or nothing can be written there.
     """
+    if output_dir is None:
+        raise ValueError("`output_dir` is missing.")
     folder = Path(output_dir).absolute()
     existing = next(each for each in (folder, *folder.parents) if each.exists())
     try:

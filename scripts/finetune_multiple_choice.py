@@ -28,7 +28,7 @@ import hf_vanilla  # noqa: F401  (the Auto classes learn our models)
 from hf_vanilla.command_line import check_files, check_output_dir, parse_arguments, run, show_report, write_report
 from hf_vanilla.data.labelled import load_rows
 from hf_vanilla.metrics import ClassificationMetrics
-from hf_vanilla.training import FinetuningArguments, seeds_report, train_with_seeds
+from hf_vanilla.training import FinetuningArguments, FinetuningTask, seeds_report, train_with_seeds
 
 
 logger = logging.getLogger("finetune_multiple_choice")
@@ -88,11 +88,8 @@ def get_model(arguments: TaskArguments):
     return AutoModelForMultipleChoice.from_config(AutoConfig.from_pretrained(arguments.model_name_or_path))
 
 
-def main() -> None:
-    """Load, train once with each seed, measure."""
-    arguments, training_args = parse_arguments(TaskArguments, FinetuningArguments, description=__doc__)
-    logging.basicConfig(format="%(message)s", level=logging.INFO if training_args.should_log else logging.WARNING)
-    transformers.utils.logging.set_verbosity(training_args.get_process_log_level())
+def prepare(arguments: TaskArguments, training_args: FinetuningArguments) -> FinetuningTask:
+    """Load the data, and say how model and trainer are made."""
     files = {name: getattr(arguments, f"{name}_file") for name in ("train", "validation", "test")}
     check_files(**{f"{name}_file": path for name, path in files.items()})
     check_output_dir(training_args.output_dir)
@@ -107,24 +104,30 @@ def main() -> None:
     }
     logger.info(f"{len(data['train']):,} training rows")
 
-    # 2. training, once with each seed; the lengths of a row's choices are no length to group by
+    # 2. model and trainer; the lengths of a row's choices are no length to group by
     training_args.train_sampling_strategy = "random"
 
     def make_trainer(args: FinetuningArguments) -> Trainer:
         return Trainer(
-            get_model(arguments),
-            args,
-            DataCollatorForMultipleChoice(tokenizer),
+            args=args,
+            model_init=lambda: get_model(arguments),
+            data_collator=DataCollatorForMultipleChoice(tokenizer),
             train_dataset=data["train"],
             processing_class=tokenizer,
             compute_metrics=ClassificationMetrics("single_label_classification"),
         )
 
     held_out = {name: split for name, split in data.items() if name != "train"}
-    results = train_with_seeds(make_trainer, training_args, arguments.seeds, held_out)
+    return FinetuningTask(make_trainer, held_out, "accuracy")
 
-    # 3. report
-    report = seeds_report(results, "accuracy")
+
+def main() -> None:
+    """Prepare, train once with each seed, report."""
+    arguments, training_args = parse_arguments(TaskArguments, FinetuningArguments, description=__doc__)
+    logging.basicConfig(format="%(message)s", level=logging.INFO if training_args.should_log else logging.WARNING)
+    transformers.utils.logging.set_verbosity(training_args.get_process_log_level())
+    task = prepare(arguments, training_args)
+    report = seeds_report(train_with_seeds(task, training_args, arguments.seeds), task.main_score)
     show_report(report)
     if arguments.results_file is not None and training_args.should_save:
         write_report(arguments.results_file, report)

@@ -33,7 +33,13 @@ from hf_vanilla.command_line import check_files, check_output_dir, parse_argumen
 from hf_vanilla.data.question_answering import find_answers, load_questions, tokenize_questions
 from hf_vanilla.generation.line_files import replacing_file
 from hf_vanilla.metrics.question_answering import squad_scores
-from hf_vanilla.training import FinetuningArguments, OrderedEvaluationTrainer, seeds_report, train_with_seeds
+from hf_vanilla.training import (
+    FinetuningArguments,
+    FinetuningTask,
+    OrderedEvaluationTrainer,
+    seeds_report,
+    train_with_seeds,
+)
 
 
 logger = logging.getLogger("finetune_question_answering")
@@ -101,22 +107,19 @@ def write_answers(folder: Path, answers) -> None:
         },
     }
     for name, content in contents.items():
-        with replacing_file(folder / name) as file:
+        with replacing_file(str(folder / name)) as file:
             json.dump(content, file, ensure_ascii=False, indent=1)
 
 
-def main() -> None:
-    """Load, train once with each seed, measure."""
-    arguments, training_args = parse_arguments(TaskArguments, FinetuningArguments, description=__doc__)
-    logging.basicConfig(format="%(message)s", level=logging.INFO if training_args.should_log else logging.WARNING)
-    transformers.utils.logging.set_verbosity(training_args.get_process_log_level())
+def prepare(arguments: TaskArguments, training_args: FinetuningArguments) -> FinetuningTask:
+    """Load the data, and say how model and trainer are made."""
     check_files(train_file=arguments.train_file, validation_file=arguments.validation_file)
     check_output_dir(training_args.output_dir)
 
     # 1. data; windows of like length stand together, which saves padding
     questions = {
-        "train": load_split(arguments.train_file, arguments.max_train_questions),
-        "validation": load_split(arguments.validation_file),
+        "train": load_split(str(arguments.train_file), arguments.max_train_questions),
+        "validation": load_split(str(arguments.validation_file)),
     }
     with_no_answer = any(not answers["text"] for answers in questions["train"]["answers"])
     tokenizer = AutoTokenizer.from_pretrained(arguments.model_name_or_path)
@@ -128,7 +131,7 @@ def main() -> None:
     held_out = windows["validation"].select(sorted(range(len(lengths)), key=lambda row: -lengths[row]))
     logger.info(f"{len(questions['train']):,} training questions, {len(windows['train']):,} windows")
 
-    # 2. training, once with each seed
+    # 2. model and trainer
     def make_trainer(args: FinetuningArguments) -> OrderedEvaluationTrainer:
         def measure(prediction: EvalPrediction) -> dict[str, float]:
             start_logits, end_logits = prediction.predictions
@@ -143,7 +146,7 @@ def main() -> None:
                 no_answer_threshold=arguments.no_answer_threshold,
             )
             if args.should_save:
-                write_answers(Path(args.output_dir), answers)
+                write_answers(Path(str(args.output_dir)), answers)
             right = zip(questions["validation"]["id"], questions["validation"]["answers"], strict=True)
             return squad_scores(
                 {identity: best[0].text for identity, best in answers.items()},
@@ -151,19 +154,25 @@ def main() -> None:
             )
 
         return OrderedEvaluationTrainer(
-            get_model(arguments),
-            args,
-            DataCollatorWithPadding(tokenizer),
+            args=args,
+            model_init=lambda: get_model(arguments),
+            data_collator=DataCollatorWithPadding(tokenizer),
             train_dataset=windows["train"],
             eval_dataset=held_out,
             processing_class=tokenizer,
             compute_metrics=measure,
         )
 
-    results = train_with_seeds(make_trainer, training_args, arguments.seeds, {"validation": held_out})
+    return FinetuningTask(make_trainer, {"validation": held_out}, "f1")
 
-    # 3. report
-    report = seeds_report(results, "f1")
+
+def main() -> None:
+    """Prepare, train once with each seed, report."""
+    arguments, training_args = parse_arguments(TaskArguments, FinetuningArguments, description=__doc__)
+    logging.basicConfig(format="%(message)s", level=logging.INFO if training_args.should_log else logging.WARNING)
+    transformers.utils.logging.set_verbosity(training_args.get_process_log_level())
+    task = prepare(arguments, training_args)
+    report = seeds_report(train_with_seeds(task, training_args, arguments.seeds), task.main_score)
     show_report(report)
     if arguments.results_file is not None and training_args.should_save:
         write_report(arguments.results_file, report)

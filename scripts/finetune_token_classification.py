@@ -27,7 +27,7 @@ from hf_vanilla.command_line import check_files, check_output_dir, parse_argumen
 from hf_vanilla.data.labelled import load_rows
 from hf_vanilla.data.token_classification import tag_names, tokenize_tagged_words
 from hf_vanilla.metrics import EntityMetrics
-from hf_vanilla.training import FinetuningArguments, seeds_report, train_with_seeds
+from hf_vanilla.training import FinetuningArguments, FinetuningTask, seeds_report, train_with_seeds
 
 
 logger = logging.getLogger("finetune_token_classification")
@@ -76,11 +76,8 @@ def get_model(arguments: TaskArguments, names: list[str]):
     return AutoModelForTokenClassification.from_config(config)
 
 
-def main() -> None:
-    """Load, train once with each seed, measure."""
-    arguments, training_args = parse_arguments(TaskArguments, FinetuningArguments, description=__doc__)
-    logging.basicConfig(format="%(message)s", level=logging.INFO if training_args.should_log else logging.WARNING)
-    transformers.utils.logging.set_verbosity(training_args.get_process_log_level())
+def prepare(arguments: TaskArguments, training_args: FinetuningArguments) -> FinetuningTask:
+    """Load the data, and say how model and trainer are made."""
     files = {name: getattr(arguments, f"{name}_file") for name in ("train", "validation", "test")}
     check_files(**{f"{name}_file": path for name, path in files.items()})
     check_output_dir(training_args.output_dir)
@@ -104,22 +101,28 @@ def main() -> None:
     }
     logger.info(f"tags: {', '.join(names)}; {len(data['train']):,} training sentences")
 
-    # 2. training, once with each seed
+    # 2. model and trainer
     def make_trainer(args: FinetuningArguments) -> Trainer:
         return Trainer(
-            get_model(arguments, names),
-            args,
-            DataCollatorForTokenClassification(tokenizer),
+            args=args,
+            model_init=lambda: get_model(arguments, names),
+            data_collator=DataCollatorForTokenClassification(tokenizer),
             train_dataset=data["train"],
             processing_class=tokenizer,
             compute_metrics=EntityMetrics(names),
         )
 
     held_out = {name: split for name, split in data.items() if name != "train"}
-    results = train_with_seeds(make_trainer, training_args, arguments.seeds, held_out)
+    return FinetuningTask(make_trainer, held_out, "f1")
 
-    # 3. report
-    report = seeds_report(results, "f1")
+
+def main() -> None:
+    """Prepare, train once with each seed, report."""
+    arguments, training_args = parse_arguments(TaskArguments, FinetuningArguments, description=__doc__)
+    logging.basicConfig(format="%(message)s", level=logging.INFO if training_args.should_log else logging.WARNING)
+    transformers.utils.logging.set_verbosity(training_args.get_process_log_level())
+    task = prepare(arguments, training_args)
+    report = seeds_report(train_with_seeds(task, training_args, arguments.seeds), task.main_score)
     show_report(report)
     if arguments.results_file is not None and training_args.should_save:
         write_report(arguments.results_file, report)

@@ -3,6 +3,7 @@
 from .checkpoints import average_checkpoints, best_checkpoints, last_checkpoints, last_complete_checkpoint
 from .finetuning import (
     FinetuningArguments,
+    FinetuningTask,
     OrderedEvaluationTrainer,
     seeds_report,
     summarise_seeds,
@@ -11,11 +12,14 @@ from .finetuning import (
 from .pretraining import Phase, PhasedBatchSampler, PretrainingTrainer, RepeatableCollator, bert_training_arguments
 from .recipe import paper_optimizers, paper_training_arguments
 from .schedule import inverse_sqrt_schedule_from_one, noam_learning_rate
+from .search import PAPER_GRID, search_settings
 from .trainer import VanillaTrainer, VanillaTrainingArguments
 
 
 __all__ = [
+    "PAPER_GRID",
     "FinetuningArguments",
+    "FinetuningTask",
     "OrderedEvaluationTrainer",
     "Phase",
     "PhasedBatchSampler",
@@ -32,6 +36,7 @@ __all__ = [
     "noam_learning_rate",
     "paper_optimizers",
     "paper_training_arguments",
+    "search_settings",
     "seeds_report",
     "summarise_seeds",
     "train_with_seeds",

@@ -2,14 +2,14 @@
 
 import statistics
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
-from torch.utils.data import Dataset, SequentialSampler
-from transformers import Trainer, TrainingArguments, set_seed
+from torch.utils.data import SequentialSampler
+from transformers import Trainer, TrainingArguments
 
 
 # Scores that are the better, the lower they are.
@@ -75,37 +75,46 @@ class OrderedEvaluationTrainer(Trainer):
     The stock one groups the rows of an evaluation too, and `compute_metrics` can't tell which row is which.
     """
 
-    def _get_eval_sampler(self, eval_dataset: Dataset) -> SequentialSampler:
+    def _get_eval_sampler(self, eval_dataset: Any) -> SequentialSampler:
         """Return the sampler of an evaluation, whose batches accelerate deals out to the processes."""
         return SequentialSampler(eval_dataset)
 
 
+class FinetuningTask(NamedTuple):
+    """What is to be learnt: all that a fine-tuning needs but its settings.
+
+    Attributes:
+        make_trainer: Makes a trainer that makes its model itself, with `model_init`, so that a seed decides the new
+            head's weights.
+        evaluation_sets: What to score on, by name; the first, `validation`, is the one to choose settings on.
+        main_score: The score that counts.
+    """
+
+    make_trainer: Callable[[FinetuningArguments], Trainer]
+    evaluation_sets: dict[str, Any]
+    main_score: str
+
+
 def train_with_seeds(
-    make_trainer: Callable[[FinetuningArguments], Trainer],
-    args: FinetuningArguments,
-    seeds: list[int],
-    evaluation_sets: dict[str, Any],
+    task: FinetuningTask, args: FinetuningArguments, seeds: Sequence[int]
 ) -> dict[str, dict[str, dict[str, float]]]:
     """Train once with each seed, save each model, and score it.
 
     Args:
-        make_trainer (`Callable[[FinetuningArguments], Trainer]`):
-            Makes model and trainer; called after the seed is set.
+        task (`FinetuningTask`):
+            What to learn.
         args (`FinetuningArguments`):
             How to train; the seed and the subfolder of `output_dir` are filled in.
-        seeds (`list[int]`):
+        seeds (`Sequence[int]`):
             The seeds.
-        evaluation_sets (`dict[str, Dataset]`):
-            What to score on, by name.
 
     Returns:
         `dict[str, dict[str, dict[str, float]]]`: for each seed, for each set, its scores.
     """
     results: dict[str, dict[str, dict[str, float]]] = {}
     for seed in seeds:
-        set_seed(seed)
         changes: dict[str, Any] = {"output_dir": str(Path(str(args.output_dir)) / f"seed-{seed}"), "seed": seed}
-        trainer = make_trainer(replace(args, **changes))
+        trainer = task.make_trainer(replace(args, **changes))
         trainer.train()
         results[str(seed)] = {
             name: {
@@ -113,7 +122,7 @@ def train_with_seeds(
                 for score, value in trainer.evaluate(dataset).items()
                 if not score.endswith(_NO_SCORES)
             }
-            for name, dataset in evaluation_sets.items()
+            for name, dataset in task.evaluation_sets.items()
         }
         trainer.save_model()
     return results

@@ -12,7 +12,7 @@ from hf_vanilla import VanillaBertConfig, VanillaBertForPreTraining
 from hf_vanilla.tokenization import train_wordpiece_tokenizer
 
 
-SCRIPT = Path(__file__).parents[2] / "scripts" / "finetune_classification.py"
+SCRIPTS = Path(__file__).parents[2] / "scripts"
 OPTIONS = [
     "--num_train_epochs",
     "8",
@@ -27,10 +27,9 @@ OPTIONS = [
 GOOD, BAD = ("good fine nice", "bad poor dull")
 
 
-def run(*arguments):
-    return subprocess.run(
-        [sys.executable, SCRIPT, *map(str, arguments)], capture_output=True, text=True, timeout=300, check=False
-    )
+def run(*arguments, script="finetune_classification.py"):
+    command = [sys.executable, SCRIPTS / script, *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
 
 
 @pytest.fixture(scope="module")
@@ -93,3 +92,27 @@ def test_bad_input_ends_in_one_line(folder, tmp_path, options, message):
     assert message in finished.stderr
     assert "Traceback" not in finished.stderr
     assert not (tmp_path / "run").exists()
+
+
+def test_a_search_ranks_the_grid_and_is_not_done_twice(folder, tmp_path):
+    options = [
+        "classification", *files(folder), *OPTIONS, "--seeds", 1, 2, "--batch_sizes", 8, 16,
+        "--learning_rates", "1e-2", "1e-9", "--epochs", 6, "--output_dir", tmp_path / "search",
+    ]  # fmt: skip
+    finished = run(*options, "--results_file", tmp_path / "sweep.json", script="sweep.py")
+    assert finished.returncode == 0, finished.stderr
+    found = json.loads((tmp_path / "sweep.json").read_text())
+    assert found["main_score"] == "accuracy"
+    assert [each["learning_rate"] for each in found["settings"]] == [1e-2, 1e-2, 1e-9, 1e-9]
+    assert [sorted(each["scores"]) for each in found["settings"]] == [["1", "2"]] * 4
+    assert "1. accuracy median 1.0000" in finished.stderr
+    assert "--per_device_train_batch_size 8 --learning_rate 0.01 --num_train_epochs 6" in finished.stderr
+    again = run(*options, "--results_file", tmp_path / "again.json", script="sweep.py")
+    assert "Trial" not in again.stderr
+    assert json.loads((tmp_path / "again.json").read_text())["settings"] == found["settings"]
+
+
+def test_a_search_needs_a_task():
+    finished = run("regression", script="sweep.py")
+    assert finished.returncode == 2
+    assert "the first word must be one of classification, token_classification" in finished.stderr

@@ -1,0 +1,117 @@
+#!/usr/bin/env python
+r"""Find the best settings of a fine-tuning: the paper's grid of batch size, learning rate and epochs, several seeds.
+
+The first word says which fine-tuning, and the options of its script follow:
+
+    python scripts/sweep.py classification --model_name_or_path runs/bert --task_name rte \
+        --seeds 1 2 3 --results_file sweep.json --output_dir runs/sweep
+
+    python scripts/sweep.py token_classification --help
+    python scripts/sweep.py multiple_choice --help
+    python scripts/sweep.py question_answering --help
+
+The grid is the paper's (A.3): --batch_sizes 16 32 --learning_rates 5e-5 3e-5 2e-5 --epochs 2 3 4, which makes 18
+trainings a seed. The settings are ranked by the median of their seeds on the validation data. Run the same command
+again to go on with a search that was stopped. The winner is told as the options to give to the fine-tuning script.
+"""
+
+import dataclasses
+import hashlib
+import json
+import logging
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import finetune_classification
+import finetune_multiple_choice
+import finetune_question_answering
+import finetune_token_classification
+import transformers
+
+from hf_vanilla.command_line import parse_arguments, run, write_report
+from hf_vanilla.training import PAPER_GRID, FinetuningArguments, search_settings
+
+
+logger = logging.getLogger("sweep")
+
+TASKS = {
+    "classification": finetune_classification,
+    "token_classification": finetune_token_classification,
+    "multiple_choice": finetune_multiple_choice,
+    "question_answering": finetune_question_answering,
+}
+# Options that change where things go and not what is found.
+PLACES = ("output_dir", "results_file", "logging_dir")
+
+
+@dataclass
+class GridArguments:
+    """What to try."""
+
+    batch_sizes: list[int] = field(
+        default_factory=lambda: list(map(int, PAPER_GRID["per_device_train_batch_size"])),
+        metadata={"help": "Batch sizes."},
+    )
+    learning_rates: list[float] = field(
+        default_factory=lambda: list(PAPER_GRID["learning_rate"]), metadata={"help": "Peak learning rates."}
+    )
+    epochs: list[float] = field(
+        default_factory=lambda: list(PAPER_GRID["num_train_epochs"]), metadata={"help": "Numbers of epochs."}
+    )
+
+
+def choose_task():
+    """Take the first word off the command line and return the script that it names."""
+    if len(sys.argv) > 1 and sys.argv[1] in TASKS:
+        return TASKS[sys.argv.pop(1)]
+    if len(sys.argv) > 1 and sys.argv[1] in ("-h", "--help"):
+        sys.stdout.write(__doc__)
+        sys.exit(0)
+    sys.stderr.write(f"error: the first word must be one of {', '.join(TASKS)}.\n--help tells more.\n")
+    sys.exit(2)
+
+
+def fingerprint(*arguments) -> str:
+    """Name a search after all that decides its scores, so that another one in the same folder starts anew."""
+    fields = [(name, repr(value)) for each in arguments for name, value in dataclasses.asdict(each).items()]
+    return hashlib.sha256(json.dumps([pair for pair in fields if pair[0] not in PLACES]).encode()).hexdigest()[:16]
+
+
+def main() -> None:
+    """Prepare the task as its script does, search, report."""
+    script = choose_task()
+    arguments, training_args, grid_args = parse_arguments(
+        script.TaskArguments, FinetuningArguments, GridArguments, description=__doc__
+    )
+    logging.basicConfig(format="%(message)s", level=logging.INFO if training_args.should_log else logging.WARNING)
+    transformers.utils.logging.set_verbosity(training_args.get_process_log_level())
+    task = script.prepare(arguments, training_args)
+    grid = {
+        "per_device_train_batch_size": grid_args.batch_sizes,
+        "learning_rate": grid_args.learning_rates,
+        "num_train_epochs": grid_args.epochs,
+    }
+    folder = Path(training_args.output_dir)
+    folder.mkdir(parents=True, exist_ok=True)
+    ranking = search_settings(
+        task,
+        training_args,
+        arguments.seeds,
+        folder / "search.journal",
+        grid=grid,
+        study_name=fingerprint(arguments, training_args, grid_args),
+    )
+    if not training_args.should_save:
+        return
+    for place, found in enumerate(ranking, start=1):
+        options = " ".join(f"--{name} {found[name]:g}" for name in grid)
+        scores = ", ".join(f"{which} {found[which]:.4f}" for which in ("median", "best", "worst"))
+        sys.stderr.write(f"{place}. {task.main_score} {scores}: {options}\n")
+    if arguments.results_file is not None:
+        command = " ".join(["python", *sys.argv])
+        write_report(arguments.results_file, {"main_score": task.main_score, "settings": ranking, "command": command})
+
+
+if __name__ == "__main__":
+    sys.exit(run(main))

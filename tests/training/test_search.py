@@ -1,0 +1,113 @@
+"""The search over settings: every one of the grid with every seed, ranked; stopped and gone on with."""
+
+import itertools
+
+import pytest
+from datasets import Dataset
+from transformers import Trainer
+
+from hf_vanilla import VanillaBertConfig, VanillaBertForSequenceClassification
+from hf_vanilla.metrics import ClassificationMetrics
+from hf_vanilla.training import FinetuningArguments, FinetuningTask, search_settings
+
+
+GRID = {"per_device_train_batch_size": (4, 8), "learning_rate": (1e-2, 1e-9)}
+ROWS = Dataset.from_dict(
+    {"input_ids": [[2, 5 + n % 4, 6, 3] for n in range(16)], "labels": [n % 2 for n in range(16)]}
+)
+
+
+def bert():
+    config = VanillaBertConfig(
+        vocab_size=11, hidden_size=8, num_hidden_layers=1, num_attention_heads=4, intermediate_size=12,
+        initializer_range=0.3,
+    )  # fmt: skip
+    return VanillaBertForSequenceClassification(config)
+
+
+@pytest.fixture
+def args(tmp_path):
+    return FinetuningArguments(
+        output_dir=str(tmp_path / "run"), num_train_epochs=30, use_cpu=True, disable_tqdm=True, report_to=[]
+    )
+
+
+def task(trained, stop_after=99, main_score="accuracy"):
+    """A task whose trainers write down what they train with, and stop as Ctrl-C does."""
+
+    class Recorder(Trainer):
+        def train(self, *arguments, **options):
+            if len(trained) == stop_after:
+                raise KeyboardInterrupt
+            result = super().train(*arguments, **options)
+            trained.append((self.args.per_device_train_batch_size, self.args.learning_rate, self.args.seed))
+            return result
+
+    def make_trainer(args):
+        metrics = ClassificationMetrics("single_label_classification")
+        return Recorder(args=args, model_init=bert, train_dataset=ROWS, compute_metrics=metrics)
+
+    return FinetuningTask(make_trainer, {"validation": ROWS}, main_score)
+
+
+EVERY = sorted(itertools.product(*GRID.values(), (1, 2, 3)))
+
+
+def test_every_setting_is_trained_with_every_seed(tmp_path, args):
+    trained = []
+    ranking = search_settings(task(trained), args, [1, 2, 3], tmp_path / "journal", grid=GRID)
+    assert sorted(trained) == EVERY
+    assert [each["learning_rate"] for each in ranking] == [1e-2, 1e-2, 1e-9, 1e-9]
+    for each in ranking:
+        scores = sorted(each["scores"].values())
+        assert (each["worst"], each["median"], each["best"]) == tuple(scores)
+        assert list(each["scores"]) == ["1", "2", "3"]
+    assert ranking[0]["median"] >= ranking[1]["median"] > ranking[2]["median"]
+    assert not list((tmp_path / "run").glob("**/*.safetensors"))
+
+
+def test_a_search_says_what_one_training_would(tmp_path, args):
+    """The trial's score is that of the same settings trained alone."""
+    grid = {"learning_rate": [1e-2]}
+    found = search_settings(task([]), args, [7], tmp_path / "journal", grid=grid)[0]["scores"]["7"]
+    args.learning_rate, args.seed = 1e-2, 7
+    trainer = task([]).make_trainer(args)
+    trainer.train()
+    assert trainer.evaluate(ROWS)["eval_accuracy"] == found
+
+
+def test_what_is_done_is_not_done_again(tmp_path, args):
+    first, second = [], []
+    with pytest.raises(KeyboardInterrupt):
+        search_settings(task(first, stop_after=5), args, [1, 2, 3], tmp_path / "journal", grid=GRID)
+    ranking = search_settings(task(second), args, [1, 2, 3], tmp_path / "journal", grid=GRID)
+    assert len(first) == 5
+    assert sorted(first + second) == EVERY
+    third = []
+    assert search_settings(task(third), args, [1, 2, 3], tmp_path / "journal", grid=GRID) == ranking
+    assert third == []
+    search_settings(task(third), args, [1], tmp_path / "journal", grid=GRID, study_name="another")
+    assert len(third) == 4
+
+
+def test_the_lowest_loss_comes_first(tmp_path, args):
+    ranking = search_settings(task([], main_score="loss"), args, [1, 2, 3], tmp_path / "journal", grid=GRID)
+    medians = [each["median"] for each in ranking]
+    assert medians == sorted(medians)
+    assert ranking[0]["best"] <= ranking[0]["median"] <= ranking[0]["worst"]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"grid": {"lerning_rate": [1.0]}}, "`grid` must name training arguments, .* 'lerning_rate'"),
+        ({"grid": {"learning_rate": []}}, "at least one value for 'learning_rate'"),
+        ({"seeds": []}, "at least one seed"),
+        ({"task": task([], main_score="f2")}, "`main_score` must be one of .*accuracy.*; got 'f2'"),
+    ],
+    ids=["name", "values", "seeds", "score"],
+)
+def test_bad_input_is_named(tmp_path, args, options, message):
+    given = {"task": task([]), "seeds": [1], "grid": GRID, **options}
+    with pytest.raises(ValueError, match=message):
+        search_settings(given["task"], args, given["seeds"], tmp_path / "journal", grid=given["grid"])
