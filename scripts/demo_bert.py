@@ -28,6 +28,9 @@ from hf_vanilla.training import Phase, PretrainingTrainer, bert_training_argumen
 
 HELD_OUT_EVERY = 20  # of so many documents one is kept for the test
 SHORTEST_DOCUMENT = 200  # characters
+VOCAB_SIZE = 4000
+# Length and share of the updates. What stands beside a word is learnt much sooner from short sequences.
+PHASES = ((32, 0.8), (128, 0.2))
 # Not from the documents; each has one word that the rest of the sentence gives away.
 QUESTIONS = (
     "if the file does not exist , an exception is [MASK] .",
@@ -42,7 +45,7 @@ class DemoArguments:
     """Options of the demo."""
 
     output_dir: str = field(default="demo_bert_output", metadata={"help": "Folder of the model."})
-    max_steps: int = field(default=2000, metadata={"help": "Number of updates."})
+    max_steps: int = field(default=2600, metadata={"help": "Number of updates."})
     documents: int = field(default=3000, metadata={"help": "Most documents to learn from."})
     seed: int = field(default=0, metadata={"help": "Decides the first weights, the order and the masks."})
 
@@ -83,13 +86,14 @@ def train(model, tokenizer, phases, held_out, arguments: DemoArguments) -> Pretr
         arguments.output_dir,
         max_steps=arguments.max_steps,
         warmup_steps=min(100, arguments.max_steps // 5),
-        learning_rate=2e-3,
+        learning_rate=1.5e-3,
         max_tokens_per_batch=2048,
         bf16=True,
         use_cpu=not has_accelerator,
         dataloader_pin_memory=has_accelerator,
         logging_steps=0.05,
         save_strategy="no",
+        disable_tqdm=False,
         seed=arguments.seed,
     )
     metrics = PretrainingMetrics()
@@ -117,14 +121,16 @@ def main() -> None:
     texts = read_documents(arguments.documents)
     test = Dataset.from_dict({"text": texts[::HELD_OUT_EVERY]})
     corpus = Dataset.from_dict({"text": [text for number, text in enumerate(texts) if number % HELD_OUT_EVERY]})
-    tokenizer = train_wordpiece_tokenizer(corpus["text"][:], 6000, show_progress=False)
+    tokenizer = train_wordpiece_tokenizer(corpus["text"][:], VOCAB_SIZE, show_progress=False)
     phases = [
-        Phase(build_pretraining_dataset(corpus, tokenizer, max_length=length), share)
-        for length, share in ((64, 0.9), (128, 0.1))
+        Phase(build_pretraining_dataset(corpus, tokenizer, max_length=length), share) for length, share in PHASES
     ]
     held_out = mask_statically(build_pretraining_dataset(test, tokenizer, max_length=64), tokenizer)
     held_out = held_out.remove_columns(["special_tokens_mask", "offset_mapping"])
-    model = VanillaBertForPreTraining(VanillaBertConfig.preset("tiny", vocab_size=len(tokenizer)))
+    config = VanillaBertConfig.preset(
+        "tiny", vocab_size=len(tokenizer), hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0
+    )
+    model = VanillaBertForPreTraining(config)
     print(f"\nTraining {model.num_parameters():,} parameters on {len(corpus):,} documents of Python's own text.\n")
     trainer = train(model, tokenizer, phases, held_out, arguments)
 

@@ -37,10 +37,12 @@ class PretrainingMetrics:
         """
         token_logits, *next_logits = logits if isinstance(logits, tuple | list) else (logits,)
         token_labels, *next_labels = labels if isinstance(labels, tuple | list) else (labels,)
-        losses = torch.nn.functional.cross_entropy(
-            token_logits.flatten(0, 1).float(), token_labels.flatten(), ignore_index=IGNORED_LABEL, reduction="none"
-        ).view_as(token_labels)
-        reduced = (losses, (token_logits.argmax(-1) == token_labels).float())
+        is_masked = token_labels != IGNORED_LABEL
+        wanted, scores = token_labels[is_masked], token_logits[is_masked].float()  # (masked,), (masked, vocab)
+        losses, is_right = (torch.zeros(token_labels.shape, device=scores.device) for _ in range(2))
+        losses[is_masked] = torch.nn.functional.cross_entropy(scores, wanted, reduction="none")
+        is_right[is_masked] = (scores.argmax(-1) == wanted).float()
+        reduced = losses, is_right
         if not next_logits or not next_labels:
             return reduced
         return (*reduced, (next_logits[0].argmax(-1) == next_labels[0].flatten()).float())

@@ -12,7 +12,7 @@ from transformers import AutoModelForMaskedLM, AutoTokenizer, pipeline
 import hf_vanilla
 
 
-SCRIPT = Path(__file__).parents[2] / "scripts" / "pretrain_bert.py"
+SCRIPTS = Path(__file__).parents[2] / "scripts"
 TINY = [
     "--preset", "tiny", "--hidden_size", "16", "--num_attention_heads", "4", "--intermediate_size", "24",
     "--vocab_size", "90", "--max_tokens_per_batch", "256", "--phase_lengths", "16", "32", "--warmup_steps", "2",
@@ -21,10 +21,9 @@ TINY = [
 ]  # fmt: skip
 
 
-def run(*arguments):
-    return subprocess.run(
-        [sys.executable, SCRIPT, *map(str, arguments)], capture_output=True, text=True, timeout=300, check=False
-    )
+def run(*arguments, script="pretrain_bert.py"):
+    command = [sys.executable, SCRIPTS / script, *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
 
 
 @pytest.fixture(scope="module")
@@ -76,6 +75,32 @@ def test_it_writes_what_it_measured(run_dir):
     assert measured["eval_mlm_loss"] > 0
     state = json.loads((run_dir / "trainer_state.json").read_text())
     assert state["global_step"] == 10
+
+
+def test_another_script_measures_the_same(run_dir, corpus, tmp_path):
+    finished = run(
+        "--model", run_dir, "--files", corpus / "held_out.txt", corpus / "train.txt", "--max_length", 16,
+        "--seed", 42, "--results_file", tmp_path / "result.json", script="evaluate_bert.py",
+    )  # fmt: skip
+    assert finished.returncode == 0, finished.stderr
+    report = json.loads((tmp_path / "result.json").read_text())
+    found = report["files"][str(corpus / "held_out.txt")]
+    assert (found["documents"], report["files"][str(corpus / "train.txt")]["documents"]) == (8, 40)
+    assert report["vocabulary"] == len(AutoTokenizer.from_pretrained(run_dir))
+    expected = json.loads((run_dir / "eval_results.json").read_text())
+    assert found["nsp_accuracy"] == pytest.approx(expected["eval_nsp_accuracy"], abs=1e-4)  # the same pairs
+    assert found["mlm_loss"] == pytest.approx(expected["eval_mlm_loss"], rel=0.2)  # other masks
+
+
+def test_a_model_of_masked_tokens_alone_is_measured_on_them_alone(run_dir, corpus, tmp_path):
+    folder = tmp_path / "mlm"
+    AutoModelForMaskedLM.from_pretrained(run_dir).save_pretrained(folder)
+    AutoTokenizer.from_pretrained(run_dir).save_pretrained(folder)
+    options = ["--model", folder, "--files", corpus / "held_out.txt", "--max_length", 16]
+    finished = run(*options, script="evaluate_bert.py")
+    assert finished.returncode == 0, finished.stderr
+    (found,) = json.loads(finished.stdout).values()
+    assert found.keys() == {"mlm_loss", "mlm_accuracy", "documents", "pairs"}
 
 
 def test_pre_training_goes_on_with_other_text_and_without_next_sentences(run_dir, corpus, tmp_path):

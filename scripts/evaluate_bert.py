@@ -1,0 +1,120 @@
+#!/usr/bin/env python
+r"""Measure a pre-trained BERT on documents that it never saw: masked tokens and next sentences.
+
+    python scripts/evaluate_bert.py --model runs/bert --files held_out.jsonl.gz other.txt --results_file results.json
+
+Each file gives figures of its own. The documents are packed into pairs as in pre-training; 15 % of the tokens, chosen
+once and for all by --seed, are to be predicted. A model without a next-sentence head is measured on masked tokens
+alone. The losses of models with different vocabularies can't be compared.
+"""
+
+import json
+import math
+import sys
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from transformers import AutoModelForPreTraining, AutoTokenizer, DataCollatorForTokenClassification
+from transformers.utils import logging
+
+import hf_vanilla  # noqa: F401  (the Auto classes learn our models)
+from hf_vanilla.command_line import check_files, parse_arguments, run, write_report
+from hf_vanilla.data import build_pretraining_dataset, load_documents, mask_statically
+from hf_vanilla.metrics import PretrainingMetrics
+from hf_vanilla.training import VanillaTrainer, VanillaTrainingArguments
+
+
+NEXT_SENTENCE_HEAD = "cls.seq_relationship.weight"
+
+
+@dataclass
+class EvaluationArguments:
+    """What to measure, and on what."""
+
+    model: str = field(metadata={"help": "Folder or Hub name of the model and its tokenizer."})
+    files: list[str] = field(
+        metadata={"help": "Documents: .jsonl, .json, .csv, .parquet or plain text, or .gz of it."}
+    )
+    text_column: str = field(default="text", metadata={"help": "Column of the text."})
+    max_length: int = field(default=128, metadata={"help": "Tokens of a pair."})
+    mlm_probability: float = field(default=0.15, metadata={"help": "Share of tokens to predict."})
+    batch_size: int = field(default=32, metadata={"help": "Pairs at once."})
+    seed: int = field(default=0, metadata={"help": "Decides pairs and masks."})
+    results_file: str | None = field(default=None, metadata={"help": "JSON file for figures, versions and machine."})
+    commands: list[str] = field(default_factory=list, metadata={"help": "The commands that made the model."})
+    notes: list[str] = field(default_factory=list, metadata={"help": "More facts, each as name=value."})
+
+    def __post_init__(self):
+        for note in self.notes:
+            if "=" not in note:
+                raise ValueError(f"`notes` must be of the form name=value, got {note!r}.")
+
+
+def measure(
+    model, tokenizer, path: str, arguments: EvaluationArguments, *, with_next_sentence: bool
+) -> dict[str, Any]:
+    """Return the figures of one file."""
+    documents = load_documents(data_files=[path], text_column=arguments.text_column)
+    pairs = build_pretraining_dataset(documents, tokenizer, max_length=arguments.max_length, seed=arguments.seed)
+    masked = mask_statically(
+        pairs,
+        tokenizer,
+        probability=arguments.mlm_probability,
+        max_predictions=math.ceil(arguments.mlm_probability * arguments.max_length),
+        seed=arguments.seed,
+    ).remove_columns(["special_tokens_mask", "offset_mapping"])
+    metrics = PretrainingMetrics()
+    has_accelerator = torch.accelerator.is_available()
+    training_args = VanillaTrainingArguments(
+        output_dir="unused",
+        per_device_eval_batch_size=arguments.batch_size,
+        use_cpu=not has_accelerator,
+        dataloader_pin_memory=has_accelerator,
+        disable_tqdm=False,
+        report_to=[],
+    )
+    trainer = VanillaTrainer(
+        model,
+        training_args,
+        DataCollatorForTokenClassification(tokenizer),
+        eval_dataset=masked,
+        processing_class=tokenizer,
+        compute_metrics=metrics,
+        preprocess_logits_for_metrics=metrics.preprocess_logits,
+    )
+    measured = trainer.evaluate()
+    names = ("mlm_loss", "mlm_accuracy", "nsp_accuracy") if with_next_sentence else ("mlm_loss", "mlm_accuracy")
+    figures = {name: round(measured[f"eval_{name}"], 4) for name in names}
+    return {**figures, "documents": len(documents), "pairs": len(masked)}
+
+
+def main() -> None:
+    """Load the model, measure it on each file, and perhaps write the result."""
+    (arguments,) = parse_arguments(EvaluationArguments, description=__doc__)
+    logging.set_verbosity_error()
+    check_files(files=arguments.files)
+    tokenizer = AutoTokenizer.from_pretrained(arguments.model)
+    model, loading = AutoModelForPreTraining.from_pretrained(arguments.model, output_loading_info=True)
+    with_next_sentence = NEXT_SENTENCE_HEAD not in loading["missing_keys"]
+    figures = {
+        path: measure(model, tokenizer, path, arguments, with_next_sentence=with_next_sentence)
+        for path in arguments.files
+    }
+    report = {
+        "files": figures,
+        "parameters": model.num_parameters(),
+        "vocabulary": len(tokenizer),
+        "masking": f"{arguments.mlm_probability:.0%} of the tokens, an exact number in each pair, 80/10/10",
+        "max_length": arguments.max_length,
+        "seed": arguments.seed,
+        "notes": dict(note.split("=", 1) for note in arguments.notes),
+        "commands": arguments.commands,
+    }
+    print(json.dumps(figures, indent=2, ensure_ascii=False))
+    if arguments.results_file is not None:
+        write_report(arguments.results_file, report)
+
+
+if __name__ == "__main__":
+    sys.exit(run(main))
