@@ -5,7 +5,8 @@ from typing import Any
 
 from huggingface_hub.dataclasses import strict
 from transformers.activations import ACT2FN
-from transformers.configuration_utils import PreTrainedConfig
+
+from .self_contained import SelfContainedConfig
 
 
 HEAD_WIDTH = 64
@@ -35,7 +36,7 @@ _PRESETS = {
 
 
 @strict
-class VanillaBertConfig(PreTrainedConfig):
+class VanillaBertConfig(SelfContainedConfig):
     """Configuration of a `VanillaBertModel`. Fields and defaults are those of transformers' `BertConfig`: BERT base.
 
     Args:
@@ -113,6 +114,16 @@ class VanillaBertConfig(PreTrainedConfig):
     def d_v(self) -> int:
         """Width of one head's values."""
         return self.hidden_size // self.num_attention_heads
+
+    def auto_classes(self) -> dict[str, Any]:
+        """Return the model class behind each Auto class.
+
+        Returns:
+            `dict[str, Any]`: model classes, by the names of the Auto classes.
+        """
+        from .modeling_vanilla_bert import AUTO_CLASSES
+
+        return AUTO_CLASSES
 
     @classmethod
     def preset(cls, name: str, **overrides: Any) -> "VanillaBertConfig":

@@ -4,7 +4,8 @@ from typing import Any
 
 from huggingface_hub.dataclasses import strict
 from transformers.activations import ACT2FN
-from transformers.configuration_utils import PreTrainedConfig
+
+from .self_contained import SelfContainedConfig
 
 
 NORM_POSITIONS = ("post", "pre")
@@ -38,7 +39,7 @@ _TABLE_3: dict[str, dict[str, Any]] = {
 
 
 @strict
-class VanillaTransformerConfig(PreTrainedConfig):
+class VanillaTransformerConfig(SelfContainedConfig):
     """Configuration of a `VanillaTransformerModel`. The defaults are the paper's base model.
 
     | paper | field | transformers' name for it |
@@ -157,6 +158,16 @@ class VanillaTransformerConfig(PreTrainedConfig):
         if self.decoder_start_token_id is None:
             self.decoder_start_token_id = self.bos_token_id
         super().__post_init__(**kwargs)
+
+    def auto_classes(self) -> dict[str, Any]:
+        """Return the model class behind each Auto class.
+
+        Returns:
+            `dict[str, Any]`: model classes, by the names of the Auto classes.
+        """
+        from .modeling_vanilla_transformer import AUTO_CLASSES
+
+        return AUTO_CLASSES
 
     @classmethod
     def preset(cls, name: str, **overrides: Any) -> "VanillaTransformerConfig":

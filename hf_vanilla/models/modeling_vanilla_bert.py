@@ -1028,7 +1028,21 @@ class VanillaBertForMultipleChoice(VanillaBertPreTrainedModel):
         )
 
 
+# What each Auto class is to load, here and from a checkpoint that carries this file.
+AUTO_CLASSES: dict[str, type[VanillaBertPreTrainedModel]] = {
+    "AutoModel": VanillaBertModel,
+    "AutoModelForTextEncoding": VanillaBertModel,
+    "AutoModelForPreTraining": VanillaBertForPreTraining,
+    "AutoModelForMaskedLM": VanillaBertForMaskedLM,
+    "AutoModelForNextSentencePrediction": VanillaBertForNextSentencePrediction,
+    "AutoModelForSequenceClassification": VanillaBertForSequenceClassification,
+    "AutoModelForTokenClassification": VanillaBertForTokenClassification,
+    "AutoModelForQuestionAnswering": VanillaBertForQuestionAnswering,
+    "AutoModelForMultipleChoice": VanillaBertForMultipleChoice,
+}
+
 __all__ = [
+    "AUTO_CLASSES",
     "VanillaBertForMaskedLM",
     "VanillaBertForMultipleChoice",
     "VanillaBertForNextSentencePrediction",

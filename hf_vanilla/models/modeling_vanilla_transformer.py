@@ -730,7 +730,14 @@ class VanillaTransformerForConditionalGeneration(VanillaTransformerPreTrainedMod
         return generation_config
 
 
+# What each Auto class is to load, here and from a checkpoint that carries this file.
+AUTO_CLASSES: dict[str, type[VanillaTransformerPreTrainedModel]] = {
+    "AutoModel": VanillaTransformerModel,
+    "AutoModelForSeq2SeqLM": VanillaTransformerForConditionalGeneration,
+}
+
 __all__ = [
+    "AUTO_CLASSES",
     "VanillaTransformerDecoder",
     "VanillaTransformerEncoder",
     "VanillaTransformerForConditionalGeneration",

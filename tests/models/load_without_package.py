@@ -1,0 +1,41 @@
+"""Run in a process of its own, where hf_vanilla can't be imported: load, train, save and load again by remote code.
+
+Arguments: folder of the checkpoint, folder for what is saved, file with the inputs, file for the outputs.
+"""
+
+import sys
+
+
+sys.modules["hf_vanilla"] = None  # an import of it now fails
+
+import shutil  # noqa: E402
+
+import torch  # noqa: E402
+import transformers  # noqa: E402
+
+
+def outputs_of(folder, inputs):
+    """What each Auto class of the checkpoint gives; heads that it does not have are made with one seed."""
+    config = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=True)
+    found = {}
+    for name in sorted(config.auto_map):
+        if name == "AutoConfig":
+            continue
+        torch.manual_seed(0)
+        model = getattr(transformers, name).from_pretrained(folder, trust_remote_code=True)
+        with torch.no_grad():
+            found[name] = [type(model).__name__, model(**inputs[name]).to_tuple()[0]]
+    return found
+
+
+if __name__ == "__main__":
+    folder, saved, inputs_file, outputs_file = sys.argv[1:]
+    inputs = torch.load(inputs_file)
+    first = outputs_of(folder, inputs["eval"])
+    model = getattr(transformers, inputs["trained"]).from_pretrained(folder, trust_remote_code=True).train()
+    torch.manual_seed(0)
+    model(**inputs["train"]).loss.backward()
+    torch.optim.SGD(model.parameters(), lr=0.1).step()
+    model.eval().save_pretrained(saved)
+    shutil.rmtree(folder)  # what was saved must need nothing of it
+    torch.save({"first": first, "second": outputs_of(saved, inputs["eval"])}, outputs_file)

@@ -1,0 +1,144 @@
+"""A checkpoint carries its code: it loads, trains and is saved again where the package is not installed."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+from tiny_berts import CHOICES, MASKED_LABELS, NO_DROPOUT, SIZES, TEXT
+from tiny_models import BATCH, SOURCE, SOURCE_MASK, TARGET, tiny_model
+from transformers import AutoModel, AutoModelForMaskedLM, Trainer, TrainingArguments
+
+import hf_vanilla
+from hf_vanilla import VanillaBertConfig, VanillaBertForMaskedLM, VanillaBertForPreTraining
+
+
+HERE = Path(__file__).parent
+BERT_CODE = {"configuration_vanilla_bert.py", "modeling_vanilla_bert.py", "layers.py", "loss.py", "self_contained.py"}
+
+
+def tiny_bert():
+    torch.manual_seed(1)
+    return VanillaBertForPreTraining(VanillaBertConfig(**SIZES, **NO_DROPOUT)).eval()
+
+
+# A model with its whole family's weights where it has them; what it reads in evaluation; how to train it.
+FAMILIES = {
+    "bert": (
+        tiny_bert,
+        {"AutoModelForMultipleChoice": CHOICES},
+        TEXT,
+        ("AutoModelForMaskedLM", {**TEXT, "labels": MASKED_LABELS}),
+    ),
+    "transformer": (
+        tiny_model,
+        {},
+        {"input_ids": SOURCE, "attention_mask": SOURCE_MASK, "decoder_input_ids": TARGET},
+        ("AutoModelForSeq2SeqLM", BATCH),
+    ),
+}
+
+
+def load_here(folder, names, inputs):
+    """What each Auto class gives where the package is installed."""
+    found = {}
+    for name in names:
+        torch.manual_seed(0)
+        model = getattr(transformers, name).from_pretrained(folder)
+        with torch.no_grad():
+            found[name] = model(**inputs[name]).to_tuple()[0]
+    return found
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_auto_class_works_without_the_package(family, tmp_path):
+    make, special_inputs, inputs, (trained, batch) = FAMILIES[family]
+    folder = tmp_path / "checkpoint"
+    make().save_pretrained(folder)
+    names = [name for name in json.loads((folder / "config.json").read_text())["auto_map"] if name != "AutoConfig"]
+    of_each = {name: special_inputs.get(name, inputs) for name in names}
+    torch.save({"eval": of_each, "trained": trained, "train": batch}, tmp_path / "inputs.pt")
+    expected = load_here(folder, names, of_each)
+    command = [sys.executable, HERE / "load_without_package.py", folder]
+    command += [tmp_path / "again", tmp_path / "inputs.pt", tmp_path / "outputs.pt"]
+    finished = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert finished.returncode == 0, finished.stderr
+    outputs = torch.load(tmp_path / "outputs.pt")
+    assert outputs["first"].keys() == expected.keys()
+    for name, (class_name, tensor) in outputs["first"].items():
+        assert class_name == json.loads((tmp_path / "again/config.json").read_text())["auto_map"][name].split(".")[1]
+        assert torch.equal(tensor, expected[name]), name
+    # What was trained and saved there is as complete, and loads here too.
+    again = load_here(tmp_path / "again", [trained], of_each)[trained]
+    assert torch.equal(outputs["second"][trained][1], again)
+    assert not torch.equal(again, expected[trained])
+
+
+def test_all_auto_classes_and_all_code_go_with_every_head(tmp_path):
+    torch.manual_seed(0)
+    VanillaBertForMaskedLM(VanillaBertConfig(**SIZES)).save_pretrained(tmp_path)
+    assert {path.name for path in tmp_path.glob("*.py")} == BERT_CODE
+    auto_map = json.loads((tmp_path / "config.json").read_text())["auto_map"]
+    assert auto_map.pop("AutoConfig") == "configuration_vanilla_bert.VanillaBertConfig"
+    assert len(auto_map) == 9
+    for name, place in auto_map.items():
+        module, class_name = place.split(".")
+        assert module == "modeling_vanilla_bert"
+        assert type(getattr(transformers, name).from_config(VanillaBertConfig(**SIZES))).__name__ == class_name
+
+
+def test_a_checkpoint_of_the_trainer_has_it_too(tmp_path):
+    args = TrainingArguments(output_dir=str(tmp_path), max_steps=1, use_cpu=True, report_to=[], disable_tqdm=True)
+    rows = [{"input_ids": [2, 5, 3], "labels": [-100, 6, -100]}] * 4
+    Trainer(VanillaBertForMaskedLM(VanillaBertConfig(**SIZES)), args, train_dataset=rows).train()
+    assert BERT_CODE <= {path.name for path in (tmp_path / "checkpoint-1").iterdir()}
+    assert "AutoModelForMultipleChoice" in json.loads((tmp_path / "checkpoint-1/config.json").read_text())["auto_map"]
+
+
+class MyBert(VanillaBertForMaskedLM):
+    """A user's own class."""
+
+
+def test_a_class_of_ones_own_is_saved_with_the_code_of_its_family(tmp_path):
+    MyBert(VanillaBertConfig(**SIZES)).save_pretrained(tmp_path)
+    assert {path.name for path in tmp_path.glob("*.py")} == BERT_CODE
+    assert type(AutoModelForMaskedLM.from_pretrained(tmp_path)) is VanillaBertForMaskedLM
+
+
+@pytest.mark.parametrize("trust", [True, False, None], ids=str)
+def test_where_the_package_is_installed_its_classes_win(tmp_path, trust):
+    tiny_bert().save_pretrained(tmp_path / "model")
+    canary = tmp_path / "canary"
+    for path in (tmp_path / "model").glob("*.py"):
+        path.write_text(f"open({str(canary)!r}, 'w')\n")
+    model = AutoModel.from_pretrained(tmp_path / "model", trust_remote_code=trust)
+    assert type(model) is hf_vanilla.VanillaBertModel
+    assert not canary.exists()
+
+
+def test_without_the_package_code_runs_only_when_trusted(tmp_path):
+    tiny_bert().save_pretrained(tmp_path / "model")
+    canary = tmp_path / "canary"
+    for path in (tmp_path / "model").glob("*.py"):
+        path.write_text(f"open({str(canary)!r}, 'w')\n")
+    program = (
+        "import sys; sys.modules['hf_vanilla'] = None; from transformers import AutoModel; "
+        f"AutoModel.from_pretrained({str(tmp_path / 'model')!r}, trust_remote_code=False)"
+    )
+    command = [sys.executable, "-c", program]
+    finished = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert finished.returncode != 0
+    assert "trust_remote_code=True" in finished.stderr
+    assert not canary.exists()
+
+
+def test_what_else_a_config_maps_is_kept(tmp_path):
+    config = VanillaBertConfig(**SIZES)
+    config.auto_map = {"AutoTokenizer": "tokenization_mine.Mine", "AutoModel": "somebody/model--modeling.Model"}
+    config.save_pretrained(tmp_path)
+    auto_map = json.loads((tmp_path / "config.json").read_text())["auto_map"]
+    assert auto_map["AutoTokenizer"] == "tokenization_mine.Mine"
+    assert auto_map["AutoModel"] == "modeling_vanilla_bert.VanillaBertModel"
