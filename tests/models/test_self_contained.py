@@ -94,7 +94,7 @@ def test_a_checkpoint_of_the_trainer_has_it_too(tmp_path):
     args = TrainingArguments(output_dir=str(tmp_path), max_steps=1, use_cpu=True, report_to=[], disable_tqdm=True)
     rows = [{"input_ids": [2, 5, 3], "labels": [-100, 6, -100]}] * 4
     Trainer(VanillaBertForMaskedLM(VanillaBertConfig(**SIZES)), args, train_dataset=rows).train()
-    assert BERT_CODE <= {path.name for path in (tmp_path / "checkpoint-1").iterdir()}
+    assert BERT_CODE.issubset(path.name for path in (tmp_path / "checkpoint-1").iterdir())
     assert "AutoModelForMultipleChoice" in json.loads((tmp_path / "checkpoint-1/config.json").read_text())["auto_map"]
 
 
