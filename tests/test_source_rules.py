@@ -232,3 +232,9 @@ def test_the_rules_see_what_they_look_for():
     assert list(raised_and_documented(ast.parse(documented))) == [("f", {"ValueError"}, {"TypeError"})]
     training = {part for path in FILES if path.parent.name == "training" for _, part in imported_parts(path)}
     assert training & MIDDLE
+
+
+def test_names_of_test_files_are_unique():
+    """pytest takes two files of one name in folders that are no packages for one module."""
+    names = [path.name for path in sorted((ROOT / "tests").rglob("*.py"))]
+    assert sorted(set(names)) == sorted(names)

@@ -3,15 +3,11 @@
 Arguments: folder of the checkpoint, folder for what is saved, file with the inputs, file for the outputs.
 """
 
+import shutil
 import sys
 
-
-sys.modules["hf_vanilla"] = None  # an import of it now fails
-
-import shutil  # noqa: E402
-
-import torch  # noqa: E402
-import transformers  # noqa: E402
+import torch
+import transformers
 
 
 def outputs_of(folder, inputs):
@@ -29,6 +25,7 @@ def outputs_of(folder, inputs):
 
 
 if __name__ == "__main__":
+    sys.modules["hf_vanilla"] = None  # an import of it now fails
     folder, saved, inputs_file, outputs_file = sys.argv[1:]
     inputs = torch.load(inputs_file)
     first = outputs_of(folder, inputs["eval"])
