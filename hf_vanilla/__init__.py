@@ -1,5 +1,6 @@
 """The Transformer of 2017 and BERT as first-class Hugging Face models. Importing the package registers them."""
 
+from .hub import Publication, publish, roll_back
 from .models.configuration_vanilla_bert import VanillaBertConfig
 from .models.configuration_vanilla_transformer import VanillaTransformerConfig
 from .models.modeling_vanilla_bert import (
@@ -24,6 +25,7 @@ from .registration import register
 __version__ = "0.1.0"
 
 __all__ = [
+    "Publication",
     "VanillaBertConfig",
     "VanillaBertForMaskedLM",
     "VanillaBertForMultipleChoice",
@@ -39,6 +41,8 @@ __all__ = [
     "VanillaTransformerModel",
     "VanillaTransformerPreTrainedModel",
     "__version__",
+    "publish",
+    "roll_back",
 ]
 
 register()

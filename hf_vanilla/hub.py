@@ -1,0 +1,422 @@
+"""Publish a folder on the Hub in one commit that is checked before and verified after, and take it back if need be.
+
+transformers' own way uploads what it finds, in several commits, and an error of the server at the wrong moment leaves
+half of them. Here nothing goes before the folder is known to load; all that goes is one commit; it is tried again when
+the Hub fails, and never made twice: every attempt names the commit that it builds on, and after a lost answer the
+branch is read before anything else is done.
+"""
+
+import fnmatch
+import hashlib
+import os
+import re
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import huggingface_hub
+import transformers
+from huggingface_hub import CommitOperationAdd, CommitOperationCopy, CommitOperationDelete, HfApi
+from huggingface_hub.errors import HfHubHTTPError, HTTPError
+from huggingface_hub.hf_api import RepoFile
+from safetensors import SafetensorError
+from transformers import AutoConfig, AutoTokenizer
+from transformers.utils import logging
+
+from .registration import AUTO_CLASSES
+
+
+logger = logging.get_logger(__name__)
+
+Result = TypeVar("Result")
+
+# What a training leaves beside its model: to go on with, not to publish.
+TRAINING_STATE = ("optimizer.pt", "scheduler.pt", "scaler.pt", "rng_state*.pth", "trainer_state.json", "manifest.json")
+# Never published: pickles of arguments with paths of the machine, checkpoints on the way, logs, version control.
+NEVER = (
+    "training_args.bin",
+    "checkpoint-*/*",
+    "averaged/*",
+    "runs/*",
+    "logs/*",
+    ".*",
+    "*/.*",
+    "__pycache__/*",
+    "*.tmp",
+)
+PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt", ".joblib", ".npy", ".npz")
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "vocab.txt")
+WEIGHT_FILES = ("*.safetensors", "*.safetensors.index.json")
+_TOKEN = re.compile(rb"hf_[A-Za-z0-9]{30,}")
+_LONGEST_TOKEN = 200
+_CHUNK = 1 << 20
+
+# Status codes after which the same request may succeed: time-outs, too many requests, trouble of the server.
+RETRIED = (408, 429, 500, 502, 503, 504)
+ATTEMPTS = 6
+LONGEST_WAIT = 30.0  # seconds
+
+
+@dataclass(frozen=True)
+class Publication:
+    """What was published, or would be.
+
+    Attributes:
+        repo_id: The repository.
+        commit: The commit that now holds the files; of a dry run the one that it would build on.
+        uploaded: Files that are new or changed.
+        deleted: Files that are gone: weights that the model no longer has.
+        unchanged: Files that were there already.
+    """
+
+    repo_id: str
+    commit: str | None
+    uploaded: tuple[str, ...]
+    deleted: tuple[str, ...]
+    unchanged: tuple[str, ...]
+
+
+def publish(
+    folder: str | os.PathLike[str],
+    repo_id: str,
+    *,
+    revision: str = "main",
+    tag: str | None = None,
+    private: bool | None = None,
+    commit_message: str = "Upload model",
+    with_training_state: bool = False,
+    dry_run: bool = False,
+    token: str | None = None,
+) -> Publication:
+    """Publish a model's folder: check it, push one commit, verify what arrived.
+
+    A push that was stopped is gone on with by calling this again: what the Hub has is not sent again, and if nothing
+    is left to do, no commit is made.
+
+    Args:
+        folder (`str`):
+            With `config.json`, weights in safetensors, and mostly a tokenizer.
+        repo_id (`str`):
+            `"name"` or `"namespace/name"`; made if it does not exist.
+        revision (`str`):
+            The branch, which must exist if it is another than `main`.
+        tag (`str`, *optional*):
+            A name for the commit, such as `"v1.0"`.
+        private (`bool`, *optional*):
+            Whether a repository that is made shall be private; by default as the account is set.
+        commit_message (`str`):
+            First line of the commit's message.
+        with_training_state (`bool`):
+            Whether optimizer, scheduler and random states go too, to train on from. They are pickles.
+        dry_run (`bool`):
+            Only find out what would be done. The Hub is read, and nothing is changed.
+        token (`str`, *optional*):
+            By default the one that `hf auth login` or `HF_TOKEN` gave.
+
+    Returns:
+        `Publication`: the commit and its files.
+
+    Raises:
+        ValueError: if the folder is not fit to be published, see [`check_folder`]; if somebody else has pushed to the
+            branch meanwhile; if what arrived is not what was sent; or if the tag names another commit.
+        HfHubHTTPError: if the Hub refuses, or fails again and again.
+    """
+    files = check_folder(folder, with_training_state=with_training_state, token=token)
+    hashes = {name: _FileHash.of(Path(folder) / name) for name in files}
+    api = HfApi(token=token)
+    if not dry_run:
+        created = _retry(lambda: api.create_repo(repo_id, private=private, exist_ok=True))
+        repo_id = created.repo_id
+    head, remote = _head_and_tree(api, repo_id, revision, may_be_missing=dry_run)
+    plan = _plan(repo_id, head, hashes, remote)
+    if dry_run:
+        return plan
+    commit = head
+    if plan.uploaded or plan.deleted:
+        operations: list[Any] = [CommitOperationAdd(name, Path(folder) / name) for name in plan.uploaded]
+        operations += [CommitOperationDelete(name) for name in plan.deleted]
+        commit = _commit_once(api, plan, operations, revision, commit_message, hashes)
+    _verify(api, repo_id, str(commit), hashes)
+    if tag is not None:
+        _tag(api, repo_id, str(commit), tag)
+    return Publication(repo_id, commit, plan.uploaded, plan.deleted, plan.unchanged)
+
+
+def roll_back(repo_id: str, to_revision: str, *, revision: str = "main", token: str | None = None) -> Publication:
+    """Give a branch the files of an earlier commit or tag again, as one new commit. Nothing is lost: history stays.
+
+    Args:
+        repo_id (`str`):
+            `"namespace/name"`.
+        to_revision (`str`):
+            Commit or tag whose files shall be there again.
+        revision (`str`):
+            The branch.
+        token (`str`, *optional*):
+            By default the one that `hf auth login` or `HF_TOKEN` gave.
+
+    Returns:
+        `Publication`: the new commit, or the old one if the files are those already.
+
+    Raises:
+        ValueError: if somebody else has pushed to the branch meanwhile.
+        HfHubHTTPError: if the Hub refuses, or fails again and again.
+    """
+    api = HfApi(token=token)
+    head, now = _head_and_tree(api, repo_id, revision)
+    source, wanted = _head_and_tree(api, repo_id, to_revision)
+    changed = tuple(sorted(name for name in wanted if now.get(name) != wanted[name]))
+    deleted = tuple(sorted(now.keys() - wanted.keys()))
+    plan = Publication(repo_id, head, changed, deleted, tuple(sorted(wanted.keys() - set(changed))))
+    if not changed and not deleted:
+        return plan
+    operations: list[Any] = [CommitOperationCopy(name, name, src_revision=source) for name in changed]
+    operations += [CommitOperationDelete(name) for name in deleted]
+    commit = _commit_once(api, plan, operations, revision, f"Go back to {to_revision}", wanted)
+    return Publication(repo_id, commit, changed, deleted, plan.unchanged)
+
+
+def check_folder(
+    folder: str | os.PathLike[str], *, with_training_state: bool = False, token: str | None = None
+) -> list[str]:
+    """Find the files of a folder that are to be published, and make sure that others can use them.
+
+    Args:
+        folder (`str`):
+            The folder of a model.
+        with_training_state (`bool`):
+            Whether optimizer, scheduler and random states belong to it.
+        token (`str`, *optional*):
+            A token that must not be in any file; the one that is logged in with is looked for in any case.
+
+    Returns:
+        `list[str]`: their names, relative to the folder, sorted.
+
+    Raises:
+        ValueError: if there is no folder or no `config.json`; the weights lack a tensor, or have one too many; model
+            and tokenizer do not agree; a file is a pickle; or a file has a token of the Hub in it.
+    """
+    root = Path(folder)
+    if not (root / "config.json").is_file():
+        raise ValueError(f"`folder` must be a folder with a config.json, but {root} has none.")
+    left_out = NEVER if with_training_state else NEVER + TRAINING_STATE
+    names = sorted(path.relative_to(root).as_posix() for path in root.rglob("*") if path.is_file())
+    names = [name for name in names if not _matches(name, left_out)]
+    pickles = [name for name in names if name.endswith(PICKLE_SUFFIXES) and not _matches(name, TRAINING_STATE)]
+    if pickles:
+        raise ValueError(
+            f"{pickles[0]} may be a pickle, which can run code where it is loaded. Remove it; weights belong in "
+            "model.safetensors (`save_pretrained` writes it)."
+        )
+    _check_model(root)
+    secrets = [each for each in (token, huggingface_hub.get_token()) if each]
+    for name in names:
+        if _has_token(root / name, secrets):
+            raise ValueError(f"{name} has a token of the Hub in it. Remove it, and revoke it in the Hub's settings.")
+    return names
+
+
+def _check_model(root: Path) -> None:
+    """Raise unless the model loads completely, and the tokenizer fits it."""
+    config = AutoConfig.from_pretrained(root, local_files_only=True)
+    classes = {model.__name__: model for models in AUTO_CLASSES.values() for model in models.values()}
+    architecture = next(iter(config.architectures or []), None)
+    model_class = classes.get(architecture) or getattr(transformers, str(architecture), None)
+    if model_class is None:
+        raise ValueError(f"`architectures` in config.json must name a model class, got {config.architectures}.")
+    try:
+        model, loading = model_class.from_pretrained(root, local_files_only=True, output_loading_info=True)
+    except (OSError, RuntimeError, KeyError, SafetensorError) as error:
+        raise ValueError(f"The model in {root} does not load: {error}") from error
+    for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"):
+        if loading[kind]:
+            named = ", ".join(sorted(map(str, loading[kind]))[:3])
+            raise ValueError(f"The weights in {root} are not those of {architecture}: {kind} {named}.")
+    if not any((root / name).is_file() for name in TOKENIZER_FILES):
+        return
+    tokenizer = AutoTokenizer.from_pretrained(root, local_files_only=True)
+    size = model.get_input_embeddings().num_embeddings
+    if len(tokenizer) > size:
+        raise ValueError(f"The tokenizer has {len(tokenizer)} entries, but the model only {size}: they don't match.")
+    if config.pad_token_id is not None and tokenizer.pad_token_id not in (None, config.pad_token_id):
+        raise ValueError(
+            f"`pad_token_id` of config.json ({config.pad_token_id}) and of the tokenizer ({tokenizer.pad_token_id}) "
+            "must be the same."
+        )
+
+
+def _matches(name: str, patterns: tuple[str, ...]) -> bool:
+    return any(fnmatch.fnmatch(name, pattern) for pattern in patterns)
+
+
+def _has_token(path: Path, secrets: list[str]) -> bool:
+    """Tell whether a file has something that looks like a token, or one of these."""
+    before = b""
+    with path.open("rb") as file:
+        while chunk := file.read(_CHUNK):
+            window = before + chunk
+            if _TOKEN.search(window) or any(secret.encode() in window for secret in secrets):
+                return True
+            before = window[-_LONGEST_TOKEN:]
+    return False
+
+
+@dataclass(frozen=True)
+class _FileHash:
+    """What identifies a file's content, here and on the Hub, which tells one of the two."""
+
+    sha256: str | None
+    git: str | None
+
+    @classmethod
+    def of(cls, path: Path) -> "_FileHash":
+        sha256, git = hashlib.sha256(), hashlib.sha1(b"blob %d\0" % path.stat().st_size)
+        with path.open("rb") as file:
+            while chunk := file.read(_CHUNK):
+                sha256.update(chunk)
+                git.update(chunk)
+        return cls(sha256.hexdigest(), git.hexdigest())
+
+    def __eq__(self, other: object) -> bool:
+        """Compare by SHA-256 where both have it (files in LFS), else by git's hash."""
+        if not isinstance(other, _FileHash):
+            return NotImplemented
+        if self.sha256 is not None and other.sha256 is not None:
+            return self.sha256 == other.sha256
+        return self.git is not None and self.git == other.git
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def _head_and_tree(
+    api: HfApi, repo_id: str, revision: str, *, may_be_missing: bool = False
+) -> tuple[str | None, dict[str, _FileHash]]:
+    """Return the commit that a branch is at and what its files are."""
+    try:
+        head = _retry(lambda: api.repo_info(repo_id, revision=revision).sha)
+    except HfHubHTTPError as error:
+        if may_be_missing and _status(error) == 404:
+            return None, {}
+        raise
+    entries = _retry(lambda: list(api.list_repo_tree(repo_id, recursive=True, revision=head)))
+    files = [entry for entry in entries if isinstance(entry, RepoFile)]
+    return head, {
+        file.path: _FileHash(file.lfs.sha256, None) if file.lfs else _FileHash(None, file.blob_id) for file in files
+    }
+
+
+def _plan(repo_id: str, head: str | None, hashes: dict[str, _FileHash], remote: dict[str, _FileHash]) -> Publication:
+    """Find out what differs. Of what is only on the Hub, old weights go: they would be loaded with the new ones."""
+    uploaded = tuple(name for name in hashes if name not in remote or hashes[name] != remote[name])
+    deleted = tuple(sorted(name for name in remote if name not in hashes and _matches(name, WEIGHT_FILES)))
+    return Publication(repo_id, head, uploaded, deleted, tuple(name for name in hashes if name not in uploaded))
+
+
+def _commit_once(
+    api: HfApi,
+    plan: Publication,
+    operations: list[Any],
+    revision: str,
+    message: str,
+    wanted: dict[str, _FileHash],
+) -> str:
+    """Make one commit on top of `plan.commit`, whatever the Hub does.
+
+    The Hub refuses a commit whose parent is no longer the head, so a second attempt can't make a second commit. If an
+    answer was lost, the head has moved, and its files tell whether that was us.
+    """
+
+    def attempt() -> str:
+        head, remote = _head_and_tree(api, plan.repo_id, revision)
+        if head != plan.commit:
+            arrived = all(remote.get(name) == wanted[name] for name in plan.uploaded)
+            if arrived and not any(name in remote for name in plan.deleted):
+                return str(head)
+            raise ValueError(
+                f"Somebody else has pushed to {plan.repo_id} ({revision}) meanwhile: it was at {plan.commit} and is "
+                f"at {head}. Look at what they did, and publish again."
+            )
+        try:
+            info = api.create_commit(
+                plan.repo_id,
+                operations,
+                commit_message=message,
+                revision=revision,
+                parent_commit=plan.commit,
+            )
+        except HfHubHTTPError as error:
+            if _status(error) == 412:  # the head has moved: the next attempt finds out who it was
+                raise ConnectionError("the branch has moved") from error
+            raise
+        return str(info.oid)
+
+    return _retry(attempt)
+
+
+def _tag(api: HfApi, repo_id: str, commit: str, tag: str) -> None:
+    """Name a commit; a tag that names it already, as after a lost answer, is as good."""
+    try:
+        _retry(lambda: api.create_tag(repo_id, tag=tag, revision=commit))
+    except HfHubHTTPError as error:
+        if _status(error) != 409:
+            raise
+        named, _ = _head_and_tree(api, repo_id, tag)
+        if named != commit:
+            raise ValueError(
+                f"`tag` {tag!r} names the commit {named} already. {commit} is published all the same; give it another "
+                "tag."
+            ) from error
+
+
+def _verify(api: HfApi, repo_id: str, commit: str, hashes: dict[str, _FileHash]) -> None:
+    """Raise unless the commit has these files."""
+    _, remote = _head_and_tree(api, repo_id, commit)
+    different = sorted(name for name in hashes if remote.get(name) != hashes[name])
+    if different:
+        raise ValueError(
+            f"{repo_id} at {commit} is not what was sent: {', '.join(different[:3])} differ. Publish again, or take "
+            "it back with `roll_back`."
+        )
+
+
+def _status(error: BaseException) -> int | None:
+    """Return the status code of the Hub's answer, if it gave one."""
+    return getattr(getattr(error, "response", None), "status_code", None)
+
+
+def _retry(call: Callable[[], Result]) -> Result:
+    """Call the Hub until it answers: again after trouble of the server or the line, but not after a refusal."""
+    attempt = 1
+    while True:
+        try:
+            return call()
+        except (OSError, RuntimeError, HTTPError) as error:
+            # The client wraps what happens to a large file in a RuntimeError.
+            cause = error.__cause__ if type(error) is RuntimeError and error.__cause__ is not None else error
+            if attempt == ATTEMPTS or not _is_transient(cause):
+                raise
+            wait = _seconds_to_wait(attempt, cause)
+            attempt += 1
+            logger.warning(f"The Hub: {_first_line(cause)}. Attempt {attempt} of {ATTEMPTS} in {wait:.0f} s.")
+            time.sleep(wait)
+
+
+def _is_transient(error: BaseException) -> bool:
+    """Tell whether the same request may succeed later: trouble of the server, or no answer at all."""
+    status = _status(error)
+    if status is not None:
+        return status in RETRIED
+    return isinstance(error, ConnectionError | TimeoutError | HTTPError) and not isinstance(error, HfHubHTTPError)
+
+
+def _seconds_to_wait(attempt: int, error: BaseException) -> float:
+    """Return what the Hub asks for, else 1, 2, 4, ..."""
+    headers = getattr(getattr(error, "response", None), "headers", {})
+    asked = str(headers.get("Retry-After", ""))
+    return min(float(asked) if asked.isdigit() else 2.0 ** (attempt - 1), LONGEST_WAIT)
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]

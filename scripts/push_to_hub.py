@@ -1,0 +1,70 @@
+#!/usr/bin/env python
+r"""Publish a model's folder on the Hub: checked before, one commit, verified after.
+
+    python scripts/push_to_hub.py --folder runs/bert --repo_id my-name/my-bert --dry_run    # what would go
+    python scripts/push_to_hub.py --folder runs/bert --repo_id my-name/my-bert --tag v1.0
+
+Log in first: `hf auth login`, or set HF_TOKEN. The folder must load, model and tokenizer must fit, and there must be
+no pickle and no token in it; checkpoints, optimizer states and the like stay at home. If the push is stopped, run the
+same command again: it sends only what is missing. To go back to an earlier state, as one new commit:
+
+    python scripts/push_to_hub.py --repo_id my-name/my-bert --roll_back_to v0.9
+"""
+
+import sys
+from dataclasses import dataclass, field
+
+from hf_vanilla import publish, roll_back
+from hf_vanilla.command_line import parse_arguments, run
+
+
+@dataclass
+class PushArguments:
+    """What to publish, and where."""
+
+    repo_id: str = field(metadata={"help": "Repository on the Hub, as my-name/my-model; made if there is none."})
+    folder: str | None = field(default=None, metadata={"help": "Folder of the model."})
+    revision: str = field(default="main", metadata={"help": "Branch to publish on."})
+    tag: str | None = field(default=None, metadata={"help": "Name for the new state, as v1.0."})
+    private: bool | None = field(default=None, metadata={"help": "Make a new repository private."})
+    commit_message: str = field(default="Upload model", metadata={"help": "First line of the commit's message."})
+    with_training_state: bool = field(
+        default=False, metadata={"help": "Publish optimizer, scheduler and random states too, to train on from."}
+    )
+    dry_run: bool = field(default=False, metadata={"help": "Only tell what would be done."})
+    roll_back_to: str | None = field(
+        default=None, metadata={"help": "Publish nothing, but go back to this commit or tag."}
+    )
+
+    def __post_init__(self):
+        if (self.folder is None) == (self.roll_back_to is None):
+            raise ValueError("Pass either `folder` or `roll_back_to`.")
+
+
+def main() -> None:
+    """Publish or go back, and tell what was done."""
+    (arguments,) = parse_arguments(PushArguments, description=__doc__)
+    if arguments.roll_back_to is not None:
+        done = roll_back(arguments.repo_id, arguments.roll_back_to, revision=arguments.revision)
+    else:
+        done = publish(
+            arguments.folder,
+            arguments.repo_id,
+            revision=arguments.revision,
+            tag=arguments.tag,
+            private=arguments.private,
+            commit_message=arguments.commit_message,
+            with_training_state=arguments.with_training_state,
+            dry_run=arguments.dry_run,
+        )
+    for sign, names in (("+", done.uploaded), ("-", done.deleted), ("=", done.unchanged)):
+        for name in names:
+            print(f"{sign} {name}")
+    if arguments.dry_run:
+        print(f"Nothing was done: that is what would go to {done.repo_id} ({arguments.revision}).")
+    else:
+        print(f"{done.repo_id} ({arguments.revision}) is at {done.commit}.")
+
+
+if __name__ == "__main__":
+    sys.exit(run(main))

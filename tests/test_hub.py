@@ -1,0 +1,448 @@
+"""Publishing, against a Hub on localhost that fails in every way that the real one can."""
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import time
+import urllib.request
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+from hub_server import TOKEN, git_hash
+from huggingface_hub import HfApi, constants
+from huggingface_hub.errors import HfHubHTTPError
+from safetensors.torch import load_file, save_file
+
+from hf_vanilla import VanillaBertConfig, VanillaBertForPreTraining
+from hf_vanilla.hub import ATTEMPTS, check_folder, publish, roll_back
+from hf_vanilla.tokenization import train_wordpiece_tokenizer
+
+
+# huggingface_hub's own use of its HTTP library.
+pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning")
+
+REPO = "alice/tiny"
+SIZES = dict(hidden_size=12, num_hidden_layers=1, num_attention_heads=3, intermediate_size=20)
+
+
+class Hub:
+    """A server in a process of its own, and what a test asks of it."""
+
+    def __init__(self, folder, port=0):
+        command = [sys.executable, Path(__file__).with_name("hub_server.py"), folder, str(port)]
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        self.url = self.process.stdout.readline().strip()
+        self.api = HfApi(endpoint=self.url, token=TOKEN)
+
+    def ask(self, path, content=None):
+        data = None if content is None else json.dumps(content).encode()
+        with urllib.request.urlopen(f"{self.url}{path}", data=data, timeout=30) as answer:
+            return json.loads(answer.read())
+
+    def fail(self, *faults):
+        self.ask("/test/faults", [{"times": 1, **fault} for fault in faults])
+
+    def requests(self, method, part):
+        return [each for each in self.ask("/test/log") if each["method"] == method and part in each["path"]]
+
+    def titles(self, repo=REPO):
+        return [commit.title for commit in self.api.list_repo_commits(repo)]
+
+    def files(self, repo=REPO, revision="main"):
+        entries = self.api.list_repo_tree(repo, recursive=True, revision=revision)
+        return {entry.path: entry.lfs.sha256 if entry.lfs else entry.blob_id for entry in entries}
+
+    def close(self):
+        self.process.kill()
+        self.process.wait()
+        self.process.stdout.close()
+
+
+@pytest.fixture
+def waits(monkeypatch):
+    """Nobody waits; how long they would have is written down."""
+    found = []
+    monkeypatch.setattr(time, "sleep", found.append)
+    return found
+
+
+@pytest.fixture
+def hub(tmp_path_factory, monkeypatch, waits):
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    server = Hub(tmp_path_factory.mktemp("hub"))
+    monkeypatch.setattr(constants, "ENDPOINT", server.url)
+    yield server
+    server.close()
+
+
+def save_model(folder, seed=0):
+    torch.manual_seed(seed)
+    tokenizer = train_wordpiece_tokenizer(["the dog likes the cat and the bird"] * 3, 60, show_progress=False)
+    tokenizer.save_pretrained(folder)
+    VanillaBertForPreTraining(VanillaBertConfig(vocab_size=len(tokenizer), **SIZES)).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return save_model(tmp_path / "model")
+
+
+def assert_published(hub, folder, commits=1):
+    """The Hub has what the folder has, in so many commits after the first empty one."""
+    local = {path.name for path in folder.iterdir() if path.is_file()}
+    remote = hub.files()
+    assert local | {".gitattributes"} == remote.keys()
+    for path in folder.iterdir():
+        content = path.read_bytes()
+        assert remote[path.name] in (hashlib.sha256(content).hexdigest(), git_hash(content)), path.name
+    assert len(hub.titles()) == commits + 1
+
+
+def test_one_commit_holds_everything(hub, folder):
+    done = publish(folder, "tiny", tag="v1", commit_message="First words")
+    assert_published(hub, folder)
+    assert hub.titles() == ["First words", "initial commit"]
+    assert done.repo_id == REPO
+    assert done.commit == hub.api.repo_info(REPO).sha == hub.api.repo_info(REPO, revision="v1").sha
+    assert set(done.uploaded) == {path.name for path in folder.iterdir()}
+    assert len(hub.requests("PUT", "/lfs/")) == 1
+    assert {"layers.py", "modeling_vanilla_bert.py", "tokenizer.json"} <= set(done.uploaded)
+
+
+def test_what_is_there_is_not_sent_again(hub, folder):
+    first = publish(folder, REPO)
+    again = publish(folder, REPO)
+    assert (again.commit, again.uploaded, again.deleted) == (first.commit, (), ())
+    assert_published(hub, folder, commits=1)
+    (folder / "notes.txt").write_text("new")
+    third = publish(folder, REPO)
+    assert third.uploaded == ("notes.txt",)
+    assert len(hub.requests("PUT", "/lfs/")) == 1
+    assert_published(hub, folder, commits=2)
+
+
+def test_a_dry_run_changes_nothing(hub, folder):
+    plan = publish(folder, REPO, dry_run=True)
+    assert plan.commit is None
+    assert "model.safetensors" in plan.uploaded
+    assert {each["method"] for each in hub.ask("/test/log")} == {"GET"}
+    publish(folder, REPO)
+    (folder / "config.json").write_text((folder / "config.json").read_text() + "\n")
+    assert publish(folder, REPO, dry_run=True).uploaded == ("config.json",)
+    assert len(hub.titles()) == 2
+
+
+def test_weights_of_another_form_go_and_other_files_stay(hub, folder):
+    publish(folder, REPO)
+    hub.api.upload_file(path_or_fileobj=b"a picture", path_in_repo="curve.png", repo_id=REPO)
+    model = VanillaBertForPreTraining.from_pretrained(folder)
+    (folder / "model.safetensors").unlink()
+    model.save_pretrained(folder, max_shard_size="4KB")
+    assert len(list(folder.glob("model-*.safetensors"))) > 1
+    done = publish(folder, REPO)
+    assert done.deleted == ("model.safetensors",)
+    names = hub.files().keys()
+    assert {"curve.png", "model.safetensors.index.json"} <= names
+    assert "model.safetensors" not in names
+
+
+def test_a_roll_back_is_one_commit_with_the_old_files(hub, folder):
+    first = publish(folder, REPO, tag="good")
+    before = hub.files()
+    save_model(folder, seed=1)
+    (folder / "more.txt").write_text("more")
+    second = publish(folder, REPO)
+    assert hub.files() != before
+    back = roll_back(REPO, "good")
+    assert hub.files() == before
+    assert len(hub.titles()) == 4
+    assert back.commit not in (first.commit, second.commit)
+    assert roll_back(REPO, "good").commit == back.commit  # nothing to do
+
+
+# Each request that a publication makes; a fault at any of them must not be seen in the result.
+CALLS = [
+    ("POST", "/api/repos/create"),
+    ("GET", f"/api/models/{REPO}/revision/main"),
+    ("GET", f"/api/models/{REPO}/tree/"),
+    ("POST", f"/api/models/{REPO}/preupload/"),
+    ("POST", "/info/lfs/objects/batch"),
+    ("PUT", "/lfs/"),
+    ("POST", "/lfs-verify"),
+    ("POST", f"/api/models/{REPO}/commit/"),
+    ("POST", f"/api/models/{REPO}/tag/"),
+]
+TROUBLE = {
+    "500": {"status": 500},
+    "503-twice": {"status": 503, "times": 2},
+    "429": {"status": 429, "headers": {"Retry-After": "7"}},
+    "drop-before": {"drop": "before"},
+    "drop-after": {"drop": "after"},
+}
+
+
+@pytest.mark.parametrize("trouble", TROUBLE)
+@pytest.mark.parametrize(("method", "path"), CALLS, ids=lambda each: each.strip("/").split("/")[-1] or each)
+def test_trouble_at_any_request_leaves_no_trace(hub, folder, waits, method, path, trouble):
+    hub.fail({"method": method, "path": path, **TROUBLE[trouble]})
+    done = publish(folder, REPO, tag="v1")
+    assert_published(hub, folder)
+    assert hub.api.repo_info(REPO, revision="v1").sha == done.commit
+    assert waits
+    if trouble == "429":
+        assert max(waits) >= 7
+
+
+def test_a_hub_that_stays_down_is_told_and_gone_on_with(hub, folder, waits):
+    hub.fail({"method": "POST", "path": "/commit/", "status": 503, "times": 99})
+    with pytest.raises(HfHubHTTPError, match="503"):
+        publish(folder, REPO)
+    assert waits[-ATTEMPTS + 1 :] == [1, 2, 4, 8, 16]
+    assert hub.titles() == ["initial commit"]
+    hub.fail()
+    publish(folder, REPO)
+    assert_published(hub, folder)
+    assert len(hub.requests("PUT", "/lfs/")) == 1  # the weights were there already
+
+
+@pytest.mark.parametrize("status", [401, 403, 404])
+def test_a_refusal_is_not_tried_again(hub, folder, waits, status):
+    hub.fail({"method": "POST", "path": "/preupload/", "status": status, "times": 99})
+    with pytest.raises(HfHubHTTPError, match=str(status)):
+        publish(folder, REPO)
+    assert waits == []
+    assert hub.titles() == ["initial commit"]
+
+
+def test_a_wrong_token_is_refused_and_not_told(hub, folder, monkeypatch, caplog):
+    wrong = "hf_" + "B" * 37
+    with pytest.raises(HfHubHTTPError, match="401") as error:
+        publish(folder, REPO, token=wrong)
+    assert wrong not in str(error.value) + caplog.text
+    assert REPO not in hub.ask("/test/log")
+
+
+def test_somebody_else_in_between_is_not_overwritten(hub, folder, monkeypatch):
+    publish(folder, REPO)
+    (folder / "notes.txt").write_text("ours")
+    original = HfApi.create_commit
+
+    def commit_after_another(api, *arguments, **options):
+        monkeypatch.setattr(HfApi, "create_commit", original)
+        hub.api.upload_file(path_or_fileobj=b"theirs", path_in_repo="notes.txt", repo_id=REPO)
+        return original(api, *arguments, **options)
+
+    monkeypatch.setattr(HfApi, "create_commit", commit_after_another)
+    with pytest.raises(ValueError, match="Somebody else has pushed to alice/tiny"):
+        publish(folder, REPO)
+    assert len(hub.titles()) == 3
+
+
+def test_a_tag_is_not_moved(hub, folder):
+    first = publish(folder, REPO, tag="v1")
+    (folder / "notes.txt").write_text("new")
+    with pytest.raises(ValueError, match="`tag` 'v1' names the commit .* already"):
+        publish(folder, REPO, tag="v1")
+    assert hub.api.repo_info(REPO, revision="v1").sha == first.commit
+    assert_published(hub, folder, commits=2)
+
+
+def test_a_wrong_hash_is_found(hub, folder):
+    # The Hub says that it has other weights than were sent.
+    real = HfApi.list_repo_tree
+    calls = []
+
+    def lying(api, *arguments, **options):
+        entries = list(real(api, *arguments, **options))
+        calls.append(len(entries))
+        for entry in entries:
+            if entry.path == "model.safetensors":
+                entry.lfs.sha256 = "0" * 64
+        return entries
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(HfApi, "list_repo_tree", lying)
+        with pytest.raises(ValueError, match="is not what was sent: model.safetensors"):
+            publish(folder, REPO)
+    assert len(calls) >= 2
+
+
+def test_a_push_that_was_killed_is_gone_on_with(hub, folder):
+    """The process dies when the weights are up and the commit is not made."""
+    hub.fail({"method": "POST", "path": "/commit/", "status": 503, "times": 9999})
+    program = "import sys; from hf_vanilla.hub import publish; publish(*sys.argv[1:])"
+    environment = {**os.environ, "HF_ENDPOINT": hub.url, "HF_HUB_OFFLINE": "0", "HF_HUB_DISABLE_XET": "1"}
+    process = subprocess.Popen(
+        [sys.executable, "-c", program, folder, REPO], env=environment, stderr=subprocess.DEVNULL
+    )
+    deadline = time.monotonic() + 120
+    while not hub.requests("POST", "/commit/") and time.monotonic() < deadline:
+        assert process.poll() is None
+    process.kill()
+    process.wait()
+    hub.fail()
+    publish(folder, REPO)
+    assert_published(hub, folder)
+    assert len(hub.requests("PUT", "/lfs/")) == 1
+
+
+def test_what_a_training_leaves_stays_here(hub, folder):
+    (folder / "checkpoint-5").mkdir()
+    for name in (
+        "optimizer.pt",
+        "training_args.bin",
+        "trainer_state.json",
+        "checkpoint-5/model.safetensors",
+        ".secret",
+    ):
+        (folder / name).write_bytes(b"state")
+    assert not {"optimizer.pt", "training_args.bin", "trainer_state.json"} & set(check_folder(folder))
+    assert not any("checkpoint" in name or "secret" in name for name in check_folder(folder))
+    with_state = check_folder(folder, with_training_state=True)
+    assert "optimizer.pt" in with_state
+    assert "training_args.bin" not in with_state
+
+
+def break_config(folder):
+    (folder / "config.json").unlink()
+
+
+def drop_a_tensor(folder):
+    weights = load_file(folder / "model.safetensors")
+    weights.pop("bert.pooler.dense.weight")
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def truncate(folder):
+    content = (folder / "model.safetensors").read_bytes()
+    (folder / "model.safetensors").write_bytes(content[:-9])
+
+
+def add_a_pickle(folder):
+    (folder / "pytorch_model.bin").write_bytes(b"x")
+
+
+def add_a_token(folder):
+    (folder / "notes.txt").write_text("login with " + "hf_" + "Z" * 35)
+
+
+def add_another_tokenizer(folder):
+    texts = ["some quite different words, and many more of them than before"] * 3
+    train_wordpiece_tokenizer(texts, 90, show_progress=False).save_pretrained(folder)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (break_config, "must be a folder with a config.json"),
+        (drop_a_tensor, "missing_keys bert.pooler.dense.weight"),
+        (truncate, "does not load"),
+        (add_a_pickle, "pytorch_model.bin may be a pickle"),
+        (add_a_token, "notes.txt has a token of the Hub in it"),
+        (add_another_tokenizer, "but the model only"),
+    ],
+    ids=lambda each: each.__name__ if callable(each) else None,
+)
+def test_what_is_not_fit_is_not_published(hub, folder, change, message):
+    change(folder)
+    with pytest.raises(ValueError, match=message) as error:
+        publish(folder, REPO)
+    assert "Z" * 35 not in str(error.value)
+    assert hub.ask("/test/log") == []
+
+
+def test_no_token_leaves_its_header(hub, folder, caplog):
+    publish(folder, REPO)
+    for path in folder.iterdir():
+        assert TOKEN.encode() not in path.read_bytes()
+    for each in hub.ask("/test/log"):
+        assert TOKEN not in each["path"]
+    assert TOKEN not in caplog.text
+
+
+LOAD = """
+import sys
+sys.modules["hf_vanilla"] = None
+import torch, transformers
+repo, revision, file = sys.argv[1:]
+config = transformers.AutoConfig.from_pretrained(repo, revision=revision, trust_remote_code=True)
+inputs = {"input_ids": torch.tensor([[2, 5, 6, 3], [2, 7, 3, 0]])}
+found = {}
+for name in sorted(set(config.auto_map) - {"AutoConfig"}):
+    torch.manual_seed(0)
+    model = getattr(transformers, name).from_pretrained(repo, revision=revision, trust_remote_code=True)
+    each = {key: torch.stack((value, value), dim=1) if "Choice" in name else value for key, value in inputs.items()}
+    with torch.no_grad():
+        found[name] = model(**each).to_tuple()[0]
+tokenizer = transformers.AutoTokenizer.from_pretrained(repo, revision=revision)
+torch.save({"outputs": found, "ids": tokenizer("the dog likes").input_ids}, file)
+"""
+
+
+def run_as_user(hub, program, *arguments, home, offline=False, **options):
+    """Run a program as somebody does who has only the Hub and an empty cache."""
+    environment = {
+        **os.environ, "HF_ENDPOINT": hub.url, "HF_HUB_OFFLINE": str(int(offline)), "HF_HUB_DISABLE_XET": "1",
+        "HF_HOME": str(home),
+    }  # fmt: skip
+    command = [sys.executable, *(["-c", program] if "\n" in program else [program]), *map(str, arguments)]
+    return subprocess.run(
+        command, env=environment, capture_output=True, text=True, timeout=300, check=False, **options
+    )
+
+
+def test_a_user_without_the_package_loads_every_head_by_name(hub, folder, tmp_path):
+    first = publish(folder, REPO)
+    arguments = [REPO, first.commit, tmp_path / "found.pt"]
+    finished = run_as_user(hub, LOAD, *arguments, home=tmp_path / "home")
+    assert finished.returncode == 0, finished.stderr
+    found = torch.load(tmp_path / "found.pt")
+    assert len(found["outputs"]) == 9
+    inputs = torch.tensor([[2, 5, 6, 3], [2, 7, 3, 0]])
+    for name, tensor in found["outputs"].items():
+        torch.manual_seed(0)
+        model = getattr(transformers, name).from_pretrained(folder)
+        ids = torch.stack((inputs, inputs), dim=1) if "Choice" in name else inputs
+        with torch.no_grad():
+            assert torch.equal(model(input_ids=ids).to_tuple()[0], tensor), name
+    assert found["ids"] == transformers.AutoTokenizer.from_pretrained(folder)("the dog likes").input_ids
+    # A revision that was pinned stays what it was, and a complete cache needs no Hub.
+    save_model(folder, seed=1)
+    assert publish(folder, REPO).commit != first.commit
+    requests = len(hub.ask("/test/log"))
+    again = run_as_user(hub, LOAD, *arguments, home=tmp_path / "home", offline=True)
+    assert again.returncode == 0, again.stderr
+    assert len(hub.ask("/test/log")) == requests
+    assert all(
+        torch.equal(tensor, found["outputs"][name]) for name, tensor in torch.load(arguments[-1])["outputs"].items()
+    )
+
+
+def test_the_script_publishes_and_goes_back(hub, folder, tmp_path):
+    script = str(Path(__file__).parents[1] / "scripts" / "push_to_hub.py")
+    options = ["--repo_id", "tiny", "--folder", folder]
+    planned = run_as_user(hub, script, *options, "--dry_run", home=tmp_path / "home")
+    assert planned.returncode == 0, planned.stderr
+    assert "+ model.safetensors\n" in planned.stdout
+    assert "Nothing was done" in planned.stdout
+    done = run_as_user(hub, script, *options, "--tag", "v1", home=tmp_path / "home")
+    assert done.returncode == 0, done.stderr
+    assert_published(hub, folder)
+    assert f"alice/tiny (main) is at {hub.api.repo_info(REPO).sha}." in done.stdout
+    (folder / "notes.txt").write_text("new")
+    assert run_as_user(hub, script, *options, home=tmp_path / "home").returncode == 0
+    back = run_as_user(hub, script, "--repo_id", REPO, "--roll_back_to", "v1", home=tmp_path / "home")
+    assert back.returncode == 0, back.stderr
+    assert "- notes.txt\n" in back.stdout
+    (folder / "broken.pkl").write_bytes(b"x")
+    refused = run_as_user(hub, script, *options, home=tmp_path / "home")
+    assert refused.returncode == 1
+    assert "broken.pkl may be a pickle" in refused.stderr
+    assert TOKEN not in refused.stderr + done.stdout + done.stderr
