@@ -12,20 +12,24 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
+from datasets import Dataset
 from hub_server import TOKEN, git_hash
 from huggingface_hub import HfApi, constants
 from huggingface_hub.errors import HfHubHTTPError
 from safetensors.torch import load_file, save_file
+from transformers import Trainer, TrainingArguments
 
-from hf_vanilla import VanillaBertConfig, VanillaBertForPreTraining
+from hf_vanilla import VanillaBertConfig, VanillaBertForMaskedLM, VanillaBertForPreTraining
 from hf_vanilla.hub import ATTEMPTS, check_folder, publish, roll_back
 from hf_vanilla.tokenization import train_wordpiece_tokenizer
+from hf_vanilla.training import VanillaTrainer, VanillaTrainingArguments
 
 
 # huggingface_hub's own use of its HTTP library.
 pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning")
 
 REPO = "alice/tiny"
+ROWS = Dataset.from_dict({"input_ids": [[2, 5, 6, 3]] * 8, "labels": [[-100, 6, -100, -100]] * 8})
 SIZES = dict(hidden_size=12, num_hidden_layers=1, num_attention_heads=3, intermediate_size=20)
 
 
@@ -77,6 +81,7 @@ def hub(tmp_path_factory, monkeypatch, waits):
     monkeypatch.setenv("HF_TOKEN", TOKEN)
     server = Hub(tmp_path_factory.mktemp("hub"))
     monkeypatch.setattr(constants, "ENDPOINT", server.url)
+    monkeypatch.setattr("transformers.utils.hub._hf_api", None, raising=False)  # made once, with the address
     yield server
     server.close()
 
@@ -446,3 +451,60 @@ def test_the_script_publishes_and_goes_back(hub, folder, tmp_path):
     assert refused.returncode == 1
     assert "broken.pkl may be a pickle" in refused.stderr
     assert TOKEN not in refused.stderr + done.stdout + done.stderr
+
+
+def training_args(tmp_path, cls=TrainingArguments, **options):
+    return cls(
+        output_dir=str(tmp_path / "run"), hub_model_id="tiny", push_to_hub=True, max_steps=4, save_steps=2,
+        use_cpu=True, report_to=[], disable_tqdm=True, **options,
+    )  # fmt: skip
+
+
+def trained_model(folder):
+    return VanillaBertForMaskedLM.from_pretrained(folder), transformers.AutoTokenizer.from_pretrained(folder)
+
+
+def test_the_stock_trainer_pushes_what_anybody_can_load(hub, folder, tmp_path):
+    model, tokenizer = trained_model(folder)
+    args = training_args(tmp_path, hub_strategy="end")
+    trainer = Trainer(model, args, train_dataset=ROWS, processing_class=tokenizer)
+    trainer.train()
+    trainer.push_to_hub()
+    finished = run_as_user(hub, LOAD, REPO, "main", tmp_path / "found.pt", home=tmp_path / "home")
+    assert finished.returncode == 0, finished.stderr
+    with torch.no_grad():
+        expected = model.eval()(input_ids=torch.tensor([[2, 5, 6, 3], [2, 7, 3, 0]])).logits
+    assert torch.equal(torch.load(tmp_path / "found.pt")["outputs"]["AutoModelForMaskedLM"], expected)
+
+
+def test_a_hub_that_is_down_does_not_end_a_training(hub, folder, tmp_path, caplog):
+    hub.fail(*({"method": method, "path": "/api/", "status": 503, "times": 9999} for method in ("GET", "POST")))
+    model, tokenizer = trained_model(folder)
+    args = training_args(tmp_path, VanillaTrainingArguments)
+    trainer = VanillaTrainer(model, args, train_dataset=ROWS, processing_class=tokenizer)
+    trainer.train()
+    assert trainer.state.global_step == 4
+    assert (tmp_path / "run" / "checkpoint-4" / "model.safetensors").exists()
+    assert "Training goes on" in caplog.text
+    assert hub.requests("POST", "/api/repos/create")
+    hub.fail()
+    trainer.push_to_hub()
+    names = hub.files().keys()
+    assert {"config.json", "layers.py", "model.safetensors", "modeling_vanilla_bert.py", "tokenizer.json"} <= names
+
+
+def test_checkpoints_are_pushed_on_the_way_with_their_code(hub, folder, tmp_path):
+    model, tokenizer = trained_model(folder)
+    args = training_args(tmp_path, VanillaTrainingArguments)
+    trainer = VanillaTrainer(model, args, train_dataset=ROWS, processing_class=tokenizer)
+    trainer.train()
+    assert any("Training in progress" in title for title in hub.titles())
+    assert {"layers.py", "modeling_vanilla_bert.py", "self_contained.py"} <= hub.files().keys()
+
+
+def test_a_refusal_ends_the_run_before_it_starts(hub, folder, tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_TOKEN", "hf_" + "B" * 37)
+    model, tokenizer = trained_model(folder)
+    args = training_args(tmp_path, VanillaTrainingArguments)
+    with pytest.raises(HfHubHTTPError, match="401"):
+        VanillaTrainer(model, args, train_dataset=ROWS, processing_class=tokenizer)

@@ -29,6 +29,7 @@ from transformers.trainer_utils import EvalLoopOutput, SchedulerType, seed_worke
 from transformers.utils import logging
 
 from ..data.batching import LengthSortedBatchSampler, PairLengths, TokenBudgetBatchSampler, measure_pair_lengths
+from .hub_pushes import PatientPushes
 from .schedule import inverse_sqrt_schedule_from_one
 
 
@@ -108,7 +109,7 @@ class VanillaTrainingArguments(Seq2SeqTrainingArguments):
         }
 
 
-class VanillaTrainer(Seq2SeqTrainer):
+class VanillaTrainer(PatientPushes, Seq2SeqTrainer):
     """`Seq2SeqTrainer` with token-budget batches, the paper's schedule, scheduled sampling and a watch over the loss.
 
     - `max_tokens_per_batch` makes batches of a number of tokens instead of a number of sentences, in training with

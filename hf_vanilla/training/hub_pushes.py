@@ -1,0 +1,61 @@
+"""Pushes to the Hub during a training that the Hub can't stop, and that are complete."""
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+from huggingface_hub.errors import HfHubHTTPError, HTTPError
+from transformers import Trainer
+from transformers.utils import logging
+
+
+logger = logging.get_logger(__name__)
+
+TOO_MANY_REQUESTS = 429
+SERVER_ERRORS = range(500, 600)
+
+
+class PatientPushes(Trainer):
+    """Makes `push_to_hub=True` of a `Trainer` survive a Hub that does not answer.
+
+    Training goes on, the next checkpoint tries again, and `push_to_hub` at the end sends all that is missing. A
+    refusal (no such account, no right to write) still ends the run at once, before the first step. What is pushed on
+    the way has the code of the model too, which the stock trainer leaves out.
+    """
+
+    def init_hf_repo(self, token: str | None = None, private: bool | None = None) -> None:
+        """Make the repository, or leave that for later if the Hub does not answer.
+
+        Args:
+            token (`str`, *optional*):
+                Token with write permission; the default is `args.hub_token`.
+            private (`bool`, *optional*):
+                Whether a new repository shall be private.
+
+        Raises:
+            HfHubHTTPError: if the Hub refuses.
+        """
+        self.push_in_progress: Any = None
+        try:
+            super().init_hf_repo(token=token, private=private)
+        except HfHubHTTPError as error:
+            if error.response.status_code != TOO_MANY_REQUESTS and error.response.status_code not in SERVER_ERRORS:
+                raise
+            self._tell(error)
+        except (HTTPError, ConnectionError, TimeoutError) as error:
+            self._tell(error)
+
+    def _tell(self, error: Exception) -> None:
+        """Say that the Hub did not answer."""
+        logger.warning(f"The Hub can't be reached ({error}). Training goes on; the next push tries again.")
+
+    def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
+        """Push a checkpoint with its code, if there is a repository by now."""
+        if self.hub_model_id is None:
+            self.init_hf_repo()
+        if self.hub_model_id is None and self.is_world_process_zero():
+            return
+        if self.is_world_process_zero():
+            for path in Path(checkpoint_folder).glob("*.py"):
+                shutil.copy(path, str(self.args.output_dir))
+        super()._push_from_checkpoint(checkpoint_folder)
