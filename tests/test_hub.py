@@ -508,3 +508,36 @@ def test_a_refusal_ends_the_run_before_it_starts(hub, folder, tmp_path, monkeypa
     args = training_args(tmp_path, VanillaTrainingArguments)
     with pytest.raises(HfHubHTTPError, match="401"):
         VanillaTrainer(model, args, train_dataset=ROWS, processing_class=tokenizer)
+
+
+def test_a_download_that_breaks_off_is_made_whole(hub, folder, tmp_path):
+    publish(folder, REPO)
+    expected = (folder / "model.safetensors").read_bytes()
+    hub.fail({"method": "GET", "path": "/resolve/.*/model.safetensors", "truncate": 1000})
+    finished = run_as_user(hub, LOAD, REPO, "main", tmp_path / "found.pt", home=tmp_path / "home")
+    assert finished.returncode == 0, finished.stderr
+    (cached,) = (tmp_path / "home").rglob("snapshots/*/model.safetensors")
+    assert cached.read_bytes() == expected
+
+
+def test_a_download_of_the_right_length_and_wrong_content_is_found(hub, folder, tmp_path):
+    publish(folder, REPO)
+    hub.fail({"method": "GET", "path": "/resolve/.*/layers.py", "corrupt": True})
+    program = f"from huggingface_hub import snapshot_download\nsnapshot_download({REPO!r})"
+    assert run_as_user(hub, program, home=tmp_path / "home").returncode == 0
+    found = hub.api.verify_repo_checksums(REPO, cache_dir=tmp_path / "home" / "hub")
+    assert [each.path if hasattr(each, "path") else each["path"] for each in found.mismatches] == ["layers.py"]
+
+
+def test_a_large_model_is_published_and_loaded_in_shards(hub, folder, tmp_path):
+    model = VanillaBertForPreTraining.from_pretrained(folder)
+    (folder / "model.safetensors").unlink()
+    model.save_pretrained(folder, max_shard_size="8KB")
+    shards = {path.name for path in folder.glob("model-*.safetensors")}
+    assert len(shards) > 2
+    assert shards <= set(publish(folder, REPO).uploaded)
+    finished = run_as_user(hub, LOAD, REPO, "main", tmp_path / "found.pt", home=tmp_path / "home")
+    assert finished.returncode == 0, finished.stderr
+    with torch.no_grad():
+        expected = model.eval()(input_ids=torch.tensor([[2, 5, 6, 3], [2, 7, 3, 0]])).prediction_logits
+    assert torch.equal(torch.load(tmp_path / "found.pt")["outputs"]["AutoModelForPreTraining"], expected)

@@ -1,0 +1,111 @@
+"""What a hostile checkpoint may do: nothing. No code of it runs, and no request leaves the machine."""
+
+import json
+import pickle
+import socket
+
+import pytest
+import torch
+from transformers import AutoModel, AutoModelForMaskedLM, Trainer, TrainingArguments
+
+from hf_vanilla import VanillaBertConfig, VanillaBertForMaskedLM
+
+
+SIZES = dict(vocab_size=13, hidden_size=12, num_hidden_layers=1, num_attention_heads=3, intermediate_size=20)
+ROWS = [{"input_ids": [2, 5, 6, 3], "labels": [-100, 6, -100, -100]}] * 8
+
+
+class Canary:
+    """A pickle that writes a file when somebody loads it."""
+
+    def __init__(self, path):
+        self.path = str(path)
+
+    def __reduce__(self):
+        return open, (self.path, "w")
+
+
+@pytest.fixture
+def folder(tmp_path):
+    VanillaBertForMaskedLM(VanillaBertConfig(**SIZES)).save_pretrained(tmp_path / "model")
+    return tmp_path / "model"
+
+
+@pytest.fixture
+def no_network(monkeypatch):
+    """Every attempt to look up or reach another machine is an error that the test sees."""
+    asked = []
+
+    def refuse(*arguments, **options):
+        asked.append(arguments)
+        raise OSError("no network in this test")
+
+    monkeypatch.setattr(socket, "getaddrinfo", refuse)
+    monkeypatch.setattr(socket.socket, "connect", refuse)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    return asked
+
+
+def write_canary(path, canary):
+    with path.open("wb") as file:
+        pickle.dump(Canary(canary), file, protocol=2)
+
+
+@pytest.mark.parametrize("with_zip", [False, True], ids=["pickle", "torch"])
+def test_weights_in_a_pickle_are_not_run(folder, tmp_path, with_zip):
+    canary = tmp_path / "canary"
+    (folder / "model.safetensors").unlink()
+    if with_zip:
+        torch.save({"weight": Canary(canary)}, folder / "pytorch_model.bin")
+    else:
+        write_canary(folder / "pytorch_model.bin", canary)
+    with pytest.raises((OSError, ValueError, pickle.UnpicklingError)):
+        AutoModelForMaskedLM.from_pretrained(folder)
+    assert not canary.exists()
+
+
+@pytest.mark.parametrize("name", ["optimizer.pt", "scheduler.pt", "rng_state.pth", "training_args.bin"])
+def test_a_training_state_is_not_run(tmp_path, name):
+    canary = tmp_path / "canary"
+    args = TrainingArguments(
+        output_dir=str(tmp_path / "run"), max_steps=2, save_steps=1, use_cpu=True, report_to=[], disable_tqdm=True
+    )
+    Trainer(VanillaBertForMaskedLM(VanillaBertConfig(**SIZES)), args, train_dataset=ROWS).train()
+    checkpoint = tmp_path / "run" / "checkpoint-1"
+    torch.save({"state": Canary(canary)}, checkpoint / name)
+    trainer = Trainer(VanillaBertForMaskedLM(VanillaBertConfig(**SIZES)), args, train_dataset=ROWS)
+    if name == "training_args.bin":  # nobody reads it
+        trainer.train(resume_from_checkpoint=str(checkpoint))
+    else:
+        with pytest.raises((ValueError, RuntimeError, pickle.UnpicklingError)):
+            trainer.train(resume_from_checkpoint=str(checkpoint))
+    assert not canary.exists()
+
+
+@pytest.mark.parametrize(
+    "evil",
+    [
+        {"_attn_implementation_internal": "evil/kernel"},
+        {"attn_implementation": "evil/kernel"},
+        {"auto_map": {"AutoConfig": "evil/repo--configuration.Evil", "AutoModel": "evil/repo--modeling.Evil"}},
+        {"trust_remote_code": True, "auto_map": {"AutoModel": "evil/repo--modeling.Evil"}},
+        {"custom_pipelines": {"fill-mask": {"impl": "evil.Pipeline", "pt": ["AutoModel"]}}},
+        {"quantization_config": {"quant_method": "evil"}},
+        {"__class__": "evil.Config", "_commit_hash": "../../evil"},
+    ],
+    ids=lambda evil: "-".join(evil),
+)
+def test_a_hostile_config_asks_nobody_and_runs_nothing(folder, tmp_path, no_network, evil):
+    canary = tmp_path / "canary"
+    for name in ("evil.py", "modeling.py", "configuration.py", "modeling_vanilla_bert.py"):
+        (folder / name).write_text(f"open({str(canary)!r}, 'w')\n")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, **evil}))
+    try:
+        model = AutoModel.from_pretrained(folder)
+    except (ValueError, ImportError, TypeError):  # refused, which is as good
+        model = None
+    assert no_network == []
+    assert not canary.exists()
+    if model is not None:
+        assert model.config._attn_implementation in ("sdpa", "eager")
