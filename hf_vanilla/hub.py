@@ -18,13 +18,14 @@ from typing import Any, TypeVar
 
 import huggingface_hub
 import transformers
-from huggingface_hub import CommitOperationAdd, CommitOperationCopy, CommitOperationDelete, HfApi
+from huggingface_hub import CommitOperationAdd, CommitOperationCopy, CommitOperationDelete, HfApi, ModelCard
 from huggingface_hub.errors import HfHubHTTPError, HTTPError
 from huggingface_hub.hf_api import RepoFile
 from safetensors import SafetensorError
 from transformers import AutoConfig, AutoTokenizer
 from transformers.utils import logging
 
+from .model_card import card_of_folder
 from .registration import AUTO_CLASSES
 
 
@@ -86,6 +87,7 @@ def publish(
     tag: str | None = None,
     private: bool | None = None,
     commit_message: str = "Upload model",
+    card: ModelCard | None = None,
     with_training_state: bool = False,
     dry_run: bool = False,
     token: str | None = None,
@@ -108,10 +110,13 @@ def publish(
             Whether a repository that is made shall be private; by default as the account is set.
         commit_message (`str`):
             First line of the commit's message.
+        card (`ModelCard`, *optional*):
+            Becomes the folder's README.md, see [`~hf_vanilla.model_card.card_of_folder`]. By default one is made of
+            what the folder tells, if it has none.
         with_training_state (`bool`):
             Whether optimizer, scheduler and random states go too, to train on from. They are pickles.
         dry_run (`bool`):
-            Only find out what would be done. The Hub is read, and nothing is changed.
+            Only write the card and find out what would be done. The Hub is read, and nothing is changed there.
         token (`str`, *optional*):
             By default the one that `hf auth login` or `HF_TOKEN` gave.
 
@@ -124,6 +129,9 @@ def publish(
         HfHubHTTPError: if the Hub refuses, or fails again and again.
     """
     files = check_folder(folder, with_training_state=with_training_state, token=token)
+    if card is not None or "README.md" not in files:
+        (card or card_of_folder(folder, repo_id)).save(Path(folder) / "README.md")
+        files = _files_of(Path(folder), with_training_state=with_training_state)
     hashes = {name: _FileHash.of(Path(folder) / name) for name in files}
     api = HfApi(token=token)
     if not dry_run:
@@ -201,9 +209,7 @@ def check_folder(
     root = Path(folder)
     if not (root / "config.json").is_file():
         raise ValueError(f"`folder` must be a folder with a config.json, but {root} has none.")
-    left_out = NEVER if with_training_state else NEVER + TRAINING_STATE
-    names = sorted(path.relative_to(root).as_posix() for path in root.rglob("*") if path.is_file())
-    names = [name for name in names if not _matches(name, left_out)]
+    names = _files_of(root, with_training_state=with_training_state)
     pickles = [name for name in names if name.endswith(PICKLE_SUFFIXES) and not _matches(name, TRAINING_STATE)]
     if pickles:
         raise ValueError(
@@ -216,6 +222,13 @@ def check_folder(
         if _has_token(root / name, secrets):
             raise ValueError(f"{name} has a token of the Hub in it. Remove it, and revoke it in the Hub's settings.")
     return names
+
+
+def _files_of(root: Path, *, with_training_state: bool) -> list[str]:
+    """List the files that are to be published."""
+    left_out = NEVER if with_training_state else NEVER + TRAINING_STATE
+    names = sorted(path.relative_to(root).as_posix() for path in root.rglob("*") if path.is_file())
+    return [name for name in names if not _matches(name, left_out)]
 
 
 def _check_model(root: Path) -> None:

@@ -6,16 +6,26 @@ r"""Publish a model's folder on the Hub: checked before, one commit, verified af
 
 Log in first: `hf auth login`, or set HF_TOKEN. The folder must load, model and tokenizer must fit, and there must be
 no pickle and no token in it; checkpoints, optimizer states and the like stay at home. If the push is stopped, run the
-same command again: it sends only what is missing. To go back to an earlier state, as one new commit:
+same command again: it sends only what is missing.
+
+A folder without README.md gets a model card. --card makes it say more, a JSON file with the fields of `CardFacts`
+(title, language, license, datasets, training_data, limits, ...), and --results, the file that a script wrote.
+
+To go back to an earlier state, as one new commit:
 
     python scripts/push_to_hub.py --repo_id my-name/my-bert --roll_back_to v0.9
 """
 
+import json
 import sys
 from dataclasses import dataclass, field
+from pathlib import Path
+
+from huggingface_hub import ModelCard
 
 from hf_vanilla import publish, roll_back
-from hf_vanilla.command_line import parse_arguments, run
+from hf_vanilla.command_line import check_files, parse_arguments, run
+from hf_vanilla.model_card import CardFacts, card_of_folder
 
 
 @dataclass
@@ -28,6 +38,8 @@ class PushArguments:
     tag: str | None = field(default=None, metadata={"help": "Name for the new state, as v1.0."})
     private: bool | None = field(default=None, metadata={"help": "Make a new repository private."})
     commit_message: str = field(default="Upload model", metadata={"help": "First line of the commit's message."})
+    card: str | None = field(default=None, metadata={"help": "JSON file with the facts of the model card."})
+    results: str | None = field(default=None, metadata={"help": "JSON file of results, for the model card."})
     with_training_state: bool = field(
         default=False, metadata={"help": "Publish optimizer, scheduler and random states too, to train on from."}
     )
@@ -39,6 +51,18 @@ class PushArguments:
     def __post_init__(self):
         if (self.folder is None) == (self.roll_back_to is None):
             raise ValueError("Pass either `folder` or `roll_back_to`.")
+
+
+def get_card(arguments: PushArguments) -> ModelCard | None:
+    """Fill the model card, if there is something to fill it with."""
+    if arguments.card is None and arguments.results is None:
+        return None
+    check_files(card=arguments.card, results=arguments.results)
+    facts, results = (
+        json.loads(Path(path).read_text(encoding="utf-8")) if path is not None else {}
+        for path in (arguments.card, arguments.results)
+    )
+    return card_of_folder(arguments.folder, arguments.repo_id, CardFacts(**facts), results)
 
 
 def main() -> None:
@@ -54,6 +78,7 @@ def main() -> None:
             tag=arguments.tag,
             private=arguments.private,
             commit_message=arguments.commit_message,
+            card=get_card(arguments),
             with_training_state=arguments.with_training_state,
             dry_run=arguments.dry_run,
         )

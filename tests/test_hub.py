@@ -117,6 +117,7 @@ def test_one_commit_holds_everything(hub, folder):
     assert done.repo_id == REPO
     assert done.commit == hub.api.repo_info(REPO).sha == hub.api.repo_info(REPO, revision="v1").sha
     assert set(done.uploaded) == {path.name for path in folder.iterdir()}
+    assert "README.md" in done.uploaded
     assert len(hub.requests("PUT", "/lfs/")) == 1
     assert {"layers.py", "modeling_vanilla_bert.py", "tokenizer.json"} <= set(done.uploaded)
 

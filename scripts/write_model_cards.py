@@ -1,0 +1,52 @@
+#!/usr/bin/env python
+r"""Write the model cards of this repository's recipes again, after a result or a fact has changed.
+
+    python scripts/write_model_cards.py
+
+Takes model_cards/facts.json, which has an entry for each card, and model_cards/results/*.json, and writes
+model_cards/*.md.
+"""
+
+import json
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from hf_vanilla.command_line import parse_arguments, run
+from hf_vanilla.generation.line_files import replacing_file
+from hf_vanilla.model_card import CardFacts, model_card
+
+
+@dataclass
+class CardsArguments:
+    """Where the cards are."""
+
+    folder: str = field(default="model_cards", metadata={"help": "Folder with facts.json and results."})
+
+
+def make_card(folder: Path, name: str, entry: dict) -> str:
+    """Fill the card of one recipe."""
+    results = json.loads((folder / "results" / entry["results"]).read_text(encoding="utf-8"))
+    parameters = results.get("parameters") or int(results.get("notes", {}).get("parameters", 0))
+    card = model_card(
+        CardFacts(**entry["facts"]),
+        f"my-name/{name}",
+        model_type=entry["model_type"],
+        auto_class=entry["auto_class"],
+        parameters=parameters or None,
+        results=results,
+    )
+    return str(card)
+
+
+def main() -> None:
+    """Write every card."""
+    (arguments,) = parse_arguments(CardsArguments, description=__doc__)
+    folder = Path(arguments.folder)
+    for name, entry in json.loads((folder / "facts.json").read_text(encoding="utf-8")).items():
+        with replacing_file(str(folder / f"{name}.md")) as file:
+            file.write(make_card(folder, name, entry))
+
+
+if __name__ == "__main__":
+    sys.exit(run(main))
