@@ -62,7 +62,7 @@ def get_card(arguments: PushArguments) -> ModelCard | None:
         json.loads(Path(path).read_text(encoding="utf-8")) if path is not None else {}
         for path in (arguments.card, arguments.results)
     )
-    return card_of_folder(arguments.folder, arguments.repo_id, CardFacts(**facts), results)
+    return card_of_folder(str(arguments.folder), arguments.repo_id, CardFacts(**facts), results)
 
 
 def main() -> None:

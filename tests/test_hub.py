@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -19,9 +20,15 @@ from huggingface_hub.errors import HfHubHTTPError
 from safetensors.torch import load_file, save_file
 from transformers import Trainer, TrainingArguments
 
-from hf_vanilla import VanillaBertConfig, VanillaBertForMaskedLM, VanillaBertForPreTraining
+from hf_vanilla import (
+    VanillaBertConfig,
+    VanillaBertForMaskedLM,
+    VanillaBertForPreTraining,
+    VanillaTransformerConfig,
+    VanillaTransformerForConditionalGeneration,
+)
 from hf_vanilla.hub import ATTEMPTS, check_folder, publish, roll_back
-from hf_vanilla.tokenization import train_wordpiece_tokenizer
+from hf_vanilla.tokenization import train_tokenizer, train_wordpiece_tokenizer
 from hf_vanilla.training import VanillaTrainer, VanillaTrainingArguments
 
 
@@ -542,3 +549,32 @@ def test_a_large_model_is_published_and_loaded_in_shards(hub, folder, tmp_path):
     with torch.no_grad():
         expected = model.eval()(input_ids=torch.tensor([[2, 5, 6, 3], [2, 7, 3, 0]])).prediction_logits
     assert torch.equal(torch.load(tmp_path / "found.pt")["outputs"]["AutoModelForPreTraining"], expected)
+
+
+def test_the_section_of_the_readme_is_true(hub, tmp_path):
+    root = Path(__file__).parents[1]
+    section = (root / "README.md").read_text("utf-8").partition("## Publish on the Hub")[2].partition("\n## ")[0]
+    commands, program = re.findall(r"```(?:python)?\n(.*?)```", section, flags=re.DOTALL)
+    (tmp_path / "scripts").symlink_to(root / "scripts")
+    torch.manual_seed(0)
+    config = VanillaTransformerConfig(
+        vocab_size=300, d_model=16, d_ff=24, num_heads=4, encoder_layers=1, decoder_layers=1
+    )
+    model = VanillaTransformerForConditionalGeneration(config)
+    model.save_pretrained(tmp_path / "runs" / "en-de")
+    texts = ["the dog likes the cat and the bird"] * 3
+    train_tokenizer(texts, 300, show_progress=False).save_pretrained(tmp_path / "runs" / "en-de")
+    for command in commands.strip().splitlines():
+        script, *options = command.removeprefix("python ").split()
+        finished = run_as_user(hub, script, *options, home=tmp_path / "home", cwd=tmp_path)
+        assert finished.returncode == 0, finished.stderr
+    assert len(hub.titles("my-name/en-de")) == 2
+    program = f"""import sys
+sys.modules["hf_vanilla"] = None
+import torch
+{program}
+torch.save(model.lm_head.weight, {str(tmp_path / "weight.pt")!r})
+"""
+    finished = run_as_user(hub, program, home=tmp_path / "home", cwd=tmp_path)
+    assert finished.returncode == 0, finished.stderr
+    assert torch.equal(torch.load(tmp_path / "weight.pt"), model.lm_head.weight)
