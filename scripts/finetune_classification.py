@@ -20,10 +20,8 @@ import logging
 import sys
 from dataclasses import dataclass, field
 
-import transformers
 from datasets import Dataset, load_dataset
 from transformers import (
-    AutoConfig,
     AutoModelForSequenceClassification,
     AutoTokenizer,
     DataCollatorWithPadding,
@@ -31,10 +29,11 @@ from transformers import (
 )
 
 import hf_vanilla  # noqa: F401  (the Auto classes learn our models)
-from hf_vanilla.command_line import check_files, check_output_dir, parse_arguments, run, show_report, write_report
+from hf_vanilla.command_line import check_files, check_output_dir, run
 from hf_vanilla.data.labelled import Labels, infer_labels, load_rows
 from hf_vanilla.metrics import ClassificationMetrics
-from hf_vanilla.training import FinetuningArguments, FinetuningTask, seeds_report, train_with_seeds
+from hf_vanilla.task_command_line import CommonTaskArguments, build_model, parse_task_arguments, train_and_report
+from hf_vanilla.training import FinetuningArguments, FinetuningTask
 
 
 logger = logging.getLogger("finetune_classification")
@@ -59,18 +58,10 @@ MAIN_SCORES = {
 
 
 @dataclass
-class TaskArguments:
+class TaskArguments(CommonTaskArguments):
     """Which model, which data, how often."""
 
-    model_name_or_path: str | None = field(
-        default=None, metadata={"help": "The pre-trained BERT and its tokenizer: a folder or a name on the Hub."}
-    )
-    from_scratch: bool = field(
-        default=False, metadata={"help": "Take size and tokenizer of that model, but random weights."}
-    )
     task_name: str | None = field(default=None, metadata={"help": f"A task of GLUE: {', '.join(GLUE)}."})
-    train_file: str | None = field(default=None, metadata={"help": "A .json(l), .csv, .tsv or .parquet file."})
-    validation_file: str | None = field(default=None, metadata={"help": "The same, for validation."})
     test_file: str | None = field(default=None, metadata={"help": "The same, scored once at the end."})
     text_column: str = field(default="text", metadata={"help": "Column of the text."})
     text_pair_column: str | None = field(default=None, metadata={"help": "Column of the second text of a pair."})
@@ -80,20 +71,19 @@ class TaskArguments:
     main_score: str | None = field(
         default=None, metadata={"help": "The score that counts: accuracy, f1, matthews, pearson, spearman, ..."}
     )
-    seeds: list[int] = field(default_factory=lambda: [42], metadata={"help": "Train once with each of these seeds."})
-    results_file: str | None = field(default=None, metadata={"help": "JSON file for scores, versions and machine."})
 
     def __post_init__(self):
-        if self.model_name_or_path is None:
-            raise ValueError("`model_name_or_path` is missing: say which BERT to fine-tune.")
+        super().__post_init__()
         if (self.task_name is None) == (self.train_file is None):
             raise ValueError("Pass either `task_name` or `train_file`.")
         if self.task_name is not None and self.task_name not in GLUE:
             raise ValueError(f"`task_name` must be one of {', '.join(GLUE)}; got {self.task_name!r}.")
         if self.train_file is not None and self.validation_file is None:
             raise ValueError("`validation_file` is missing: say what to measure on.")
-        if not self.seeds:
-            raise ValueError("`seeds` must name at least one seed.")
+
+    def needed(self):
+        """Name the options that must be given; a task of GLUE has its files on the Hub."""
+        return ("model_name_or_path",)
 
 
 def load_splits(arguments: TaskArguments) -> tuple[dict[str, Dataset], list[str]]:
@@ -136,15 +126,6 @@ def encode(splits: dict[str, Dataset], texts: list[str], labels: Labels, tokeniz
     return encoded
 
 
-def get_model(arguments: TaskArguments, labels: Labels):
-    """Load the model with a new head, or build one of the same size with random weights."""
-    fields = labels.config_fields()
-    if not arguments.from_scratch:
-        return AutoModelForSequenceClassification.from_pretrained(arguments.model_name_or_path, **fields)
-    config = AutoConfig.from_pretrained(arguments.model_name_or_path, **fields)
-    return AutoModelForSequenceClassification.from_config(config)
-
-
 def prepare(arguments: TaskArguments, training_args: FinetuningArguments) -> FinetuningTask:
     """Load the data, and say how model and trainer are made."""
     check_output_dir(training_args.output_dir)
@@ -162,7 +143,7 @@ def prepare(arguments: TaskArguments, training_args: FinetuningArguments) -> Fin
     def make_trainer(args: FinetuningArguments) -> Trainer:
         return Trainer(
             args=args,
-            model_init=lambda: get_model(arguments, labels),
+            model_init=lambda: build_model(AutoModelForSequenceClassification, arguments, **labels.config_fields()),
             data_collator=DataCollatorWithPadding(tokenizer),
             train_dataset=data["train"],
             processing_class=tokenizer,
@@ -175,14 +156,8 @@ def prepare(arguments: TaskArguments, training_args: FinetuningArguments) -> Fin
 
 def main() -> None:
     """Prepare, train once with each seed, report."""
-    arguments, training_args = parse_arguments(TaskArguments, FinetuningArguments, description=__doc__)
-    logging.basicConfig(format="%(message)s", level=logging.INFO if training_args.should_log else logging.WARNING)
-    transformers.utils.logging.set_verbosity(training_args.get_process_log_level())
-    task = prepare(arguments, training_args)
-    report = seeds_report(train_with_seeds(task, training_args, arguments.seeds), task.main_score)
-    show_report(report)
-    if arguments.results_file is not None and training_args.should_save:
-        write_report(arguments.results_file, report)
+    arguments, training_args = parse_task_arguments(TaskArguments, description=__doc__)
+    train_and_report(prepare(arguments, training_args), arguments, training_args)
 
 
 if __name__ == "__main__":

@@ -14,10 +14,8 @@ import logging
 import sys
 from dataclasses import dataclass, field
 
-import transformers
 from datasets import Dataset
 from transformers import (
-    AutoConfig,
     AutoModelForMultipleChoice,
     AutoTokenizer,
     DataCollatorForMultipleChoice,
@@ -25,41 +23,25 @@ from transformers import (
 )
 
 import hf_vanilla  # noqa: F401  (the Auto classes learn our models)
-from hf_vanilla.command_line import check_files, check_output_dir, parse_arguments, run, show_report, write_report
+from hf_vanilla.command_line import check_files, check_output_dir, run
 from hf_vanilla.data.labelled import load_rows
 from hf_vanilla.metrics import ClassificationMetrics
-from hf_vanilla.training import FinetuningArguments, FinetuningTask, seeds_report, train_with_seeds
+from hf_vanilla.task_command_line import CommonTaskArguments, build_model, parse_task_arguments, train_and_report
+from hf_vanilla.training import FinetuningArguments, FinetuningTask
 
 
 logger = logging.getLogger("finetune_multiple_choice")
 
 
 @dataclass
-class TaskArguments:
+class TaskArguments(CommonTaskArguments):
     """Which model, which data, how often."""
 
-    model_name_or_path: str | None = field(
-        default=None, metadata={"help": "The pre-trained BERT and its tokenizer: a folder or a name on the Hub."}
-    )
-    from_scratch: bool = field(
-        default=False, metadata={"help": "Take size and tokenizer of that model, but random weights."}
-    )
-    train_file: str | None = field(default=None, metadata={"help": "A .json(l) or .parquet file."})
-    validation_file: str | None = field(default=None, metadata={"help": "The same, for validation."})
     test_file: str | None = field(default=None, metadata={"help": "The same, scored once at the end."})
     text_column: str = field(default="sent1", metadata={"help": "Column of the beginning."})
     endings_column: str = field(default="endings", metadata={"help": "Column of the endings."})
     label_column: str = field(default="label", metadata={"help": "Column of the number of the right one."})
     max_length: int = field(default=128, metadata={"help": "Most tokens of beginning and ending; more is cut."})
-    seeds: list[int] = field(default_factory=lambda: [42], metadata={"help": "Train once with each of these seeds."})
-    results_file: str | None = field(default=None, metadata={"help": "JSON file for scores, versions and machine."})
-
-    def __post_init__(self):
-        for name in ("model_name_or_path", "train_file", "validation_file"):
-            if getattr(self, name) is None:
-                raise ValueError(f"`{name}` is missing.")
-        if not self.seeds:
-            raise ValueError("`seeds` must name at least one seed.")
 
 
 def encode(name: str, rows: Dataset, arguments: TaskArguments, tokenizer) -> Dataset:
@@ -79,13 +61,6 @@ def encode(name: str, rows: Dataset, arguments: TaskArguments, tokenizer) -> Dat
         for column, values in encoded.items():
             columns.setdefault(column, []).append(values)
     return Dataset.from_dict(columns)
-
-
-def get_model(arguments: TaskArguments):
-    """Load the model with a new head, or build one of the same size with random weights."""
-    if not arguments.from_scratch:
-        return AutoModelForMultipleChoice.from_pretrained(arguments.model_name_or_path)
-    return AutoModelForMultipleChoice.from_config(AutoConfig.from_pretrained(arguments.model_name_or_path))
 
 
 def prepare(arguments: TaskArguments, training_args: FinetuningArguments) -> FinetuningTask:
@@ -110,7 +85,7 @@ def prepare(arguments: TaskArguments, training_args: FinetuningArguments) -> Fin
     def make_trainer(args: FinetuningArguments) -> Trainer:
         return Trainer(
             args=args,
-            model_init=lambda: get_model(arguments),
+            model_init=lambda: build_model(AutoModelForMultipleChoice, arguments),
             data_collator=DataCollatorForMultipleChoice(tokenizer),
             train_dataset=data["train"],
             processing_class=tokenizer,
@@ -123,14 +98,8 @@ def prepare(arguments: TaskArguments, training_args: FinetuningArguments) -> Fin
 
 def main() -> None:
     """Prepare, train once with each seed, report."""
-    arguments, training_args = parse_arguments(TaskArguments, FinetuningArguments, description=__doc__)
-    logging.basicConfig(format="%(message)s", level=logging.INFO if training_args.should_log else logging.WARNING)
-    transformers.utils.logging.set_verbosity(training_args.get_process_log_level())
-    task = prepare(arguments, training_args)
-    report = seeds_report(train_with_seeds(task, training_args, arguments.seeds), task.main_score)
-    show_report(report)
-    if arguments.results_file is not None and training_args.should_save:
-        write_report(arguments.results_file, report)
+    arguments, training_args = parse_task_arguments(TaskArguments, description=__doc__)
+    train_and_report(prepare(arguments, training_args), arguments, training_args)
 
 
 if __name__ == "__main__":

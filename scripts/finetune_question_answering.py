@@ -19,9 +19,7 @@ import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import transformers
 from transformers import (
-    AutoConfig,
     AutoModelForQuestionAnswering,
     AutoTokenizer,
     DataCollatorWithPadding,
@@ -29,34 +27,21 @@ from transformers import (
 )
 
 import hf_vanilla  # noqa: F401  (the Auto classes learn our models)
-from hf_vanilla.command_line import check_files, check_output_dir, parse_arguments, run, show_report, write_report
+from hf_vanilla.command_line import check_files, check_output_dir, run
 from hf_vanilla.data.question_answering import find_answers, load_questions, tokenize_questions
 from hf_vanilla.generation.line_files import replacing_file
 from hf_vanilla.metrics.question_answering import squad_scores
-from hf_vanilla.training import (
-    FinetuningArguments,
-    FinetuningTask,
-    OrderedEvaluationTrainer,
-    seeds_report,
-    train_with_seeds,
-)
+from hf_vanilla.task_command_line import CommonTaskArguments, build_model, parse_task_arguments, train_and_report
+from hf_vanilla.training import FinetuningArguments, FinetuningTask, OrderedEvaluationTrainer
 
 
 logger = logging.getLogger("finetune_question_answering")
 
 
 @dataclass
-class TaskArguments:
+class TaskArguments(CommonTaskArguments):
     """Which model, which data, how often."""
 
-    model_name_or_path: str | None = field(
-        default=None, metadata={"help": "The pre-trained BERT and its tokenizer: a folder or a name on the Hub."}
-    )
-    from_scratch: bool = field(
-        default=False, metadata={"help": "Take size and tokenizer of that model, but random weights."}
-    )
-    train_file: str | None = field(default=None, metadata={"help": "A .json(l) or .parquet file."})
-    validation_file: str | None = field(default=None, metadata={"help": "The same, for validation."})
     max_train_questions: int | None = field(
         default=None, metadata={"help": "Train on this many questions, drawn at random, instead of all."}
     )
@@ -67,19 +52,13 @@ class TaskArguments:
     no_answer_threshold: float = field(
         default=0.0, metadata={"help": "How much more 'no answer' must score than the best answer to come first."}
     )
-    seeds: list[int] = field(default_factory=lambda: [42], metadata={"help": "Train once with each of these seeds."})
-    results_file: str | None = field(default=None, metadata={"help": "JSON file for scores, versions and machine."})
 
     def __post_init__(self):
-        for name in ("model_name_or_path", "train_file", "validation_file"):
-            if getattr(self, name) is None:
-                raise ValueError(f"`{name}` is missing.")
+        super().__post_init__()
         for name in ("max_train_questions", "max_length", "n_best", "max_answer_length"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"`{name}` must be at least 1, got {value}.")
-        if not self.seeds:
-            raise ValueError("`seeds` must name at least one seed.")
 
 
 def load_split(path: str, most: int | None = None):
@@ -88,13 +67,6 @@ def load_split(path: str, most: int | None = None):
     if most is None or most >= len(questions):
         return questions
     return questions.shuffle(seed=0).select(range(most))
-
-
-def get_model(arguments: TaskArguments):
-    """Load the model with a new head, or build one of the same size with random weights."""
-    if not arguments.from_scratch:
-        return AutoModelForQuestionAnswering.from_pretrained(arguments.model_name_or_path)
-    return AutoModelForQuestionAnswering.from_config(AutoConfig.from_pretrained(arguments.model_name_or_path))
 
 
 def write_answers(folder: Path, answers) -> None:
@@ -155,7 +127,7 @@ def prepare(arguments: TaskArguments, training_args: FinetuningArguments) -> Fin
 
         return OrderedEvaluationTrainer(
             args=args,
-            model_init=lambda: get_model(arguments),
+            model_init=lambda: build_model(AutoModelForQuestionAnswering, arguments),
             data_collator=DataCollatorWithPadding(tokenizer),
             train_dataset=windows["train"],
             eval_dataset=held_out,
@@ -168,14 +140,8 @@ def prepare(arguments: TaskArguments, training_args: FinetuningArguments) -> Fin
 
 def main() -> None:
     """Prepare, train once with each seed, report."""
-    arguments, training_args = parse_arguments(TaskArguments, FinetuningArguments, description=__doc__)
-    logging.basicConfig(format="%(message)s", level=logging.INFO if training_args.should_log else logging.WARNING)
-    transformers.utils.logging.set_verbosity(training_args.get_process_log_level())
-    task = prepare(arguments, training_args)
-    report = seeds_report(train_with_seeds(task, training_args, arguments.seeds), task.main_score)
-    show_report(report)
-    if arguments.results_file is not None and training_args.should_save:
-        write_report(arguments.results_file, report)
+    arguments, training_args = parse_task_arguments(TaskArguments, description=__doc__)
+    train_and_report(prepare(arguments, training_args), arguments, training_args)
 
 
 if __name__ == "__main__":

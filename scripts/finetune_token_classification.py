@@ -13,9 +13,7 @@ import logging
 import sys
 from dataclasses import dataclass, field
 
-import transformers
 from transformers import (
-    AutoConfig,
     AutoModelForTokenClassification,
     AutoTokenizer,
     DataCollatorForTokenClassification,
@@ -23,28 +21,21 @@ from transformers import (
 )
 
 import hf_vanilla  # noqa: F401  (the Auto classes learn our models)
-from hf_vanilla.command_line import check_files, check_output_dir, parse_arguments, run, show_report, write_report
-from hf_vanilla.data.labelled import load_rows
+from hf_vanilla.command_line import check_files, check_output_dir, run
+from hf_vanilla.data.labelled import Labels, load_rows
 from hf_vanilla.data.token_classification import tag_names, tokenize_tagged_words
 from hf_vanilla.metrics import EntityMetrics
-from hf_vanilla.training import FinetuningArguments, FinetuningTask, seeds_report, train_with_seeds
+from hf_vanilla.task_command_line import CommonTaskArguments, build_model, parse_task_arguments, train_and_report
+from hf_vanilla.training import FinetuningArguments, FinetuningTask
 
 
 logger = logging.getLogger("finetune_token_classification")
 
 
 @dataclass
-class TaskArguments:
+class TaskArguments(CommonTaskArguments):
     """Which model, which data, how often."""
 
-    model_name_or_path: str | None = field(
-        default=None, metadata={"help": "The pre-trained BERT and its tokenizer: a folder or a name on the Hub."}
-    )
-    from_scratch: bool = field(
-        default=False, metadata={"help": "Take size and tokenizer of that model, but random weights."}
-    )
-    train_file: str | None = field(default=None, metadata={"help": "A .json(l) or .parquet file."})
-    validation_file: str | None = field(default=None, metadata={"help": "The same, for validation."})
     test_file: str | None = field(default=None, metadata={"help": "The same, scored once at the end."})
     tokens_column: str = field(default="tokens", metadata={"help": "Column of the words."})
     tags_column: str = field(default="tags", metadata={"help": "Column of their tags."})
@@ -52,28 +43,6 @@ class TaskArguments:
     label_all_pieces: bool = field(
         default=False, metadata={"help": "Train on all pieces of a word and not on the first alone."}
     )
-    seeds: list[int] = field(default_factory=lambda: [42], metadata={"help": "Train once with each of these seeds."})
-    results_file: str | None = field(default=None, metadata={"help": "JSON file for scores, versions and machine."})
-
-    def __post_init__(self):
-        for name in ("model_name_or_path", "train_file", "validation_file"):
-            if getattr(self, name) is None:
-                raise ValueError(f"`{name}` is missing.")
-        if not self.seeds:
-            raise ValueError("`seeds` must name at least one seed.")
-
-
-def get_model(arguments: TaskArguments, names: list[str]):
-    """Load the model with a new head, or build one of the same size with random weights."""
-    fields = {
-        "num_labels": len(names),
-        "id2label": dict(enumerate(names)),
-        "label2id": {name: number for number, name in enumerate(names)},
-    }
-    if not arguments.from_scratch:
-        return AutoModelForTokenClassification.from_pretrained(arguments.model_name_or_path, **fields)
-    config = AutoConfig.from_pretrained(arguments.model_name_or_path, **fields)
-    return AutoModelForTokenClassification.from_config(config)
 
 
 def prepare(arguments: TaskArguments, training_args: FinetuningArguments) -> FinetuningTask:
@@ -86,6 +55,7 @@ def prepare(arguments: TaskArguments, training_args: FinetuningArguments) -> Fin
     columns = [arguments.tokens_column, arguments.tags_column]
     rows = {name: load_rows(path, columns) for name, path in files.items() if path is not None}
     names = tag_names(rows["train"][arguments.tags_column][:])
+    labels = Labels("single_label_classification", names)
     tokenizer = AutoTokenizer.from_pretrained(arguments.model_name_or_path)
     data = {
         name: tokenize_tagged_words(
@@ -105,7 +75,7 @@ def prepare(arguments: TaskArguments, training_args: FinetuningArguments) -> Fin
     def make_trainer(args: FinetuningArguments) -> Trainer:
         return Trainer(
             args=args,
-            model_init=lambda: get_model(arguments, names),
+            model_init=lambda: build_model(AutoModelForTokenClassification, arguments, **labels.config_fields()),
             data_collator=DataCollatorForTokenClassification(tokenizer),
             train_dataset=data["train"],
             processing_class=tokenizer,
@@ -118,14 +88,8 @@ def prepare(arguments: TaskArguments, training_args: FinetuningArguments) -> Fin
 
 def main() -> None:
     """Prepare, train once with each seed, report."""
-    arguments, training_args = parse_arguments(TaskArguments, FinetuningArguments, description=__doc__)
-    logging.basicConfig(format="%(message)s", level=logging.INFO if training_args.should_log else logging.WARNING)
-    transformers.utils.logging.set_verbosity(training_args.get_process_log_level())
-    task = prepare(arguments, training_args)
-    report = seeds_report(train_with_seeds(task, training_args, arguments.seeds), task.main_score)
-    show_report(report)
-    if arguments.results_file is not None and training_args.should_save:
-        write_report(arguments.results_file, report)
+    arguments, training_args = parse_task_arguments(TaskArguments, description=__doc__)
+    train_and_report(prepare(arguments, training_args), arguments, training_args)
 
 
 if __name__ == "__main__":

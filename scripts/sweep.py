@@ -27,10 +27,10 @@ import finetune_classification
 import finetune_multiple_choice
 import finetune_question_answering
 import finetune_token_classification
-import transformers
 
-from hf_vanilla.command_line import parse_arguments, run, write_report
-from hf_vanilla.training import PAPER_GRID, FinetuningArguments, search_settings
+from hf_vanilla.command_line import run, write_report
+from hf_vanilla.task_command_line import parse_task_arguments
+from hf_vanilla.training import PAPER_GRID, search_settings
 
 
 logger = logging.getLogger("sweep")
@@ -81,11 +81,9 @@ def fingerprint(*arguments) -> str:
 def main() -> None:
     """Prepare the task as its script does, search, report."""
     script = choose_task()
-    arguments, training_args, grid_args = parse_arguments(
-        script.TaskArguments, FinetuningArguments, GridArguments, description=__doc__
+    arguments, training_args, grid_args = parse_task_arguments(
+        script.TaskArguments, GridArguments, description=__doc__
     )
-    logging.basicConfig(format="%(message)s", level=logging.INFO if training_args.should_log else logging.WARNING)
-    transformers.utils.logging.set_verbosity(training_args.get_process_log_level())
     task = script.prepare(arguments, training_args)
     grid = {
         "per_device_train_batch_size": grid_args.batch_sizes,

@@ -1,0 +1,111 @@
+"""What the fine-tuning scripts share: common options, the model with its new head, and the report."""
+
+import logging
+from dataclasses import dataclass, field
+from typing import Any
+
+import transformers
+from transformers import AutoConfig, PreTrainedModel
+
+from .command_line import parse_arguments, show_report, write_report
+from .training import FinetuningArguments, FinetuningTask, seeds_report, train_with_seeds
+
+
+@dataclass
+class CommonTaskArguments:
+    """Options of every fine-tuning script.
+
+    Args:
+        model_name_or_path (`str`): The pre-trained model and its tokenizer.
+        from_scratch (`bool`): Whether to take its size and tokenizer, but random weights.
+        train_file (`str`): What to train on.
+        validation_file (`str`): What to score on.
+        seeds (`list[int]`): Seeds, each of one training.
+        results_file (`str`, *optional*): Where to write what came out.
+
+    Raises:
+        ValueError: if model, files or seeds are missing.
+    """
+
+    model_name_or_path: str | None = field(
+        default=None, metadata={"help": "The pre-trained BERT and its tokenizer: a folder or a name on the Hub."}
+    )
+    from_scratch: bool = field(
+        default=False, metadata={"help": "Take size and tokenizer of that model, but random weights."}
+    )
+    train_file: str | None = field(default=None, metadata={"help": "File to train on; above stands which kinds."})
+    validation_file: str | None = field(default=None, metadata={"help": "The same, for validation."})
+    seeds: list[int] = field(default_factory=lambda: [42], metadata={"help": "Train once with each of these seeds."})
+    results_file: str | None = field(default=None, metadata={"help": "JSON file for scores, versions and machine."})
+
+    def __post_init__(self) -> None:
+        for name in self.needed():
+            if getattr(self, name) is None:
+                raise ValueError(f"`{name}` is missing.")
+        if not self.seeds:
+            raise ValueError("`seeds` must name at least one seed.")
+
+    def needed(self) -> tuple[str, ...]:
+        """Name the options that must be given.
+
+        Returns:
+            `tuple[str, ...]`: their names.
+        """
+        return ("model_name_or_path", "train_file", "validation_file")
+
+
+def build_model(auto_class: Any, arguments: CommonTaskArguments, **fields: Any) -> PreTrainedModel:
+    """Load the model with a new head, or build one of the same size with random weights.
+
+    Args:
+        auto_class (`Any`): Such as `AutoModelForSequenceClassification`.
+        arguments (`CommonTaskArguments`): Which model, and whether from scratch.
+        **fields (`Any`): Fields of the config that the task decides, such as `num_labels`.
+
+    Returns:
+        `PreTrainedModel`: the model.
+    """
+    if not arguments.from_scratch:
+        return auto_class.from_pretrained(arguments.model_name_or_path, **fields)
+    return auto_class.from_config(AutoConfig.from_pretrained(arguments.model_name_or_path, **fields))
+
+
+def parse_task_arguments(*dataclass_types: Any, description: str | None) -> tuple[Any, ...]:
+    """Read options as [`~hf_vanilla.command_line.parse_arguments`] does, and set logging up.
+
+    Args:
+        *dataclass_types (`Any`): Dataclasses of options; [`FinetuningArguments`] comes second.
+        description (`str`, *optional*): What stands above the options in the help.
+
+    Returns:
+        `tuple[Any, ...]`: one instance of each dataclass.
+    """
+    first, *others = dataclass_types
+    parsed = parse_arguments(first, FinetuningArguments, *others, description=description)
+    training_args = parsed[1]
+    logging.basicConfig(format="%(message)s", level=logging.INFO if training_args.should_log else logging.WARNING)
+    transformers.utils.logging.set_verbosity(training_args.get_process_log_level())
+    return parsed
+
+
+def train_and_report(
+    task: FinetuningTask, arguments: CommonTaskArguments, training_args: FinetuningArguments
+) -> dict[str, Any]:
+    """Train once with each seed, tell the scores, and write them to the file of results.
+
+    Args:
+        task (`FinetuningTask`): What to learn.
+        arguments (`CommonTaskArguments`): The seeds, and where to write.
+        training_args (`FinetuningArguments`): How to train.
+
+    Returns:
+        `dict[str, Any]`: what was written, without versions and machine.
+
+    Raises:
+        ValueError: if the file can't be written.
+    """
+    report = seeds_report(train_with_seeds(task, training_args, arguments.seeds), task.main_score)
+    show_report(report)
+    if arguments.results_file is not None and training_args.should_save:
+        write_report(arguments.results_file, report)
+    return report
