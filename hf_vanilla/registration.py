@@ -1,4 +1,4 @@
-"""What the Auto classes find: for each config class the models that each Auto class loads."""
+"""What the Auto classes find: for each config class the models that each Auto class loads; and our pipelines."""
 
 from typing import Any
 
@@ -7,6 +7,7 @@ import transformers
 from .models import modeling_vanilla_bert, modeling_vanilla_transformer
 from .models.configuration_vanilla_bert import VanillaBertConfig
 from .models.configuration_vanilla_transformer import VanillaTransformerConfig
+from .pipelines import register_pipelines
 
 
 AUTO_CLASSES: dict[Any, dict[str, Any]] = {
@@ -16,7 +17,7 @@ AUTO_CLASSES: dict[Any, dict[str, Any]] = {
 
 
 def register() -> None:
-    """Make the Auto classes know every config and model of the package. Calling it again changes nothing.
+    """Make transformers know every config, model and pipeline of the package. Calling it again changes nothing.
 
     Raises:
         ValueError: if another package has taken one of the names.
@@ -25,3 +26,4 @@ def register() -> None:
         transformers.AutoConfig.register(config_class.model_type, config_class)
         for name, model_class in models.items():
             getattr(transformers, name).register(config_class, model_class)
+    register_pipelines()

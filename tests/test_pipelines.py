@@ -2,16 +2,20 @@
 
 import pytest
 import torch
+from datasets import Dataset
 from transformers import pipeline
 from transformers.utils import logging
 
 from hf_vanilla import (
     VanillaBertConfig,
     VanillaBertForMaskedLM,
+    VanillaBertForQuestionAnswering,
     VanillaBertForSequenceClassification,
     VanillaBertForTokenClassification,
     VanillaBertModel,
 )
+from hf_vanilla.data.question_answering import tokenize_questions
+from hf_vanilla.pipelines import QuestionAnsweringPipeline
 from hf_vanilla.tokenization import train_wordpiece_tokenizer
 
 
@@ -82,3 +86,71 @@ def test_a_model_without_the_head_is_warned_of(caplog, monkeypatch):
     monkeypatch.setattr(logging.get_logger("transformers"), "propagate", True)
     pipeline("text-classification", model=model, tokenizer=TOKENIZER, device=-1)
     assert "not supported" in caplog.text
+
+
+CONTEXT = "the dog likes the cat . a bird and a fish like the dog . " * 6
+QUESTIONS = ["a bird likes ?", "the dog likes ?"]
+
+
+@pytest.fixture(scope="module")
+def reader(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("reader")
+    torch.manual_seed(0)
+    config = VanillaBertConfig(
+        vocab_size=len(TOKENIZER), hidden_size=12, num_hidden_layers=1, num_attention_heads=3, intermediate_size=20,
+        initializer_range=0.7, max_position_embeddings=40,
+    )  # fmt: skip
+    VanillaBertForQuestionAnswering(config).save_pretrained(folder)
+    TOKENIZER.save_pretrained(folder)
+    return pipeline("vanilla-question-answering", model=str(folder), device=-1)
+
+
+def test_the_answer_of_a_long_context_is_the_best_of_all_windows(reader):
+    found = reader(QUESTIONS[0], CONTEXT, top_k=5, max_answer_length=4)
+    asked = Dataset.from_dict(
+        {"id": ["0"], "question": QUESTIONS[:1], "context": [CONTEXT], "answers": [{"text": [], "answer_start": []}]}
+    )
+    windows = tokenize_questions(asked, TOKENIZER, max_length=40, doc_stride=13)
+    assert len(windows) > 3
+    best = {}
+    for window in windows:
+        inputs = {name: torch.tensor([window[name]]) for name in TOKENIZER.model_input_names}
+        with torch.no_grad():
+            outputs = reader.model(**inputs)
+        start, end = outputs.start_logits[0].tolist(), outputs.end_logits[0].tolist()
+        spans = window["offset_mapping"]
+        for first in range(len(spans)):
+            for last in range(first, min(first + 4, len(spans))):
+                if min(spans[first][0], spans[last][0]) >= 0:
+                    place = spans[first][0], spans[last][1]
+                    best[place] = max(best.get(place, -99.0), start[first] + end[last])
+    (start, end), _ = max(best.items(), key=lambda item: item[1])
+    assert (found[0]["start"], found[0]["end"]) == (start, end)
+    assert found[0]["answer"] == CONTEXT[start:end]
+    assert [each["score"] for each in found] == sorted((each["score"] for each in found), reverse=True)
+    assert 0 < found[0]["score"] <= 1
+
+
+def test_one_question_and_several_and_no_answer(reader):
+    several = reader(QUESTIONS, [CONTEXT, "the cat ."])
+    assert several == [reader(QUESTIONS[0], CONTEXT), reader(QUESTIONS[1], "the cat .")]
+    texts = [each["answer"] for each in reader(QUESTIONS[1], "the cat .", top_k=20, handle_impossible_answer=True)]
+    assert texts.count("") == 1
+    assert "" not in [each["answer"] for each in reader(QUESTIONS[1], "the cat .", top_k=20)]
+    by_class = QuestionAnsweringPipeline(model=reader.model, tokenizer=reader.tokenizer)
+    assert by_class(QUESTIONS[0], CONTEXT) == several[0]
+
+
+@pytest.mark.parametrize(
+    ("question", "context", "message"),
+    [
+        (["a", "b"], ["c"], "must be equal in number"),
+        ("  ", CONTEXT, "`question` must have words, but number 1 is empty"),
+        (["a", "b"], [CONTEXT, ""], "`context` must have words, but number 2 is empty"),
+        (CONTEXT, CONTEXT, "`max_length` .40. must be more than"),
+    ],
+    ids=["number", "question", "context", "length"],
+)
+def test_bad_questions_are_named(reader, question, context, message):
+    with pytest.raises(ValueError, match=message):
+        reader(question, context)
