@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
+from safetensors import SafetensorError
 from transformers import HfArgumentParser
 
 from .generation.line_files import replacing_file
@@ -64,8 +66,8 @@ def check_output_dir(output_dir: str | None) -> None:
     Raises:
         ValueError: if there is none, or nothing can be written there.
     """
-    if output_dir is None:
-        raise ValueError("`output_dir` is missing.")
+    if not output_dir:
+        raise ValueError("`output_dir` is missing; give a folder as --output_dir.")
     folder = Path(output_dir).absolute()
     existing = next(each for each in (folder, *folder.parents) if each.exists())
     try:
@@ -73,6 +75,19 @@ def check_output_dir(output_dir: str | None) -> None:
             pass
     except OSError as error:
         raise ValueError(f"`output_dir` ({output_dir}) must be a folder that can be written to: {error}.") from error
+
+
+def check_results_file(path: str | None) -> None:
+    """Fail now rather than after hours if a file of results can't be written.
+
+    Args:
+        path (`str`, *optional*): The file, which need not exist yet.
+
+    Raises:
+        ValueError: if its folder does not exist, or it is a folder.
+    """
+    if path is not None and (not Path(path).absolute().parent.is_dir() or Path(path).is_dir()):
+        raise ValueError(f"`results_file` must be a file in a folder that exists, got {path}.")
 
 
 def check_files(**files: str | list[str] | None) -> None:
@@ -144,7 +159,7 @@ def run(main: Callable[[], None]) -> int:
     """
     try:
         main()
-    except (ValueError, TypeError, OSError, ImportError) as error:
+    except (ValueError, TypeError, OSError, ImportError, SafetensorError, StrictDataclassError) as error:
         sys.stderr.write(f"error: {error}\n")
         return 1
     except KeyboardInterrupt:

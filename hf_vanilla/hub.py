@@ -8,24 +8,26 @@ branch is read before anything else is done.
 
 import fnmatch
 import hashlib
+import io
 import os
 import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, BinaryIO, NamedTuple, TypeVar
 
 import huggingface_hub
 import transformers
-from huggingface_hub import CommitOperationAdd, CommitOperationCopy, CommitOperationDelete, HfApi, ModelCard
+from huggingface_hub import CommitOperationAdd, CommitOperationCopy, CommitOperationDelete, HfApi
 from huggingface_hub.errors import HfHubHTTPError, HTTPError
 from huggingface_hub.hf_api import RepoFile
 from safetensors import SafetensorError
 from transformers import AutoConfig, AutoTokenizer
 from transformers.utils import logging
 
-from .model_card import card_of_folder
+from .hub_trouble import is_passing, status_of
+from .model_card import CardFacts, card_of_folder
 from .registration import AUTO_CLASSES
 
 
@@ -54,10 +56,7 @@ _TOKEN = re.compile(rb"hf_[A-Za-z0-9]{30,}")
 _LONGEST_TOKEN = 200
 _CHUNK = 1 << 20
 
-# Status codes after which the same request may succeed: time-outs, too many requests, trouble of the server.
-RETRIED = (408, 429, 500, 502, 503, 504)
 ATTEMPTS = 6
-LONGEST_WAIT = 30.0  # seconds
 
 
 @dataclass(frozen=True)
@@ -87,7 +86,8 @@ def publish(
     tag: str | None = None,
     private: bool | None = None,
     commit_message: str = "Upload model",
-    card: ModelCard | None = None,
+    facts: CardFacts | None = None,
+    results: dict[str, Any] | None = None,
     with_training_state: bool = False,
     dry_run: bool = False,
     token: str | None = None,
@@ -110,13 +110,15 @@ def publish(
             Whether a repository that is made shall be private; by default as the account is set.
         commit_message (`str`):
             First line of the commit's message.
-        card (`ModelCard`, *optional*):
-            Becomes the folder's README.md, see [`~hf_vanilla.model_card.card_of_folder`]. By default one is made of
-            what the folder tells, if it has none.
+        facts (`CardFacts`, *optional*):
+            For the model card: training data, limits, licence and the like. With facts or results the card is written
+            anew, without them only where there is none.
+        results (`dict[str, Any]`, *optional*):
+            For the model card: a file of results.
         with_training_state (`bool`):
             Whether optimizer, scheduler and random states go too, to train on from. They are pickles.
         dry_run (`bool`):
-            Only write the card and find out what would be done. The Hub is read, and nothing is changed there.
+            Only find out what would be done. The Hub is read; nothing is changed, there or here.
         token (`str`, *optional*):
             By default the one that `hf auth login` or `HF_TOKEN` gave.
 
@@ -129,16 +131,31 @@ def publish(
         HfHubHTTPError: if the Hub refuses, or fails again and again.
     """
     files = check_folder(folder, with_training_state=with_training_state, token=token)
-    if card is not None or "README.md" not in files:
-        (card or card_of_folder(folder, repo_id)).save(Path(folder) / "README.md")
-        files = _files_of(Path(folder), with_training_state=with_training_state)
-    hashes = {name: _FileHash.of(Path(folder) / name) for name in files}
     api = HfApi(token=token)
+    if "/" not in repo_id:
+        repo_id = f"{_retry(api.whoami)['name']}/{repo_id}"
+    card = None
+    if facts is not None or results is not None or "README.md" not in files:
+        card = str(card_of_folder(folder, repo_id, facts, results, draw=not dry_run)).encode()
+        if _has_token(io.BytesIO(card), _secrets(token)):
+            raise ValueError(
+                "The model card would have a token of the Hub in it; take it out of `facts` or `results`."
+            )
+        if not dry_run:
+            (Path(folder) / "README.md").write_bytes(card)
+            files = _files_of(Path(folder), with_training_state=with_training_state)
+    hashes = {}
+    for name in files:
+        with (Path(folder) / name).open("rb") as file:
+            hashes[name] = _hash_of(file)
+    if card is not None:
+        hashes["README.md"] = _hash_of(io.BytesIO(card))
     if not dry_run:
-        created = _retry(lambda: api.create_repo(repo_id, private=private, exist_ok=True))
-        repo_id = created.repo_id
-    head, remote = _head_and_tree(api, repo_id, revision, may_be_missing=dry_run)
+        _retry(lambda: api.create_repo(repo_id, private=private, exist_ok=True))
+    head, remote = _retry(lambda: _head_and_tree(api, repo_id, revision, may_be_missing=dry_run))
     plan = _plan(repo_id, head, hashes, remote)
+    if tag is not None and head is not None:
+        _check_tag(api, plan, tag)
     if dry_run:
         return plan
     commit = head
@@ -152,7 +169,9 @@ def publish(
     return Publication(repo_id, commit, plan.uploaded, plan.deleted, plan.unchanged)
 
 
-def roll_back(repo_id: str, to_revision: str, *, revision: str = "main", token: str | None = None) -> Publication:
+def roll_back(
+    repo_id: str, to_revision: str, *, revision: str = "main", dry_run: bool = False, token: str | None = None
+) -> Publication:
     """Give a branch the files of an earlier commit or tag again, as one new commit. Nothing is lost: history stays.
 
     Args:
@@ -162,6 +181,8 @@ def roll_back(repo_id: str, to_revision: str, *, revision: str = "main", token: 
             Commit or tag whose files shall be there again.
         revision (`str`):
             The branch.
+        dry_run (`bool`):
+            Only find out what would be done.
         token (`str`, *optional*):
             By default the one that `hf auth login` or `HF_TOKEN` gave.
 
@@ -173,12 +194,12 @@ def roll_back(repo_id: str, to_revision: str, *, revision: str = "main", token: 
         HfHubHTTPError: if the Hub refuses, or fails again and again.
     """
     api = HfApi(token=token)
-    head, now = _head_and_tree(api, repo_id, revision)
-    source, wanted = _head_and_tree(api, repo_id, to_revision)
-    changed = tuple(sorted(name for name in wanted if now.get(name) != wanted[name]))
+    head, now = _retry(lambda: _head_and_tree(api, repo_id, revision))
+    source, wanted = _retry(lambda: _head_and_tree(api, repo_id, to_revision))
+    changed = tuple(sorted(name for name in wanted if not _same(now.get(name), wanted[name])))
     deleted = tuple(sorted(now.keys() - wanted.keys()))
     plan = Publication(repo_id, head, changed, deleted, tuple(sorted(wanted.keys() - set(changed))))
-    if not changed and not deleted:
+    if dry_run or not (changed or deleted):
         return plan
     operations: list[Any] = [CommitOperationCopy(name, name, src_revision=source) for name in changed]
     operations += [CommitOperationDelete(name) for name in deleted]
@@ -217,10 +238,12 @@ def check_folder(
             "model.safetensors (`save_pretrained` writes it)."
         )
     _check_model(root)
-    secrets = [each for each in (token, huggingface_hub.get_token()) if each]
     for name in names:
-        if _has_token(root / name, secrets):
-            raise ValueError(f"{name} has a token of the Hub in it. Remove it, and revoke it in the Hub's settings.")
+        with (root / name).open("rb") as file:
+            if _has_token(file, _secrets(token)):
+                raise ValueError(
+                    f"{name} has a token of the Hub in it. Remove it, and revoke it in the Hub's settings."
+                )
     return names
 
 
@@ -264,43 +287,47 @@ def _matches(name: str, patterns: tuple[str, ...]) -> bool:
     return any(fnmatch.fnmatch(name, pattern) for pattern in patterns)
 
 
-def _has_token(path: Path, secrets: list[str]) -> bool:
+def _secrets(token: str | None) -> list[str]:
+    """List the tokens that are in use."""
+    return [each for each in (token, huggingface_hub.get_token()) if each]
+
+
+def _has_token(file: BinaryIO, secrets: list[str]) -> bool:
     """Tell whether a file has something that looks like a token, or one of these."""
     before = b""
-    with path.open("rb") as file:
-        while chunk := file.read(_CHUNK):
-            window = before + chunk
-            if _TOKEN.search(window) or any(secret.encode() in window for secret in secrets):
-                return True
-            before = window[-_LONGEST_TOKEN:]
+    while chunk := file.read(_CHUNK):
+        window = before + chunk
+        if _TOKEN.search(window) or any(secret.encode() in window for secret in secrets):
+            return True
+        before = window[-_LONGEST_TOKEN:]
     return False
 
 
-@dataclass(frozen=True)
-class _FileHash:
-    """What identifies a file's content, here and on the Hub, which tells one of the two."""
+class _FileHash(NamedTuple):
+    """What identifies a file's content. The Hub tells one of the two: SHA-256 of files in LFS, git's of the others."""
 
     sha256: str | None
     git: str | None
 
-    @classmethod
-    def of(cls, path: Path) -> "_FileHash":
-        sha256, git = hashlib.sha256(), hashlib.sha1(b"blob %d\0" % path.stat().st_size)
-        with path.open("rb") as file:
-            while chunk := file.read(_CHUNK):
-                sha256.update(chunk)
-                git.update(chunk)
-        return cls(sha256.hexdigest(), git.hexdigest())
 
-    def __eq__(self, other: object) -> bool:
-        """Compare by SHA-256 where both have it (files in LFS), else by git's hash."""
-        if not isinstance(other, _FileHash):
-            return NotImplemented
-        if self.sha256 is not None and other.sha256 is not None:
-            return self.sha256 == other.sha256
-        return self.git is not None and self.git == other.git
+def _hash_of(file: BinaryIO) -> _FileHash:
+    """Compute both hashes in one go."""
+    size = file.seek(0, os.SEEK_END)
+    file.seek(0)
+    sha256, git = hashlib.sha256(), hashlib.sha1(b"blob %d\0" % size)
+    while chunk := file.read(_CHUNK):
+        sha256.update(chunk)
+        git.update(chunk)
+    return _FileHash(sha256.hexdigest(), git.hexdigest())
 
-    __hash__ = None  # type: ignore[assignment]
+
+def _same(one: _FileHash | None, other: _FileHash) -> bool:
+    """Compare by SHA-256 where both have it, else by git's hash."""
+    if one is None:
+        return False
+    if one.sha256 is not None and other.sha256 is not None:
+        return one.sha256 == other.sha256
+    return one.git is not None and one.git == other.git
 
 
 def _head_and_tree(
@@ -308,12 +335,12 @@ def _head_and_tree(
 ) -> tuple[str | None, dict[str, _FileHash]]:
     """Return the commit that a branch is at and what its files are."""
     try:
-        head = _retry(lambda: api.repo_info(repo_id, revision=revision).sha)
+        head = api.repo_info(repo_id, revision=revision).sha
     except HfHubHTTPError as error:
-        if may_be_missing and _status(error) == 404:
+        if may_be_missing and status_of(error) == 404:
             return None, {}
         raise
-    entries = _retry(lambda: list(api.list_repo_tree(repo_id, recursive=True, revision=head)))
+    entries = list(api.list_repo_tree(repo_id, recursive=True, revision=head))
     files = [entry for entry in entries if isinstance(entry, RepoFile)]
     return head, {
         file.path: _FileHash(file.lfs.sha256, None) if file.lfs else _FileHash(None, file.blob_id) for file in files
@@ -322,7 +349,7 @@ def _head_and_tree(
 
 def _plan(repo_id: str, head: str | None, hashes: dict[str, _FileHash], remote: dict[str, _FileHash]) -> Publication:
     """Find out what differs. Of what is only on the Hub, old weights go: they would be loaded with the new ones."""
-    uploaded = tuple(name for name in hashes if name not in remote or hashes[name] != remote[name])
+    uploaded = tuple(name for name in hashes if not _same(remote.get(name), hashes[name]))
     deleted = tuple(sorted(name for name in remote if name not in hashes and _matches(name, WEIGHT_FILES)))
     return Publication(repo_id, head, uploaded, deleted, tuple(name for name in hashes if name not in uploaded))
 
@@ -344,7 +371,7 @@ def _commit_once(
     def attempt() -> str:
         head, remote = _head_and_tree(api, plan.repo_id, revision)
         if head != plan.commit:
-            arrived = all(remote.get(name) == wanted[name] for name in plan.uploaded)
+            arrived = all(_same(remote.get(name), wanted[name]) for name in plan.uploaded)
             if arrived and not any(name in remote for name in plan.deleted):
                 return str(head)
             raise ValueError(
@@ -360,7 +387,7 @@ def _commit_once(
                 parent_commit=plan.commit,
             )
         except HfHubHTTPError as error:
-            if _status(error) == 412:  # the head has moved: the next attempt finds out who it was
+            if status_of(error) == 412:  # the head has moved: the next attempt finds out who it was
                 raise ConnectionError("the branch has moved") from error
             raise
         return str(info.oid)
@@ -368,35 +395,32 @@ def _commit_once(
     return _retry(attempt)
 
 
+def _check_tag(api: HfApi, plan: Publication, tag: str) -> None:
+    """Raise before anything is done if a tag is taken."""
+    tags = {each.name: each.target_commit for each in _retry(lambda: api.list_repo_refs(plan.repo_id).tags)}
+    if tag in tags and (tags[tag] != plan.commit or plan.uploaded or plan.deleted):
+        raise ValueError(f"`tag` {tag!r} names the commit {tags[tag]} of {plan.repo_id} already; give another one.")
+
+
 def _tag(api: HfApi, repo_id: str, commit: str, tag: str) -> None:
     """Name a commit; a tag that names it already, as after a lost answer, is as good."""
     try:
         _retry(lambda: api.create_tag(repo_id, tag=tag, revision=commit))
     except HfHubHTTPError as error:
-        if _status(error) != 409:
-            raise
-        named, _ = _head_and_tree(api, repo_id, tag)
+        named = _retry(lambda: api.repo_info(repo_id, revision=tag).sha) if status_of(error) == 409 else None
         if named != commit:
-            raise ValueError(
-                f"`tag` {tag!r} names the commit {named} already. {commit} is published all the same; give it another "
-                "tag."
-            ) from error
+            raise
 
 
 def _verify(api: HfApi, repo_id: str, commit: str, hashes: dict[str, _FileHash]) -> None:
     """Raise unless the commit has these files."""
-    _, remote = _head_and_tree(api, repo_id, commit)
-    different = sorted(name for name in hashes if remote.get(name) != hashes[name])
+    _, remote = _retry(lambda: _head_and_tree(api, repo_id, commit))
+    different = sorted(name for name in hashes if not _same(remote.get(name), hashes[name]))
     if different:
         raise ValueError(
             f"{repo_id} at {commit} is not what was sent: {', '.join(different[:3])} differ. Publish again, or take "
             "it back with `roll_back`."
         )
-
-
-def _status(error: BaseException) -> int | None:
-    """Return the status code of the Hub's answer, if it gave one."""
-    return getattr(getattr(error, "response", None), "status_code", None)
 
 
 def _retry(call: Callable[[], Result]) -> Result:
@@ -408,7 +432,7 @@ def _retry(call: Callable[[], Result]) -> Result:
         except (OSError, RuntimeError, HTTPError) as error:
             # The client wraps what happens to a large file in a RuntimeError.
             cause = error.__cause__ if type(error) is RuntimeError and error.__cause__ is not None else error
-            if attempt == ATTEMPTS or not _is_transient(cause):
+            if attempt == ATTEMPTS or not is_passing(cause):
                 raise
             wait = _seconds_to_wait(attempt, cause)
             attempt += 1
@@ -416,19 +440,11 @@ def _retry(call: Callable[[], Result]) -> Result:
             time.sleep(wait)
 
 
-def _is_transient(error: BaseException) -> bool:
-    """Tell whether the same request may succeed later: trouble of the server, or no answer at all."""
-    status = _status(error)
-    if status is not None:
-        return status in RETRIED
-    return isinstance(error, ConnectionError | TimeoutError | HTTPError) and not isinstance(error, HfHubHTTPError)
-
-
 def _seconds_to_wait(attempt: int, error: BaseException) -> float:
     """Return what the Hub asks for, else 1, 2, 4, ..."""
     headers = getattr(getattr(error, "response", None), "headers", {})
     asked = str(headers.get("Retry-After", ""))
-    return min(float(asked) if asked.isdigit() else 2.0 ** (attempt - 1), LONGEST_WAIT)
+    return float(asked) if asked.isdigit() else 2.0 ** (attempt - 1)
 
 
 def _first_line(error: BaseException) -> str:

@@ -40,6 +40,7 @@ TASKS = {
     "AutoModelForTokenClassification": "token-classification",
     "AutoModelForQuestionAnswering": "question-answering",
     "AutoModelForMultipleChoice": "multiple-choice",
+    "AutoModelForNextSentencePrediction": "text-classification",
 }
 
 
@@ -132,6 +133,7 @@ def model_card(
         ]
         or None,
     )
+    parameters = parameters or int(results.get("parameters") or results.get("notes", {}).get("parameters", 0))
     size = f" {parameters:,} parameters." if parameters else ""
     return ModelCard.from_template(
         data,
@@ -151,9 +153,14 @@ def model_card(
 
 
 def card_of_folder(
-    folder: str | os.PathLike[str], repo_id: str, facts: CardFacts | None = None, results: dict[str, Any] | None = None
+    folder: str | os.PathLike[str],
+    repo_id: str,
+    facts: CardFacts | None = None,
+    results: dict[str, Any] | None = None,
+    *,
+    draw: bool = True,
 ) -> ModelCard:
-    """Write the card of a model's folder out of what lies there; draw its training curve if that is possible.
+    """Make the card of a model's folder out of what lies there.
 
     Args:
         folder (`str`):
@@ -164,11 +171,21 @@ def card_of_folder(
             What the folder does not tell.
         results (`dict[str, Any]`, *optional*):
             A file of results.
+        draw (`bool`):
+            Whether to draw the training curve into the folder, if there is one to draw and matplotlib is installed.
 
     Returns:
         `ModelCard`: the card, which is not written yet.
+
+    Raises:
+        ValueError: if the folder's model is of another family than this package's.
     """
     config = AutoConfig.from_pretrained(folder, local_files_only=True)
+    if config.model_type not in PAPERS:
+        raise ValueError(
+            f"`folder` must have a model of type {' or '.join(PAPERS)}, got {config.model_type}; write its README.md "
+            "yourself."
+        )
     names = {model_class.__name__: name for name, model_class in config.auto_classes().items()}
     auto_class = names.get(next(iter(config.architectures or []), ""), "AutoModel")
     facts = facts or CardFacts(title=repo_id.split("/")[-1])
@@ -178,7 +195,7 @@ def card_of_folder(
         model_type=config.model_type,
         auto_class=auto_class if auto_class in TASKS else "AutoModel",
         results=results,
-        has_curve=_draw_curve(Path(folder)),
+        has_curve=_draw_curve(Path(folder)) if draw else (Path(folder) / CURVE).is_file(),
     )
 
 
@@ -197,15 +214,16 @@ def figures_of(results: dict[str, Any]) -> list[tuple[str, str, float]]:
         return [(dataset, SCORES[name], results[name]) for name in ("bleu", "chrf")]
     if "files" in results:
         return [
-            (dataset, SCORES[name], figures[name])
+            (Path(dataset).name, SCORES[name], figures[name])
             for dataset, figures in results["files"].items()
             for name in ("mlm_loss", "mlm_accuracy", "nsp_accuracy")
             if name in figures
         ]
     score = results.get("main_score", "")
     seeds = len(results.get("seeds", ()))
+    of = f", median of {seeds} seeds" if seeds > 1 else ""
     return [
-        (dataset, f"{score}, median of {seeds} seeds", round(figures["median"], 4))
+        (dataset, f"{score}{of}", round(figures["median"], 4))
         for dataset, figures in results.get("summary", {}).items()
     ]
 
@@ -233,7 +251,7 @@ def _draw_curve(folder: Path) -> bool:
     try:
         from .visualization import plot_training_curve
 
-        figure = plot_training_curve(json.loads(state.read_text(encoding="utf-8"))["log_history"])
+        figure = plot_training_curve(json.loads(state.read_text(encoding="utf-8")).get("log_history", []))
     except (ImportError, ValueError) as error:
         logger.warning(f"The card has no training curve: {error}")
         return False

@@ -7,8 +7,11 @@ from typing import Any
 import transformers
 from transformers import AutoConfig, PreTrainedModel
 
-from .command_line import parse_arguments, show_report, write_report
+from .command_line import check_results_file, parse_arguments, show_report, write_report
 from .training import FinetuningArguments, FinetuningTask, seeds_report, train_with_seeds
+
+
+SHORTEST = 4  # tokens: one of each text of a pair between the special ones
 
 
 @dataclass
@@ -41,9 +44,15 @@ class CommonTaskArguments:
     def __post_init__(self) -> None:
         for name in self.needed():
             if getattr(self, name) is None:
-                raise ValueError(f"`{name}` is missing.")
-        if not self.seeds:
-            raise ValueError("`seeds` must name at least one seed.")
+                raise ValueError(f"`{name}` is missing; give it as --{name}.")
+        if not self.seeds or min(self.seeds) < 0 or len(set(self.seeds)) < len(self.seeds):
+            raise ValueError(f"`seeds` must be one or several different numbers from 0, got {self.seeds}.")
+        longest = getattr(self, "max_length", SHORTEST)
+        if longest < SHORTEST:
+            raise ValueError(
+                f"`max_length` must be at least {SHORTEST}, for a word and the special tokens; got {longest}."
+            )
+        check_results_file(self.results_file)
 
     def needed(self) -> tuple[str, ...]:
         """Name the options that must be given.

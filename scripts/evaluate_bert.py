@@ -19,12 +19,13 @@ from transformers import AutoModelForPreTraining, AutoTokenizer, DataCollatorFor
 from transformers.utils import logging
 
 import hf_vanilla  # noqa: F401  (the Auto classes learn our models)
-from hf_vanilla.command_line import check_files, parse_arguments, run, write_report
+from hf_vanilla.command_line import check_files, check_results_file, parse_arguments, run, write_report
 from hf_vanilla.data import build_pretraining_dataset, load_documents, mask_statically
 from hf_vanilla.metrics import PretrainingMetrics
 from hf_vanilla.training import VanillaTrainer, VanillaTrainingArguments
 
 
+TOKEN_HEAD = "cls.predictions."
 NEXT_SENTENCE_HEAD = "cls.seq_relationship.weight"
 
 
@@ -94,8 +95,13 @@ def main() -> None:
     (arguments,) = parse_arguments(EvaluationArguments, description=__doc__)
     logging.set_verbosity_error()
     check_files(files=arguments.files)
+    check_results_file(arguments.results_file)
     tokenizer = AutoTokenizer.from_pretrained(arguments.model)
     model, loading = AutoModelForPreTraining.from_pretrained(arguments.model, output_loading_info=True)
+    if any(name.startswith(TOKEN_HEAD) for name in loading["missing_keys"]):
+        raise ValueError(
+            f"`model` must have a head for masked tokens, but {arguments.model} has none; give the pre-trained model."
+        )
     with_next_sentence = NEXT_SENTENCE_HEAD not in loading["missing_keys"]
     figures = {
         path: measure(model, tokenizer, path, arguments, with_next_sentence=with_next_sentence)

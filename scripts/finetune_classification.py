@@ -146,6 +146,7 @@ def prepare(arguments: TaskArguments, training_args: FinetuningArguments) -> Fin
             model_init=lambda: build_model(AutoModelForSequenceClassification, arguments, **labels.config_fields()),
             data_collator=DataCollatorWithPadding(tokenizer),
             train_dataset=data["train"],
+            eval_dataset=data["validation"],
             processing_class=tokenizer,
             compute_metrics=ClassificationMetrics(labels.problem_type),
         )

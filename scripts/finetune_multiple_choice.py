@@ -5,7 +5,7 @@ r"""Fine-tune BERT to choose the right ending, from any checkpoint or from nothi
         --train_file train.jsonl --validation_file val.jsonl --output_dir runs/endings
 
 Each row of the files (.json, .jsonl, .parquet, perhaps .gz) has a beginning (`sent1`), a list of `endings`, and as
-`label` the number of the right one, from 0, as SWAG and its like. With --seeds the training is repeated, and the
+`label` the number of the right one, from 0. With --seeds the training is repeated, and the
 median, best and worst accuracy is told. --from_scratch starts from random weights of the same size, to see what
 pre-training gives. All options may also stand in one JSON file.
 """
@@ -52,10 +52,14 @@ def encode(name: str, rows: Dataset, arguments: TaskArguments, tokenizer) -> Dat
         beginning, endings, label = (
             row[column] for column in (arguments.text_column, arguments.endings_column, arguments.label_column)
         )
+        if not isinstance(endings, list) or not all(isinstance(each, str) for each in endings):
+            raise ValueError(f"{name}, row {number}: the endings must be a list of strings, got {endings!r}.")
         if len(endings) != choices:
             raise ValueError(f"{name}, row {number}: there must be {choices} endings as in row 1, got {len(endings)}.")
-        if not 0 <= int(label) < choices:
-            raise ValueError(f"{name}, row {number}: the label must be in [0, {choices}), got {label}.")
+        if not isinstance(label, int) or not 0 <= label < choices:
+            raise ValueError(
+                f"{name}, row {number}: the label must be a whole number in [0, {choices}), got {label!r}."
+            )
         encoded = tokenizer([beginning] * choices, endings, truncation=True, max_length=arguments.max_length)
         columns["labels"].append(int(label))
         for column, values in encoded.items():
@@ -88,6 +92,7 @@ def prepare(arguments: TaskArguments, training_args: FinetuningArguments) -> Fin
             model_init=lambda: build_model(AutoModelForMultipleChoice, arguments),
             data_collator=DataCollatorForMultipleChoice(tokenizer),
             train_dataset=data["train"],
+            eval_dataset=data["validation"],
             processing_class=tokenizer,
             compute_metrics=ClassificationMetrics("single_label_classification"),
         )

@@ -78,6 +78,7 @@ def prepare(arguments: TaskArguments, training_args: FinetuningArguments) -> Fin
             model_init=lambda: build_model(AutoModelForTokenClassification, arguments, **labels.config_fields()),
             data_collator=DataCollatorForTokenClassification(tokenizer),
             train_dataset=data["train"],
+            eval_dataset=data["validation"],
             processing_class=tokenizer,
             compute_metrics=EntityMetrics(names),
         )

@@ -16,16 +16,16 @@ To go back to an earlier state, as one new commit:
     python scripts/push_to_hub.py --repo_id my-name/my-bert --roll_back_to v0.9
 """
 
+import dataclasses
 import json
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
-
-from huggingface_hub import ModelCard
+from typing import Any
 
 from hf_vanilla import publish, roll_back
 from hf_vanilla.command_line import check_files, parse_arguments, run
-from hf_vanilla.model_card import CardFacts, card_of_folder
+from hf_vanilla.model_card import CardFacts
 
 
 @dataclass
@@ -50,27 +50,37 @@ class PushArguments:
 
     def __post_init__(self):
         if (self.folder is None) == (self.roll_back_to is None):
-            raise ValueError("Pass either `folder` or `roll_back_to`.")
+            raise ValueError("Pass either `folder` or `roll_back_to`, and not both.")
+        for name in ("tag", "private", "card", "results", "with_training_state"):
+            if self.roll_back_to is not None and getattr(self, name):
+                raise ValueError(f"`{name}` has no effect with `roll_back_to`; leave it out.")
 
 
-def get_card(arguments: PushArguments) -> ModelCard | None:
-    """Fill the model card, if there is something to fill it with."""
-    if arguments.card is None and arguments.results is None:
-        return None
+def read_facts(arguments: PushArguments) -> tuple[CardFacts | None, dict[str, Any] | None]:
+    """Read what the model card is to say."""
     check_files(card=arguments.card, results=arguments.results)
     facts, results = (
-        json.loads(Path(path).read_text(encoding="utf-8")) if path is not None else {}
+        None if path is None else json.loads(Path(path).read_text(encoding="utf-8"))
         for path in (arguments.card, arguments.results)
     )
-    return card_of_folder(str(arguments.folder), arguments.repo_id, CardFacts(**facts), results)
+    if facts is None:
+        return None, results
+    known = [each.name for each in dataclasses.fields(CardFacts)]
+    for name in facts:
+        if name not in known:
+            raise ValueError(f"`card` must have the fields {', '.join(known)}; got {name!r}.")
+    return CardFacts(**facts), results
 
 
 def main() -> None:
     """Publish or go back, and tell what was done."""
     (arguments,) = parse_arguments(PushArguments, description=__doc__)
     if arguments.roll_back_to is not None:
-        done = roll_back(arguments.repo_id, arguments.roll_back_to, revision=arguments.revision)
+        done = roll_back(
+            arguments.repo_id, arguments.roll_back_to, revision=arguments.revision, dry_run=arguments.dry_run
+        )
     else:
+        facts, results = read_facts(arguments)
         done = publish(
             arguments.folder,
             arguments.repo_id,
@@ -78,7 +88,8 @@ def main() -> None:
             tag=arguments.tag,
             private=arguments.private,
             commit_message=arguments.commit_message,
-            card=get_card(arguments),
+            facts=facts,
+            results=results,
             with_training_state=arguments.with_training_state,
             dry_run=arguments.dry_run,
         )
@@ -86,7 +97,7 @@ def main() -> None:
         for name in names:
             print(f"{sign} {name}")
     if arguments.dry_run:
-        print(f"Nothing was done: that is what would go to {done.repo_id} ({arguments.revision}).")
+        print(f"Nothing was done: that is what would change in {done.repo_id} ({arguments.revision}).")
     else:
         print(f"{done.repo_id} ({arguments.revision}) is at {done.commit}.")
 

@@ -30,7 +30,7 @@ import finetune_token_classification
 
 from hf_vanilla.command_line import run, write_report
 from hf_vanilla.task_command_line import parse_task_arguments
-from hf_vanilla.training import PAPER_GRID, search_settings
+from hf_vanilla.training import PAPER_GRID, command_of_process, search_settings
 
 
 logger = logging.getLogger("sweep")
@@ -41,8 +41,13 @@ TASKS = {
     "multiple_choice": finetune_multiple_choice,
     "question_answering": finetune_question_answering,
 }
-# Options that change where things go and not what is found.
-PLACES = ("output_dir", "results_file", "logging_dir")
+SETTINGS = {
+    "per_device_train_batch_size": "batch_sizes",
+    "learning_rate": "learning_rates",
+    "num_train_epochs": "epochs",
+}
+# Options that change where things go and what is told, and not what is found.
+PLACES = ("output_dir", "results_file", "disable_tqdm", "logging_steps", "logging_strategy", "log_level")
 
 
 @dataclass
@@ -73,9 +78,18 @@ def choose_task():
 
 
 def fingerprint(*arguments) -> str:
-    """Name a search after all that decides its scores, so that another one in the same folder starts anew."""
-    fields = [(name, repr(value)) for each in arguments for name, value in dataclasses.asdict(each).items()]
-    return hashlib.sha256(json.dumps([pair for pair in fields if pair[0] not in PLACES]).encode()).hexdigest()[:16]
+    """Name a search after all that decides its scores, so that another one in the same folder starts anew.
+
+    Grid and seeds belong to it. Of files and of a model's folder, size and time of change count too.
+    """
+    fields = {name: value for each in arguments for name, value in dataclasses.asdict(each).items()}
+    stamps = []
+    for value in fields.values():
+        path = Path(value) if isinstance(value, str) else None
+        for file in [path, *path.glob("*.safetensors")] if path is not None and path.exists() else []:
+            stamps.append([file.name, file.stat().st_size, file.stat().st_mtime_ns] if file.is_file() else [])
+    decisive = [[name, repr(value)] for name, value in fields.items() if name not in PLACES]
+    return hashlib.sha256(json.dumps([decisive, stamps]).encode()).hexdigest()[:16]
 
 
 def main() -> None:
@@ -84,12 +98,12 @@ def main() -> None:
     arguments, training_args, grid_args = parse_task_arguments(
         script.TaskArguments, GridArguments, description=__doc__
     )
+    given = {word.partition("=")[0].strip("-").replace("-", "_") for word in sys.argv if word.startswith("--")}
+    for single, several in SETTINGS.items():
+        if single in given:
+            raise ValueError(f"`{single}` is what is searched for; give the values to try as --{several}.")
     task = script.prepare(arguments, training_args)
-    grid = {
-        "per_device_train_batch_size": grid_args.batch_sizes,
-        "learning_rate": grid_args.learning_rates,
-        "num_train_epochs": grid_args.epochs,
-    }
+    grid = {single: getattr(grid_args, several) for single, several in SETTINGS.items()}
     folder = Path(training_args.output_dir)
     folder.mkdir(parents=True, exist_ok=True)
     ranking = search_settings(
@@ -107,8 +121,8 @@ def main() -> None:
         scores = ", ".join(f"{which} {found[which]:.4f}" for which in ("median", "best", "worst"))
         sys.stderr.write(f"{place}. {task.main_score} {scores}: {options}\n")
     if arguments.results_file is not None:
-        command = " ".join(["python", *sys.argv])
-        write_report(arguments.results_file, {"main_score": task.main_score, "settings": ranking, "command": command})
+        report = {"main_score": task.main_score, "settings": ranking, "command": command_of_process()}
+        write_report(arguments.results_file, report)
 
 
 if __name__ == "__main__":

@@ -27,13 +27,11 @@ class CardsArguments:
 def make_card(folder: Path, name: str, entry: dict) -> str:
     """Fill the card of one recipe."""
     results = json.loads((folder / "results" / entry["results"]).read_text(encoding="utf-8"))
-    parameters = results.get("parameters") or int(results.get("notes", {}).get("parameters", 0))
     card = model_card(
         CardFacts(**entry["facts"]),
         f"my-name/{name}",
         model_type=entry["model_type"],
         auto_class=entry["auto_class"],
-        parameters=parameters or None,
         results=results,
     )
     return str(card)

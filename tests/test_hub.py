@@ -16,7 +16,7 @@ import transformers
 from datasets import Dataset
 from hub_server import TOKEN, git_hash
 from huggingface_hub import HfApi, constants
-from huggingface_hub.errors import HfHubHTTPError
+from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
 from safetensors.torch import load_file, save_file
 from transformers import Trainer, TrainingArguments
 
@@ -28,6 +28,7 @@ from hf_vanilla import (
     VanillaTransformerForConditionalGeneration,
 )
 from hf_vanilla.hub import ATTEMPTS, check_folder, publish, roll_back
+from hf_vanilla.model_card import CardFacts
 from hf_vanilla.tokenization import train_tokenizer, train_wordpiece_tokenizer
 from hf_vanilla.training import VanillaTrainer, VanillaTrainingArguments
 
@@ -142,13 +143,17 @@ def test_what_is_there_is_not_sent_again(hub, folder):
 
 
 def test_a_dry_run_changes_nothing(hub, folder):
-    plan = publish(folder, REPO, dry_run=True)
-    assert plan.commit is None
-    assert "model.safetensors" in plan.uploaded
+    before = sorted(folder.iterdir())
+    plan = publish(folder, "tiny", dry_run=True)
+    assert (plan.commit, plan.repo_id) == (None, REPO)
+    assert {"model.safetensors", "README.md"} <= set(plan.uploaded)
+    assert sorted(folder.iterdir()) == before
     assert {each["method"] for each in hub.ask("/test/log")} == {"GET"}
     publish(folder, REPO)
     (folder / "config.json").write_text((folder / "config.json").read_text() + "\n")
     assert publish(folder, REPO, dry_run=True).uploaded == ("config.json",)
+    assert len(hub.titles()) == 2
+    assert roll_back(REPO, "main", dry_run=True).uploaded == ()
     assert len(hub.titles()) == 2
 
 
@@ -264,7 +269,30 @@ def test_a_tag_is_not_moved(hub, folder):
     with pytest.raises(ValueError, match="`tag` 'v1' names the commit .* already"):
         publish(folder, REPO, tag="v1")
     assert hub.api.repo_info(REPO, revision="v1").sha == first.commit
-    assert_published(hub, folder, commits=2)
+    assert len(hub.titles()) == 2  # it was found out before the commit
+    assert publish(folder, REPO, tag="v2").uploaded == ("notes.txt",)
+
+
+def test_a_card_with_a_token_is_not_written(hub, folder):
+    results = {"summary": {}, "command": "python train.py --hub_token " + "hf_" + "Z" * 35}
+    with pytest.raises(ValueError, match="The model card would have a token"):
+        publish(folder, REPO, results=results)
+    assert not (folder / "README.md").exists()
+    assert hub.ask("/test/log") == []
+
+
+def test_the_card_names_the_whole_repository(hub, folder):
+    publish(folder, "tiny")
+    assert f'from_pretrained("{REPO}")' in (folder / "README.md").read_text()
+    publish(folder, "tiny", facts=CardFacts(title="Other words"))
+    assert "# Other words" in (folder / "README.md").read_text()
+
+
+def test_offline_is_told_at_once(hub, folder, waits, monkeypatch):
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    with pytest.raises(OfflineModeIsEnabled):
+        publish(folder, REPO)
+    assert waits == []
 
 
 def test_a_wrong_hash_is_found(hub, folder):

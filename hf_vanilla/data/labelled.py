@@ -1,12 +1,14 @@
 """Labelled rows for fine-tuning, from local files or the Hub, and the labels that are in them."""
 
 import csv
+import math
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from datasets import Dataset, load_dataset
+from datasets.exceptions import DatasetGenerationError
 
 from .text_files import kind_of_file, read_json_objects, read_lines
 
@@ -38,8 +40,14 @@ def load_rows(path: str | os.PathLike[str], columns: Sequence[str]) -> Dataset:
         raise FileNotFoundError(f"There is no file {path}.")
     kind = kind_of_file(path)
     if kind == ".parquet":
-        table = load_dataset("parquet", data_files=path, split="train")
+        table = _read_parquet(path)
         _check_columns(columns, table.column_names, path)
+        if not len(table):
+            raise ValueError(f"{path} must have at least one row, but has none.")
+        for column in columns:
+            if table.data.column(column).null_count:
+                row = next(number for number, value in enumerate(table[column][:], start=1) if value is None)
+                raise ValueError(f"{path}, row {row}: {column!r} must have a value, but has none.")
         return table.select_columns(list(columns))
     if kind not in (".json", ".jsonl", ".csv", ".tsv"):
         raise ValueError(f"{path} must end in .json, .jsonl, .csv, .tsv or .parquet (the first four perhaps in .gz).")
@@ -48,7 +56,7 @@ def load_rows(path: str | os.PathLike[str], columns: Sequence[str]) -> Dataset:
     for _, where, row in rows:
         _check_columns(columns, list(row), where)
         for column in columns:
-            if row[column] is None:
+            if row[column] is None or row[column] == "":
                 raise ValueError(f"{where}: {column!r} must have a value, but has none.")
             found[column].append(row[column])
     if not found[columns[0]]:
@@ -102,10 +110,13 @@ class Labels:
             ValueError: if a label is none of the known ones; its row is named.
         """
         if self.problem_type == REGRESSION:
-            return [float(label) for label in labels]
+            return [_number(label, f"{where}, row {row}") for row, label in enumerate(labels, start=1)]
         numbers = {name: number for number, name in enumerate(self.names)}
         encoded: list[Any] = []
         for row, label in enumerate(labels, start=1):
+            if isinstance(label, list) != (self.problem_type == MULTI_LABEL):
+                wanted = "a list of labels" if self.problem_type == MULTI_LABEL else "one label"
+                raise ValueError(f"{where}, row {row}: must have {wanted}, as the training data, got {label!r}.")
             given = [str(each) for each in (label if isinstance(label, list) else [label])]
             for name in given:
                 if name not in numbers:
@@ -135,12 +146,9 @@ def infer_labels(labels: Sequence[Any], *, regression: bool = False) -> Labels:
     Raises:
         ValueError: if there is only one class, or a regression has a label that is no number.
     """
-    if regression or all(isinstance(label, float) for label in labels):
+    if regression or all(_is_fraction(label) for label in labels):
         for row, label in enumerate(labels, start=1):
-            try:
-                float(label)
-            except (TypeError, ValueError):
-                raise ValueError(f"Row {row}: a label of a regression must be a number, got {label!r}.") from None
+            _number(label, f"Row {row}")
         return Labels(REGRESSION, ["score"])
     is_multi = isinstance(labels[0], list)
     values = {each for label in labels for each in label} if is_multi else set(labels)
@@ -148,6 +156,36 @@ def infer_labels(labels: Sequence[Any], *, regression: bool = False) -> Labels:
     if len(names) < 2 and not is_multi:
         raise ValueError(f"There must be at least two classes to tell apart, got only {', '.join(names)}.")
     return Labels(MULTI_LABEL if is_multi else SINGLE_LABEL, names)
+
+
+def _read_parquet(path: str) -> Dataset:
+    """Read a table, which may have no rows."""
+    try:
+        return load_dataset("parquet", data_files=path, split="train")
+    except DatasetGenerationError as error:
+        raise ValueError(f"{path} must be a Parquet file with rows: {error.__cause__ or error}.") from None
+
+
+def _is_fraction(label: Any) -> bool:
+    """Tell whether a label is a number with a fraction, also one that a table has as a string: 2.5 or "2.0"."""
+    if isinstance(label, str) and "." in label:
+        try:
+            float(label)
+        except ValueError:
+            return False
+        return True
+    return isinstance(label, float)
+
+
+def _number(label: Any, where: str) -> float:
+    """Return the number that a label is."""
+    try:
+        number = float(label)
+    except (TypeError, ValueError):
+        number = math.nan
+    if not math.isfinite(number):
+        raise ValueError(f"{where}: a label of a regression must be a number, got {label!r}.")
+    return number
 
 
 def _natural_order(value: Any) -> tuple[int, float, str]:

@@ -11,6 +11,8 @@ Departure from the authors' `create_pretraining_data`: a short target length is 
 document, so that short examples are the 10 % of all that the paper tells of.
 """
 
+import itertools
+import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -24,6 +26,9 @@ from .documents import split_sentences
 
 
 logger = logging.get_logger(__name__)
+
+# Part of the cache's key: to be raised when other examples come from the same documents.
+BUILDER_VERSION = 2
 
 Sentences = list[list[int]]  # one document: the token ids of each sentence
 
@@ -97,10 +102,11 @@ def build_pretraining_dataset(
         groups = documents.select_columns(["text"]).batch(DOCUMENTS_OF_A_GROUP)
         pairs = groups.map(builder, batched=True, batch_size=1, with_indices=True, remove_columns=["text"])
         return pairs.remove_columns(["cut_tokens"]).cast(_without_counts())
-    if len(documents) < 2:
+    with_text = itertools.islice((text for text in documents["text"] if text and text.strip()), 2)
+    if (count := sum(1 for _ in with_text)) < 2:
         raise ValueError(
-            f"`documents` must be at least 2 for next-sentence prediction, got {len(documents)}: a random segment has "
-            "to come from another document. Separate documents with blank lines, or train on masked tokens alone."
+            f"`documents` must be at least 2 for next-sentence prediction, got {count} with text: a random segment "
+            "has to come from another document. Separate documents with blank lines, or train on masked tokens alone."
         )
     groups = documents.select_columns(["text"]).batch(_group_size(len(documents)))
     pairs = groups.map(
@@ -283,8 +289,17 @@ class _SentenceTokenizer:
 
     def settings(self) -> list[Any]:
         """Return all that the result depends on, besides the documents."""
-        backend = self.tokenizer.backend_tokenizer
-        return [type(self).__name__, backend.model.__getstate__(), str(backend.normalizer), self.max_length]
+        backend = json.loads(self.tokenizer.backend_tokenizer.to_str())
+        for name in ("truncation", "padding"):  # which every call sets
+            backend.pop(name, None)
+        return [
+            type(self).__name__,
+            BUILDER_VERSION,
+            json.dumps(backend, sort_keys=True),
+            self.start,
+            self.end,
+            self.max_length,
+        ]
 
     def sentences_of(self, texts: list[str]) -> list[Sentences]:
         """Tokenize texts sentence by sentence. What looks like a special token in them is text."""
@@ -365,8 +380,9 @@ class _PairBuilder(_SentenceTokenizer):
                 other = (number + 1 + int(generator.integers(len(documents) - 1))) % len(documents)
                 second = _random_segment(documents[other], target - len(first), generator)
                 stop = middle  # what was not used is put back
-            elif stop - start == 1:  # a stream's last document, alone and at its last sentence
-                return
+            elif stop - start == 1:  # nothing follows within the target, and there is no other document to draw from
+                start = stop
+                continue
             else:
                 is_random = False
                 second = [token for sentence in document[middle:stop] for token in sentence]
@@ -510,7 +526,9 @@ def _check_settings(
 def _report(pairs: Dataset, documents: int, max_length: int) -> None:
     """Tell what became of the documents, and raise if every pair is random."""
     labels = np.asarray(pairs.data.column("next_sentence_label"))
-    if not len(labels) or labels.all():
+    if not len(labels):
+        raise ValueError("`documents` must have text to make pairs of, but all of them are empty.")
+    if labels.all():
         raise ValueError(
             "`documents` must have documents of several sentences for next-sentence prediction, but each has a single "
             "one. Put the sentences of a document together, or train on masked tokens alone."

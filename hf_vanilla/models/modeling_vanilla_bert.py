@@ -1,4 +1,4 @@
-"""BERT, the bidirectional encoder of Devlin et al. 2018, with its two pre-training and five fine-tuning heads.
+"""BERT, the bidirectional encoder of Devlin et al. 2018, with its two pre-training and four fine-tuning heads.
 
       [CLS]  my  dog  [MASK]  [SEP]  he  likes  play  ##ing  [SEP]      tokens
         A     A   A     A       A    B     B     B      B      B        segments

@@ -1,5 +1,6 @@
 """Fine-tuning as the paper does it: a few epochs over labelled data, several seeds, and what came of them."""
 
+import shlex
 import statistics
 import sys
 from collections.abc import Callable, Sequence
@@ -116,6 +117,7 @@ def train_with_seeds(
         changes: dict[str, Any] = {"output_dir": str(Path(str(args.output_dir)) / f"seed-{seed}"), "seed": seed}
         trainer = task.make_trainer(replace(args, **changes))
         trainer.train()
+        trainer.save_model()  # before it is scored, so that no error there loses it
         results[str(seed)] = {
             name: {
                 score.removeprefix("eval_"): value
@@ -124,7 +126,6 @@ def train_with_seeds(
             }
             for name, dataset in task.evaluation_sets.items()
         }
-        trainer.save_model()
     return results
 
 
@@ -141,8 +142,10 @@ def summarise_seeds(results: dict[str, dict[str, dict[str, float]]], main_score:
         `dict[str, dict[str, float]]`: for each evaluation set `median`, `best` and `worst`.
 
     Raises:
-        ValueError: if there is no such score.
+        ValueError: if there is no such score, or no result.
     """
+    if not results:
+        raise ValueError("`results` must have those of at least one seed, got none.")
     summary = {}
     for name, scores in next(iter(results.values())).items():
         if main_score not in scores:
@@ -151,6 +154,19 @@ def summarise_seeds(results: dict[str, dict[str, dict[str, float]]], main_score:
         best, worst = (min, max) if main_score in LOSSES else (max, min)
         summary[name] = {"median": statistics.median(values), "best": best(values), "worst": worst(values)}
     return summary
+
+
+def command_of_process() -> str:
+    """Return the command that started this process, for a file of results; a token of the Hub is left out.
+
+    Returns:
+        `str`: as it can be typed again.
+    """
+    words = (
+        ["python", *sys.orig_argv[sys.orig_argv.index(sys.argv[0]) :]] if sys.argv[0] in sys.orig_argv else sys.argv
+    )
+    hidden = {number + 1 for number, word in enumerate(words) if word.strip("-").replace("-", "_") == "hub_token"}
+    return shlex.join("..." if number in hidden else word for number, word in enumerate(words))
 
 
 def seeds_report(results: dict[str, dict[str, dict[str, float]]], main_score: str) -> dict[str, Any]:
@@ -169,5 +185,5 @@ def seeds_report(results: dict[str, dict[str, dict[str, float]]], main_score: st
         "main_score": main_score,
         "summary": summarise_seeds(results, main_score),
         "seeds": results,
-        "command": " ".join(["python", *sys.argv]),
+        "command": command_of_process(),
     }

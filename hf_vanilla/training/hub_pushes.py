@@ -4,15 +4,14 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from huggingface_hub.errors import HfHubHTTPError, HTTPError
+from huggingface_hub.errors import HTTPError
 from transformers import Trainer
 from transformers.utils import logging
 
+from ..hub_trouble import is_passing
+
 
 logger = logging.get_logger(__name__)
-
-TOO_MANY_REQUESTS = 429
-SERVER_ERRORS = range(500, 600)
 
 
 class PatientPushes(Trainer):
@@ -33,26 +32,26 @@ class PatientPushes(Trainer):
                 Whether a new repository shall be private.
 
         Raises:
-            HfHubHTTPError: if the Hub refuses.
+            HfHubHTTPError: if the Hub refuses before the first step.
         """
         self.push_in_progress: Any = None
         try:
             super().init_hf_repo(token=token, private=private)
-        except HfHubHTTPError as error:
-            if error.response.status_code != TOO_MANY_REQUESTS and error.response.status_code not in SERVER_ERRORS:
+        except (OSError, HTTPError) as error:
+            if not is_passing(error):
                 raise
-            self._tell(error)
-        except (HTTPError, ConnectionError, TimeoutError) as error:
-            self._tell(error)
+            self._warn(error)
 
-    def _tell(self, error: Exception) -> None:
-        """Say that the Hub did not answer."""
+    def _warn(self, error: Exception) -> None:
         logger.warning(f"The Hub can't be reached ({error}). Training goes on; the next push tries again.")
 
     def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
         """Push a checkpoint with its code, if there is a repository by now."""
         if self.hub_model_id is None:
-            self.init_hf_repo()
+            try:
+                self.init_hf_repo()
+            except (OSError, HTTPError) as error:  # a refusal that comes this late must not cost the training
+                self._warn(error)
         if self.hub_model_id is None and self.is_world_process_zero():
             return
         if self.is_world_process_zero():

@@ -32,7 +32,7 @@ def search_settings(
 ) -> list[dict[str, Any]]:
     """Train with all settings of a grid and all seeds, and rank the settings by their median score.
 
-    What is done is kept in a journal, so a search that was stopped goes on where it was. No model is kept.
+    What is done is kept in a journal, so a search that was stopped goes on where it was.
 
     Args:
         task (`FinetuningTask`):
@@ -46,7 +46,7 @@ def search_settings(
         grid (`Mapping[str, Sequence[float]]`):
             The values of each training argument.
         study_name (`str`):
-            Which of the searches of the journal this is: give another name when task or model are others.
+            Which of the searches of the journal this is: give another name when task, model, grid or seeds are others.
 
     Returns:
         `list[dict[str, Any]]`: for each setting its values, `median`, `best` and `worst` score and `scores` by seed,
@@ -99,7 +99,7 @@ def search_settings(
 
     if left:
         trainer = task.make_trainer(args)
-        trainer.eval_dataset = task.evaluation_sets["validation"]
+        trainer.eval_dataset = task.evaluation_sets["validation"]  # whatever else it evaluates on
         trainer.hyperparameter_search(
             hp_space=lambda trial: {name: trial.suggest_categorical(name, each) for name, each in choices.items()},
             compute_objective=objective,

@@ -96,7 +96,7 @@ def test_bad_input_ends_in_one_line(folder, tmp_path, options, message):
 
 def test_a_search_ranks_the_grid_and_is_not_done_twice(folder, tmp_path):
     options = [
-        "classification", *files(folder), *OPTIONS, "--seeds", 1, 2, "--batch_sizes", 8, 16,
+        "classification", *files(folder), "--disable_tqdm", "true", "--use_cpu", "--seeds", 1, 2, "--batch_sizes", 8, 16,
         "--learning_rates", "1e-2", "1e-9", "--epochs", 6, "--output_dir", tmp_path / "search",
     ]  # fmt: skip
     finished = run(*options, "--results_file", tmp_path / "sweep.json", script="sweep.py")
@@ -107,9 +107,16 @@ def test_a_search_ranks_the_grid_and_is_not_done_twice(folder, tmp_path):
     assert [sorted(each["scores"]) for each in found["settings"]] == [["1", "2"]] * 4
     assert "1. accuracy median 1.0000" in finished.stderr
     assert "--per_device_train_batch_size 8 --learning_rate 0.01 --num_train_epochs 6" in finished.stderr
+    assert found["command"].startswith("python") and "sweep.py classification" in found["command"]
     again = run(*options, "--results_file", tmp_path / "again.json", script="sweep.py")
     assert "Trial" not in again.stderr
     assert json.loads((tmp_path / "again.json").read_text())["settings"] == found["settings"]
+
+
+def test_what_is_searched_for_is_not_given_once(folder, tmp_path):
+    finished = run("classification", *files(folder), *OPTIONS, "--output_dir", tmp_path, script="sweep.py")
+    assert finished.returncode == 1
+    assert "`per_device_train_batch_size` is what is searched for" in finished.stderr
 
 
 def test_a_search_needs_a_task():

@@ -113,7 +113,11 @@ def test_answers_are_found(bert, tmp_path):
     ("script", "row", "message"),
     [
         ("finetune_token_classification.py", {"tokens": ["a", "b"], "tags": ["O"]}, "Row 1: 'tags' must have as many"),
-        ("finetune_multiple_choice.py", {"sent1": "a", "endings": ["b", "c"], "label": 2}, "must be in [0, 2), got 2"),
+        (
+            "finetune_multiple_choice.py",
+            {"sent1": "a", "endings": ["b", "c"], "label": 2},
+            "must be a whole number in [0, 2), got 2",
+        ),
         (
             "finetune_question_answering.py",
             {"id": "7", "question": "a", "context": "b c", "answers": {"text": ["c"], "answer_start": [1]}},
