@@ -16,6 +16,7 @@ that was stopped. `accelerate launch` and `torchrun` in place of `python` use se
 stand in one JSON file, which is then the only argument.
 """
 
+import json
 import logging
 import math
 import sys
@@ -245,6 +246,13 @@ def get_model(arguments: ModelArguments, tokenizer, longest: int):
     return model_class(config)
 
 
+def is_finished(output_dir: Path, checkpoint: Path, max_steps: int) -> bool:
+    """Tell whether a run has ended and been measured, so that its results are not written over."""
+    state = json.loads((checkpoint / "trainer_state.json").read_text(encoding="utf-8"))
+    is_saved = (output_dir / "model.safetensors").is_file() and (output_dir / "train_results.json").is_file()
+    return is_saved and state["global_step"] >= max_steps
+
+
 def main() -> None:
     """Go from documents to a pre-trained model, in four steps."""
     model_args, data_args, training_args = parse_arguments(
@@ -260,6 +268,9 @@ def main() -> None:
     checkpoint = training_args.resume_from_checkpoint or last_complete_checkpoint(output_dir)
     if checkpoint is not None:
         logger.info(f"Going on from {checkpoint}; for a new run give another --output_dir.")
+        if is_finished(output_dir, Path(checkpoint), training_args.max_steps):
+            logger.info(f"That run has all its {training_args.max_steps:,} updates: nothing is left to do.")
+            return
 
     # 1. documents -> tokenizer -> examples; the first process does the work and the others find it done
     with training_args.main_process_first(local=False, desc="preparing the data"):
@@ -267,7 +278,10 @@ def main() -> None:
         is_trained = checkpoint is not None or training_args.process_index > 0
         tokenizer = get_tokenizer(model_args, corpora["train"], output_dir, is_trained=is_trained)
         phases, held_out = build_examples(model_args, data_args, corpora, tokenizer, training_args.seed)
-    for phase, length in zip(phases, data_args.phase_lengths, strict=False):
+    lengths = [
+        length for length, share in zip(data_args.phase_lengths, data_args.phase_shares, strict=True) if share > 0
+    ]
+    for phase, length in zip(phases, lengths, strict=True):
         logger.info(f"{len(phase.dataset):,} examples of up to {length} tokens")
 
     # 2. model and trainer

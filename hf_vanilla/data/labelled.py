@@ -56,7 +56,7 @@ def load_rows(path: str | os.PathLike[str], columns: Sequence[str]) -> Dataset:
     for _, where, row in rows:
         _check_columns(columns, list(row), where)
         for column in columns:
-            if row[column] is None or row[column] == "":
+            if row[column] is None:
                 raise ValueError(f"{where}: {column!r} must have a value, but has none.")
             found[column].append(row[column])
     if not found[columns[0]]:
@@ -150,6 +150,9 @@ def infer_labels(labels: Sequence[Any], *, regression: bool = False) -> Labels:
         for row, label in enumerate(labels, start=1):
             _number(label, f"Row {row}")
         return Labels(REGRESSION, ["score"])
+    for row, label in enumerate(labels, start=1):
+        if label == "":
+            raise ValueError(f"Row {row}: a label must not be empty.")
     is_multi = isinstance(labels[0], list)
     values = {each for label in labels for each in label} if is_multi else set(labels)
     names = [str(value) for value in sorted(values, key=_natural_order)]

@@ -9,7 +9,7 @@ import numpy as np
 from datasets import Dataset, load_dataset
 from transformers import PreTrainedTokenizerBase
 
-from .text_files import kind_of_file, read_json_objects, read_lines
+from .text_files import check_text, kind_of_file, read_json_objects, read_lines
 
 
 QUESTION_COLUMNS = ("id", "question", "context", "answers")
@@ -53,6 +53,7 @@ def load_questions(path: str | os.PathLike[str]) -> Dataset:
     Raises:
         ValueError: if the file is of another kind or form, has no question, an id occurs twice, or an answer is not in
             its context where it is said to start; the question is named.
+        TypeError: if id, question or context is no string.
         FileNotFoundError: if there is no such file.
     """
     path = os.fspath(path)
@@ -67,6 +68,8 @@ def load_questions(path: str | os.PathLike[str]) -> Dataset:
         for name in QUESTION_COLUMNS:
             if row.get(name) is None:
                 raise ValueError(f"{where}: a question must have {', '.join(QUESTION_COLUMNS)}; {name!r} is missing.")
+        for name in ("id", "question", "context"):
+            check_text(row[name], f"{where}: {name!r}")
         if row["id"] in known:
             raise ValueError(f"{where}: the id of a question must be its own, but {row['id']!r} occurs twice.")
         known.add(row["id"])
@@ -91,7 +94,8 @@ def tokenize_questions(
         max_length (`int`):
             Most tokens of question and window.
         doc_stride (`int`):
-            Tokens that neighbouring windows have in common.
+            Tokens that neighbouring windows have in common, as transformers' `stride`. (In the authors' code it is how
+            far a window is from the next.)
 
     Returns:
         `Dataset`: a row for each window: what the model reads; `start_positions` and `end_positions` of the first
@@ -104,6 +108,8 @@ def tokenize_questions(
     Source: Devlin et al. 2018, 4.2 and 4.3.
     """
     asked = [question.strip() for question in questions["question"][:]]
+    if doc_stride < 0:
+        raise ValueError(f"`doc_stride` must not be negative, got {doc_stride}.")
     special = tokenizer.num_special_tokens_to_add(pair=True)
     for row, ids in enumerate(tokenizer(asked, add_special_tokens=False, verbose=False)["input_ids"]):
         if len(ids) + special + doc_stride >= max_length:
@@ -262,6 +268,8 @@ def _read_official_file(path: str) -> Iterator[tuple[str, dict[str, Any]]]:
         yield from _read_objects(path)
         return
     for number, article in enumerate(whole["data"], start=1):
+        if not isinstance(article, dict):
+            raise ValueError(f"{path}, article {number}: must be a JSON object, got {type(article).__name__}.")
         yield f"{path}, article {number}", article
 
 
@@ -274,6 +282,11 @@ def _check_answers(row: Mapping[str, Any], where: str) -> None:
             f"{where}: `answers` must have two lists, `text` and as many numbers in `answer_start`; got {answers!r}."
         )
     for text, start in zip(texts, starts, strict=True):
+        if not isinstance(text, str) or not isinstance(start, int):
+            raise ValueError(
+                f"{where}: an answer must have a string as `text` and a whole number as `answer_start`, got {text!r} "
+                f"and {start!r}."
+            )
         there = row["context"][max(start, 0) : start + len(text)]
         if not text or there != text:
             raise ValueError(

@@ -96,7 +96,8 @@ def test_bad_input_ends_in_one_line(folder, tmp_path, options, message):
 
 def test_a_search_ranks_the_grid_and_is_not_done_twice(folder, tmp_path):
     options = [
-        "classification", *files(folder), "--disable_tqdm", "true", "--use_cpu", "--seeds", 1, 2, "--batch_sizes", 8, 16,
+        "classification", *files(folder), "--disable_tqdm", "true", "--use_cpu", "--seeds", 1, 2,
+        "--batch_sizes", 8, 16,
         "--learning_rates", "1e-2", "1e-9", "--epochs", 6, "--output_dir", tmp_path / "search",
     ]  # fmt: skip
     finished = run(*options, "--results_file", tmp_path / "sweep.json", script="sweep.py")
@@ -107,7 +108,7 @@ def test_a_search_ranks_the_grid_and_is_not_done_twice(folder, tmp_path):
     assert [sorted(each["scores"]) for each in found["settings"]] == [["1", "2"]] * 4
     assert "1. accuracy median 1.0000" in finished.stderr
     assert "--per_device_train_batch_size 8 --learning_rate 0.01 --num_train_epochs 6" in finished.stderr
-    assert found["command"].startswith("python") and "sweep.py classification" in found["command"]
+    assert "sweep.py classification" in found["command"]
     again = run(*options, "--results_file", tmp_path / "again.json", script="sweep.py")
     assert "Trial" not in again.stderr
     assert json.loads((tmp_path / "again.json").read_text())["settings"] == found["settings"]
