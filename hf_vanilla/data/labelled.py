@@ -46,8 +46,8 @@ def load_rows(path: str | os.PathLike[str], columns: Sequence[str]) -> Dataset:
             raise ValueError(f"{path} must have at least one row, but has none.")
         for column in columns:
             if table.data.column(column).null_count:
-                row = next(number for number, value in enumerate(table[column][:], start=1) if value is None)
-                raise ValueError(f"{path}, row {row}: {column!r} must have a value, but has none.")
+                number = next(place for place, value in enumerate(table[column][:], start=1) if value is None)
+                raise ValueError(f"{path}, row {number}: {column!r} must have a value, but has none.")
         return table.select_columns(list(columns))
     if kind not in (".json", ".jsonl", ".csv", ".tsv"):
         raise ValueError(f"{path} must end in .json, .jsonl, .csv, .tsv or .parquet (the first four perhaps in .gz).")
