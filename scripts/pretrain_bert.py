@@ -10,10 +10,11 @@ Plain text has blank lines between documents; in .jsonl, .csv and .parquet files
 A data set of the Hub: --dataset_name wikimedia/wikipedia --dataset_config_name 20231101.simple.
 On from any BERT, with text of your own field: --model_name_or_path google-bert/bert-base-uncased.
 
-Nine tenths of the updates have sequences of 128 tokens, the last tenth of 512, as in the paper (--phase_lengths,
---phase_shares). The optimiser is the paper's unless you say otherwise. Run the same command again to go on with a run
-that was stopped. `accelerate launch` and `torchrun` in place of `python` use several devices. All options may also
-stand in one JSON file, which is then the only argument.
+Nine tenths of the updates have sequences of 128 tokens, the last tenth of 512, as in the paper. In a short run a small
+model gets past the mere frequencies of words sooner if it begins with still shorter ones: --phase_lengths 32 128 512
+--phase_shares 0.15 0.75 0.1. The optimiser is the paper's unless you say otherwise. Run the same command again to go
+on with a run that was stopped. `accelerate launch` and `torchrun` in place of `python` use several devices. All
+options may also stand in one JSON file, which is then the only argument.
 """
 
 import json
