@@ -107,7 +107,7 @@ def get_labels(arguments: TaskArguments, train: Dataset) -> Labels:
     """Find out what the labels are; the Hub tells the names of GLUE's."""
     names = getattr(train.features["label"], "names", None)
     if names is not None:
-        return Labels("single_label_classification", [str(number) for number in range(len(names))])
+        return Labels("single_label_classification", list(names))
     return infer_labels(train["label"][:], regression=arguments.regression)
 
 
@@ -121,7 +121,10 @@ def encode(splits: dict[str, Dataset], texts: list[str], labels: Labels, tokeniz
         cut = sum(len(ids) == max_length for ids in columns["input_ids"])
         if cut:
             logger.info(f"{name}: {cut} of {len(split)} inputs reach --max_length ({max_length}); more was cut.")
-        numbers = labels.encode(split["label"][:], f"the {name} data")
+        given = split["label"][:]
+        if getattr(split.features["label"], "names", None) is not None:
+            given = split.features["label"].int2str(given)
+        numbers = labels.encode(given, f"the {name} data")
         encoded[name] = Dataset.from_dict({**columns, "labels": numbers})
     return encoded
 

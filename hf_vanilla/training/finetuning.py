@@ -43,7 +43,7 @@ class FinetuningArguments(TrainingArguments):
             When to save checkpoints on the way.
 
     Raises:
-        ValueError: if `output_dir` is missing.
+        ValueError: if `output_dir` is missing, or a checkpoint to resume from is given.
 
     Source: Devlin et al. 2018, A.3.
     """
@@ -63,6 +63,10 @@ class FinetuningArguments(TrainingArguments):
     def __post_init__(self) -> None:
         if self.output_dir is None:
             raise ValueError("`output_dir` is missing: say where the models shall go, as in --output_dir runs/task.")
+        if self.resume_from_checkpoint is not None:
+            raise ValueError(
+                "`resume_from_checkpoint` has no effect on a fine-tuning, which starts anew; leave it out."
+            )
         # transformers refuses bf16 on a machine without an accelerator unless it is told that this is meant.
         if not torch.accelerator.is_available():
             self.use_cpu = True

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from datasets import ClassLabel, Dataset, Features, Value
 from transformers import AutoModelForSequenceClassification, pipeline
 
 from hf_vanilla import VanillaBertConfig, VanillaBertForPreTraining
@@ -112,6 +113,23 @@ def test_a_search_ranks_the_grid_and_is_not_done_twice(folder, tmp_path):
     again = run(*options, "--results_file", tmp_path / "again.json", script="sweep.py")
     assert "Trial" not in again.stderr
     assert json.loads((tmp_path / "again.json").read_text())["settings"] == found["settings"]
+
+
+def test_the_names_of_a_table_s_labels_are_kept(folder, tmp_path):
+    """As GLUE's data sets on the Hub have them: numbers in the rows, names in the features."""
+    features = Features({"review": Value("string"), "verdict": ClassLabel(names=["awful", "lovely"])})
+    rows = [{"review": f"the film is {word}", "verdict": word in GOOD} for word in (GOOD + " " + BAD).split()]
+    for split in ("train", "validation"):
+        columns = {name: [row[name] if name == "review" else int(row[name]) for row in rows] for name in features}
+        Dataset.from_dict(columns, features=features).to_parquet(tmp_path / f"{split}.parquet")
+    finished = run(
+        "--model_name_or_path", folder / "bert", "--train_file", tmp_path / "train.parquet",
+        "--validation_file", tmp_path / "validation.parquet", "--text_column", "review", "--label_column", "verdict",
+        "--num_train_epochs", 1, "--eval_strategy", "epoch", "--use_cpu", "--output_dir", tmp_path / "run",
+    )  # fmt: skip
+    assert finished.returncode == 0, finished.stderr
+    config = json.loads((tmp_path / "run" / "seed-42" / "config.json").read_text())
+    assert config["id2label"] == {"0": "awful", "1": "lovely"}
 
 
 def test_what_is_searched_for_is_not_given_once(folder, tmp_path):
