@@ -5,29 +5,23 @@ The text is Python's own: the help topics of the interpreter and the docstrings 
 the model is loaded again with `AutoModelForMaskedLM` and fills masks in sentences that it never saw.
 """
 
-import ast
 import sys
-import sysconfig
 from dataclasses import dataclass, field
-from pathlib import Path
-from pydoc_data.topics import topics
 
 import torch
 from datasets import Dataset
-from tqdm.auto import tqdm
 from transformers import DataCollatorForLanguageModeling, ProgressCallback, pipeline, set_seed
 from transformers.utils import logging
 
 from hf_vanilla import VanillaBertConfig, VanillaBertForPreTraining
 from hf_vanilla.command_line import parse_arguments, run
-from hf_vanilla.data import build_pretraining_dataset, mask_statically
+from hf_vanilla.data import build_pretraining_dataset, mask_statically, python_documentation
 from hf_vanilla.metrics import PretrainingMetrics
 from hf_vanilla.tokenization import train_wordpiece_tokenizer
 from hf_vanilla.training import Phase, PretrainingTrainer, bert_training_arguments
 
 
 HELD_OUT_EVERY = 20  # of so many documents one is kept for the test
-SHORTEST_DOCUMENT = 200  # characters
 VOCAB_SIZE = 4000
 # Length and share of the updates. What stands beside a word is learnt much sooner from short sequences.
 PHASES = ((32, 0.8), (128, 0.2))
@@ -57,26 +51,6 @@ class ReadableProgress(ProgressCallback):
         """Write step and loss above the bar."""
         if self.training_bar is not None and logs is not None and "loss" in logs:
             self.training_bar.write(f"step {state.global_step:>5}   loss {float(logs['loss']):.3f}")
-
-
-def docstrings_of(path: Path) -> str:
-    """Collect the docstrings of one module."""
-    try:
-        tree = ast.parse(path.read_text(encoding="utf-8"))
-    except (SyntaxError, UnicodeDecodeError, OSError):
-        return ""
-    kinds = (ast.Module, ast.ClassDef, ast.FunctionDef)
-    return "\n".join(ast.get_docstring(node) or "" for node in ast.walk(tree) if isinstance(node, kinds))
-
-
-def read_documents(limit: int) -> list[str]:
-    """Read Python's help topics and docstrings, the longest ones if there are too many."""
-    modules = sorted(Path(sysconfig.get_paths()["stdlib"]).glob("**/*.py"))
-    modules = [path for path in modules if "site-packages" not in path.parts and "test" not in str(path)]
-    texts = [topics[name] for name in sorted(topics)]
-    texts += [docstrings_of(path) for path in tqdm(modules, desc="reading docstrings", unit="file")]
-    texts = [text for text in texts if len(text) >= SHORTEST_DOCUMENT]
-    return sorted(texts, key=len, reverse=True)[:limit]
 
 
 def train(model, tokenizer, phases, held_out, arguments: DemoArguments) -> PretrainingTrainer:
@@ -118,7 +92,7 @@ def main() -> None:
     (arguments,) = parse_arguments(DemoArguments, description=__doc__)
     logging.set_verbosity_error()
     set_seed(arguments.seed)
-    texts = read_documents(arguments.documents)
+    texts = python_documentation(arguments.documents)
     test = Dataset.from_dict({"text": texts[::HELD_OUT_EVERY]})
     corpus = Dataset.from_dict({"text": [text for number, text in enumerate(texts) if number % HELD_OUT_EVERY]})
     tokenizer = train_wordpiece_tokenizer(corpus["text"][:], VOCAB_SIZE, show_progress=False)

@@ -9,6 +9,7 @@ from .pretraining import (
     build_pretraining_dataset,
     mask_statically,
 )
+from .python_documentation import python_documentation
 from .synthetic import copy_task, date_corpus
 
 
@@ -23,6 +24,7 @@ __all__ = [
     "load_documents",
     "load_parallel_dataset",
     "mask_statically",
+    "python_documentation",
     "split_sentences",
     "tokenize_parallel_dataset",
 ]

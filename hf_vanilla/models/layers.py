@@ -11,7 +11,7 @@ vocab. d_k and d_v are the widths of one head's keys and values.
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -26,6 +26,8 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 # Up to this many keys, on a CPU and with gradients, two matrix products and a softmax are faster than
 # `scaled_dot_product_attention`, whose backward pass is made for long sequences.
 SHORT_SEQUENCE = 128
+# From this share of padding on, work on real tokens alone is faster than on all positions, moving them included.
+LEAST_PADDING = 0.1
 
 
 def check_input_ids(name: str, input_ids: torch.Tensor, vocab_size: int) -> None:
@@ -181,6 +183,136 @@ def add_dropped(residual: torch.Tensor, hidden_states: torch.Tensor, rate: float
     return torch.addcmul(residual, hidden_states, dropout_noise(hidden_states, rate), value=1 / (1 - rate))
 
 
+class _GatherRows(torch.autograd.Function):
+    """The rows of a matrix that an index without repetitions names. Its gradient is [`_ScatterRows`]."""
+
+    @staticmethod
+    def forward(ctx: Any, matrix: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(index)
+        ctx.rows = matrix.shape[0]
+        return matrix.index_select(0, index)
+
+    @staticmethod
+    def backward(ctx: Any, grad_output: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        return _ScatterRows.apply(grad_output, ctx.saved_tensors[0], ctx.rows), None
+
+
+class _ScatterRows(torch.autograd.Function):
+    """A matrix of zeros with other rows put where an index without repetitions says. The reverse of the above."""
+
+    @staticmethod
+    def forward(ctx: Any, matrix: torch.Tensor, index: torch.Tensor, rows: int) -> torch.Tensor:
+        ctx.save_for_backward(index)
+        return matrix.new_zeros(rows, matrix.shape[1]).index_copy_(0, index, matrix)
+
+    @staticmethod
+    def backward(ctx: Any, grad_output: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        return _GatherRows.apply(grad_output, ctx.saved_tensors[0]), None, None
+
+
+class Frame(NamedTuple):
+    """Some rows of a packed batch, as attention needs them: side by side, filled up at their ends.
+
+    Attributes:
+        rows: Number of rows.
+        length: That of the longest.
+        index: Where in `(rows * length)` the tokens are, row after row; shape `(tokens,)`.
+        attention_mask: True for tokens; shape `(rows, 1, 1, length)`. `None` if there is no padding.
+    """
+
+    rows: int
+    length: int
+    index: torch.Tensor
+    attention_mask: torch.Tensor | None
+
+    def unpack(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Lay tokens `(tokens, width)` out as `(rows, length, width)`, zero where there is none."""
+        if self.attention_mask is not None:
+            tokens = _ScatterRows.apply(tokens, self.index, self.rows * self.length)
+        return tokens.view(self.rows, self.length, -1)
+
+    def pack(self, padded: torch.Tensor) -> torch.Tensor:
+        """Take the tokens `(tokens, width)` out of `(rows, length, width)`."""
+        padded = padded.flatten(0, 1)
+        return padded if self.attention_mask is None else _GatherRows.apply(padded, self.index)
+
+
+class Packing(NamedTuple):
+    """The tokens of a padded batch without its padding: what stands at each position can be computed for them alone.
+
+    Attributes:
+        batch: Rows of the batch.
+        length: Its length with padding.
+        index: Where in `(batch * length)` the tokens are, frame after frame; shape `(tokens,)`.
+        frames: Rows of like length, for attention.
+    """
+
+    batch: int
+    length: int
+    index: torch.Tensor
+    frames: tuple[Frame, ...]
+
+    def pack(self, padded: torch.Tensor) -> torch.Tensor:
+        """Take the tokens `(1, tokens, width)` out of `(batch, length, width)`."""
+        return _GatherRows.apply(padded.flatten(0, 1), self.index)[None]
+
+    def unpack(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Put tokens `(1, tokens, width)` back to `(batch, length, width)`, zero where there is none."""
+        return _ScatterRows.apply(tokens[0], self.index, self.batch * self.length).view(self.batch, self.length, -1)
+
+    def split(self, tokens: torch.Tensor) -> list[tuple[Frame, torch.Tensor]]:
+        """Part tokens `(1, tokens, width)` into the frames' `(tokens, width)`."""
+        parts = tokens[0].split([frame.index.shape[0] for frame in self.frames])
+        return list(zip(self.frames, parts, strict=True))
+
+
+def _frame(lengths: torch.Tensor) -> Frame:
+    """Describe the frame of rows of these lengths."""
+    rows, length = lengths.shape[0], int(lengths.max())
+    mask = torch.arange(length, device=lengths.device) < lengths[:, None]  # (rows, length)
+    is_full = bool((lengths == length).all())
+    return Frame(rows, length, mask.flatten().nonzero()[:, 0], None if is_full else mask[:, None, None])
+
+
+def pack_padding(
+    config: PreTrainedConfig, mask: torch.Tensor | None, frames: int = 1, needs_first: bool = False, **kwargs: Any
+) -> Packing | None:
+    """Find the tokens of a padded batch, if working on them alone pays: on a CPU, outside of compiled code.
+
+    Args:
+        config (`PreTrainedConfig`): The model's config; its attention must be `eager` or `sdpa`.
+        mask (`torch.Tensor` of shape `(batch, length)`, *optional*): 1 for tokens, 0 for padding anywhere.
+        frames (`int`, defaults to 1): Into how many frames, each of rows of like length, the rows may be sorted. With
+            one they keep their order.
+        needs_first (`bool`, defaults to `False`): Whether the output at each row's first position will be read.
+        **kwargs: What `forward` was asked for: the outputs of single layers have padding.
+
+    Returns:
+        `Packing`, or `None` where there is too little padding, none that is known, or a row of nothing else.
+    """
+    if mask is None or mask.dim() != 2 or mask.device.type != "cpu" or mask.numel() == 0:
+        return None
+    if torch.compiler.is_compiling() or torch.jit.is_tracing():
+        return None
+    if config._attn_implementation not in ("eager", "sdpa"):
+        return None
+    if any(kwargs.get(name, getattr(config, name)) for name in ("output_attentions", "output_hidden_states")):
+        return None
+    mask = mask.bool()
+    lengths = mask.sum(1)  # (batch,)
+    if needs_first and not mask[:, 0].all():
+        return None
+    if int(lengths.min()) == 0 or int(lengths.sum()) > (1 - LEAST_PADDING) * mask.numel():
+        return None
+    batch, length = mask.shape
+    cells = torch.arange(batch * length).view(batch, length)
+    if frames == 1:
+        return Packing(batch, length, cells[mask], (_frame(lengths),))
+    lengths, order = lengths.sort()
+    parts = [part for part in lengths.tensor_split(frames) if part.numel()]
+    return Packing(batch, length, cells[order][mask[order]], tuple(map(_frame, parts)))
+
+
 def _drop_weights(weights: torch.Tensor, rate: float, training: bool) -> torch.Tensor:
     """Drop attention weights; `eager_attention_forward` has an argument that hides the name of `dropout`."""
     return dropout(weights, rate, training)
@@ -326,22 +458,48 @@ class SelfAttention(MultiHeadAttention):
         hidden_states: torch.Tensor,
         attention_mask: torch.Tensor | None = None,
         past_key_values: Cache | None = None,
+        packing: Packing | None = None,
         **kwargs: Any,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Attend from every position to every position that the mask allows.
 
         Args:
-            hidden_states (`torch.Tensor` of shape `(batch, query_len, d_model)`): The sequence, or its new part.
+            hidden_states (`torch.Tensor` of shape `(batch, query_len, d_model)`): The sequence, or its new part; with
+                `packing`, its tokens `(1, tokens, d_model)`.
             attention_mask (`torch.Tensor`, *optional*): A mask made by transformers' mask helpers.
             past_key_values (`Cache`, *optional*): Keys and values of the positions before; takes in the new ones.
+            packing (`Packing`, *optional*): Where the tokens belong, if padding is left out; takes the place of mask
+                and cache.
             **kwargs: Passed on to the attention kernel.
 
         Returns:
-            `tuple[torch.Tensor, torch.Tensor | None]`: the output of shape `(batch, query_len, d_model)`, and the
+            `tuple[torch.Tensor, torch.Tensor | None]`: the output of the shape of `hidden_states`, and the
             weights of shape `(batch, heads, query_len, key_len)` if the kernel is `eager`.
         """
-        batch, query_len, _ = hidden_states.shape
-        query, key, value = self.qkv_proj(hidden_states).split(self.qkv_sizes, dim=-1)
+        projected = self.qkv_proj(hidden_states)
+        if packing is None:
+            output, weights = self._attend_within(projected, attention_mask, past_key_values, **kwargs)
+            return self.out_proj(output), weights
+        outputs = [
+            frame.pack(self._attend_within(frame.unpack(tokens), self._frame_mask(frame), None, **kwargs)[0])
+            for frame, tokens in packing.split(projected)
+        ]
+        return self.out_proj(torch.cat(outputs)[None]), None
+
+    def _frame_mask(self, frame: Frame) -> torch.Tensor | None:
+        """Return the mask of a frame's padding. Behind its end, a causal query never looks."""
+        return None if self.is_causal else frame.attention_mask
+
+    def _attend_within(
+        self,
+        projected: torch.Tensor,
+        attention_mask: torch.Tensor | None,
+        past_key_values: Cache | None,
+        **kwargs: Any,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Attend with queries, keys and values that lie side by side: (batch, query_len, heads * d_v), and weights."""
+        batch, query_len, _ = projected.shape
+        query, key, value = projected.split(self.qkv_sizes, dim=-1)
         query = query.view(batch, query_len, self.heads, self.d_k).transpose(1, 2)  # (batch, heads, query_len, d_k)
         key = key.view(batch, query_len, self.heads, self.d_k).transpose(1, 2)  # (batch, heads, query_len, d_k)
         value = value.view(batch, query_len, self.heads, self.d_v).transpose(1, 2)  # (batch, heads, query_len, d_v)
@@ -350,7 +508,7 @@ class SelfAttention(MultiHeadAttention):
                 past_key_values = past_key_values.self_attention_cache
             key, value = past_key_values.update(key, value, self.layer_idx)  # (batch, heads, key_len, ...)
         output, weights = self.attend(query, key, value, attention_mask, **kwargs)
-        return self.out_proj(output.reshape(batch, query_len, self.heads * self.d_v)), weights
+        return output.reshape(batch, query_len, self.heads * self.d_v), weights
 
 
 class CrossAttention(MultiHeadAttention):
@@ -379,6 +537,8 @@ class CrossAttention(MultiHeadAttention):
         encoder_hidden_states: torch.Tensor,
         attention_mask: torch.Tensor | None = None,
         past_key_values: EncoderDecoderCache | None = None,
+        packing: Packing | None = None,
+        source_packing: Packing | None = None,
         **kwargs: Any,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Attend from every target position to every source position that the mask allows.
@@ -390,33 +550,45 @@ class CrossAttention(MultiHeadAttention):
             attention_mask (`torch.Tensor`, *optional*): A mask over the source made by transformers' mask helpers.
             past_key_values (`EncoderDecoderCache`, *optional*): Takes in the source's keys and values at the first
                 call and gives them back at all others.
+            packing (`Packing`, *optional*): Where target tokens `(1, tokens, d_model)` belong, if padding is left out.
+            source_packing (`Packing`, *optional*): The same for source tokens.
             **kwargs: Passed on to the attention kernel.
 
         Returns:
             `tuple[torch.Tensor, torch.Tensor | None]`: the output of shape `(target batch, query_len, d_model)`, and
             the weights of shape `(target batch, heads, query_len, key_len)` if the kernel is `eager`.
         """
-        target_batch, query_len, _ = hidden_states.shape
-        key, value = self._keys_and_values(encoder_hidden_states, past_key_values)
+        query = self.q_proj(hidden_states)
+        if packing is not None:
+            query = packing.unpack(query)  # (target batch, query_len, heads * d_k)
+        target_batch, query_len, _ = query.shape
+        key, value = self._keys_and_values(encoder_hidden_states, past_key_values, source_packing)
         batch, _, key_len, _ = key.shape
         rows = target_batch // batch if batch else 1
-        query = self.q_proj(hidden_states).view(batch, rows * query_len, self.heads, self.d_k).transpose(1, 2)
+        query = query.view(batch, rows * query_len, self.heads, self.d_k).transpose(1, 2)
         if rows > 1 and isinstance(attention_mask, torch.Tensor) and attention_mask.dim() == 4:
             attention_mask = attention_mask[:, :, :1]  # padding is the same to every query
         output, weights = self.attend(query, key, value, attention_mask, **kwargs)
         if weights is not None and rows > 1:
             weights = weights.view(batch, self.heads, rows, query_len, key_len).transpose(1, 2).flatten(0, 1)
-        return self.out_proj(output.reshape(target_batch, query_len, self.heads * self.d_v)), weights
+        output = output.reshape(target_batch, query_len, self.heads * self.d_v)
+        return self.out_proj(output if packing is None else packing.pack(output)), weights
 
     def _keys_and_values(
-        self, encoder_hidden_states: torch.Tensor, past_key_values: EncoderDecoderCache | None
+        self,
+        encoder_hidden_states: torch.Tensor,
+        past_key_values: EncoderDecoderCache | None,
+        source_packing: Packing | None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Project the source, or take the projections from the cache: (batch, heads, key_len, d_k), (..., d_v)."""
         if past_key_values is not None and past_key_values.is_updated.get(self.layer_idx):
             layer = past_key_values.cross_attention_cache.layers[self.layer_idx]
             return layer.keys, layer.values
-        batch, key_len, _ = encoder_hidden_states.shape
-        key, value = self.kv_proj(encoder_hidden_states).split(self.kv_sizes, dim=-1)
+        projected = self.kv_proj(encoder_hidden_states)
+        if source_packing is not None:
+            projected = source_packing.unpack(projected)  # (batch, key_len, heads * (d_k + d_v))
+        batch, key_len, _ = projected.shape
+        key, value = projected.split(self.kv_sizes, dim=-1)
         key = key.view(batch, key_len, self.heads, self.d_k).transpose(1, 2)  # (batch, heads, key_len, d_k)
         value = value.view(batch, key_len, self.heads, self.d_v).transpose(1, 2)  # (batch, heads, key_len, d_v)
         if past_key_values is not None:
@@ -468,22 +640,18 @@ class PostNormResidual(nn.Module):
         self.layer_norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
         self.dropout = config.hidden_dropout_prob
 
-    def forward(self, hidden_states: torch.Tensor, sublayer: Callable, *args: Any, **kwargs: Any) -> torch.Tensor:
+    def forward(self, hidden_states: torch.Tensor, sublayer: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
         """Run the sub-layer inside the connection.
 
         Args:
             hidden_states (`torch.Tensor` of shape `(batch, length, d_model)`): The input.
-            sublayer (`Callable`): Maps it, and whatever else is given, to a tensor of its shape, or to a tuple that
-                starts with one, as attention does.
-            *args: Passed on to the sub-layer.
-            **kwargs: Passed on to the sub-layer.
+            sublayer (`Callable`): Maps it to a tensor of its shape. Not a module: accelerate, which offloads modules,
+                moves those that it finds among arguments.
 
         Returns:
             `torch.Tensor` of shape `(batch, length, d_model)`: the output.
         """
-        output = sublayer(hidden_states, *args, **kwargs)
-        output = output[0] if isinstance(output, tuple) else output
-        return self.layer_norm(add_dropped(hidden_states, output, self.dropout, self.training))
+        return self.layer_norm(add_dropped(hidden_states, sublayer(hidden_states), self.dropout, self.training))
 
 
 class PreNormResidual(PostNormResidual):
@@ -495,21 +663,18 @@ class PreNormResidual(PostNormResidual):
     Source: Tensor2Tensor's `transformer_base_v2`; the Annotated Transformer. A stack of these needs a norm at its end.
     """
 
-    def forward(self, hidden_states: torch.Tensor, sublayer: Callable, *args: Any, **kwargs: Any) -> torch.Tensor:
+    def forward(self, hidden_states: torch.Tensor, sublayer: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
         """Run the sub-layer inside the connection.
 
         Args:
             hidden_states (`torch.Tensor` of shape `(batch, length, d_model)`): The input.
-            sublayer (`Callable`): Maps it, and whatever else is given, to a tensor of its shape, or to a tuple that
-                starts with one, as attention does.
-            *args: Passed on to the sub-layer.
-            **kwargs: Passed on to the sub-layer.
+            sublayer (`Callable`): Maps it to a tensor of its shape. Not a module: accelerate, which offloads modules,
+                moves those that it finds among arguments.
 
         Returns:
             `torch.Tensor` of shape `(batch, length, d_model)`: the output.
         """
-        output = sublayer(self.layer_norm(hidden_states), *args, **kwargs)
-        output = output[0] if isinstance(output, tuple) else output
+        output = sublayer(self.layer_norm(hidden_states))
         return add_dropped(hidden_states, output, self.dropout, self.training)
 
 
@@ -547,6 +712,8 @@ class EncoderLayer(GradientCheckpointingLayer):
             `torch.Tensor` of shape `(batch, length, d_model)`: the output.
         """
         # 1. self-attention
-        hidden_states = self.self_attn_residual(hidden_states, self.self_attn, attention_mask, **kwargs)
+        hidden_states = self.self_attn_residual(
+            hidden_states, lambda inner: self.self_attn(inner, attention_mask, **kwargs)[0]
+        )
         # 2. feed-forward
-        return self.feed_forward_residual(hidden_states, self.feed_forward)
+        return self.feed_forward_residual(hidden_states, lambda inner: self.feed_forward(inner))

@@ -49,11 +49,13 @@ from transformers.utils.generic import can_return_tuple, merge_with_config_defau
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
 from .configuration_vanilla_bert import VanillaBertConfig
-from .layers import EncoderLayer, SelfAttention, check_attention_mask, check_input_ids, dropout
+from .layers import EncoderLayer, SelfAttention, check_attention_mask, check_input_ids, dropout, pack_padding
 from .loss import cross_entropy_sum, projected_cross_entropy_sum, smoothed_target
 
 
 IGNORED_LABEL = -100
+# Rows of a padded batch are sorted into so many groups of like length for attention.
+FRAMES = 4
 
 # From the names in every BERT's file to those in this module; transformers applies it at loading, reversed at saving.
 BERT_NAMES = [
@@ -188,13 +190,12 @@ class Embeddings(nn.Module):
         Returns:
             `torch.Tensor` of shape `(batch, length, d_model)`: the input of the first layer.
         """
-        # A slice of the table is cheaper than looking up what is in order.
-        positions = self.position_embeddings.weight[: inputs_embeds.shape[1]]  # (length, d_model)
-        segments = self.token_type_embeddings.weight[0]  # (d_model,)
-        if position_ids is not None:
-            positions = self.position_embeddings(position_ids)  # (batch or 1, length, d_model)
-        if token_type_ids is not None:
-            segments = self.token_type_embeddings(token_type_ids)  # (batch, length, d_model)
+        if position_ids is None:
+            position_ids = torch.arange(inputs_embeds.shape[1], device=inputs_embeds.device)[None]
+        if token_type_ids is None:
+            token_type_ids = torch.zeros(1, 1, dtype=torch.long, device=inputs_embeds.device)
+        positions = self.position_embeddings(position_ids)  # (batch or 1, length, d_model)
+        segments = self.token_type_embeddings(token_type_ids)  # (batch or 1, length or 1, d_model)
         return dropout(self.LayerNorm(inputs_embeds + segments + positions), self.dropout, self.training)
 
 
@@ -423,6 +424,7 @@ class VanillaBertModel(VanillaBertPreTrainedModel):
         token_type_ids: torch.Tensor | None = None,
         position_ids: torch.Tensor | None = None,
         inputs_embeds: torch.Tensor | None = None,
+        keep_padding: bool = False,
         **kwargs: Any,
     ) -> BaseModelOutputWithPooling:
         """Encode.
@@ -434,6 +436,8 @@ class VanillaBertModel(VanillaBertPreTrainedModel):
             position_ids (`torch.LongTensor` of shape `(batch or 1, length)`, *optional*): Positions; counted from 0
                 by default, padding too.
             inputs_embeds (`torch.Tensor` of shape `(batch, length, d_model)`, *optional*): In place of `input_ids`.
+            keep_padding (`bool`, *optional*, defaults to `False`): Whether padding, too, gets an output that depends
+                on the tokens, as transformers' BERT gives it. It means nothing and costs time; otherwise it may be 0.
             **kwargs: transformers' `output_attentions`, `output_hidden_states`, `return_dict`.
 
         Returns:
@@ -454,11 +458,19 @@ class VanillaBertModel(VanillaBertPreTrainedModel):
         self._check_inputs(inputs_embeds, attention_mask, token_type_ids, position_ids)
 
         hidden_states = self.embeddings(inputs_embeds, token_type_ids, position_ids)
-        attention_mask = create_bidirectional_mask(
-            config=self.config, inputs_embeds=hidden_states, attention_mask=attention_mask
-        )
+        packing = None
+        if not keep_padding:
+            packing = pack_padding(self.config, attention_mask, FRAMES, needs_first=self.pooler is not None, **kwargs)
+        if packing is not None:
+            hidden_states = packing.pack(hidden_states)  # (1, tokens, d_model)
+        else:
+            attention_mask = create_bidirectional_mask(
+                config=self.config, inputs_embeds=hidden_states, attention_mask=attention_mask
+            )
         for layer in self.layers:
-            hidden_states = layer(hidden_states, attention_mask, **kwargs)
+            hidden_states = layer(hidden_states, attention_mask, packing=packing, **kwargs)
+        if packing is not None:
+            hidden_states = packing.unpack(hidden_states)
         return BaseModelOutputWithPooling(
             last_hidden_state=hidden_states,
             pooler_output=None if self.pooler is None else self.pooler(hidden_states),
@@ -556,6 +568,7 @@ class VanillaBertForPreTraining(VanillaBertPreTrainedModel):
             token_type_ids=token_type_ids,
             position_ids=position_ids,
             inputs_embeds=inputs_embeds,
+            keep_padding=labels is None or not self.training,
             **kwargs,
         )
         loss, prediction_logits = self._token_head().loss_and_logits(outputs.last_hidden_state, labels)
@@ -646,6 +659,7 @@ class VanillaBertForMaskedLM(VanillaBertPreTrainedModel):
             token_type_ids=token_type_ids,
             position_ids=position_ids,
             inputs_embeds=inputs_embeds,
+            keep_padding=labels is None or not self.training,
             **kwargs,
         )
         loss, logits = self._token_head().loss_and_logits(outputs.last_hidden_state, labels)
@@ -864,6 +878,7 @@ class VanillaBertForTokenClassification(VanillaBertPreTrainedModel):
             token_type_ids=token_type_ids,
             position_ids=position_ids,
             inputs_embeds=inputs_embeds,
+            keep_padding=labels is None or not self.training,
             **kwargs,
         )
         logits = self.classifier(self._classifier_dropout(outputs.last_hidden_state))  # (batch, length, num_labels)
@@ -931,6 +946,7 @@ class VanillaBertForQuestionAnswering(VanillaBertPreTrainedModel):
             token_type_ids=token_type_ids,
             position_ids=position_ids,
             inputs_embeds=inputs_embeds,
+            keep_padding=True,
             **kwargs,
         )
         start_logits, end_logits = self.qa_outputs(outputs.last_hidden_state).unbind(-1)  # (batch, length) each

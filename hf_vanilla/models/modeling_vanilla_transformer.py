@@ -49,11 +49,13 @@ from .layers import (
     CrossAttention,
     EncoderLayer,
     FusedLinear,
+    Packing,
     PositionwiseFeedForward,
     SelfAttention,
     check_attention_mask,
     check_input_ids,
     dropout,
+    pack_padding,
     positions_of,
     sinusoidal_positions,
 )
@@ -87,31 +89,47 @@ class DecoderLayer(GradientCheckpointingLayer):
         encoder_hidden_states: torch.Tensor,
         encoder_attention_mask: torch.Tensor | None = None,
         past_key_values: EncoderDecoderCache | None = None,
+        packing: Packing | None = None,
+        source_packing: Packing | None = None,
         **kwargs: Any,
     ) -> torch.Tensor:
         """Run the layer.
 
         Args:
-            hidden_states (`torch.Tensor` of shape `(batch, tgt_len, d_model)`): The target.
+            hidden_states (`torch.Tensor` of shape `(batch, tgt_len, d_model)`): The target; with `packing`, its tokens
+                `(1, tokens, d_model)`.
             attention_mask (`torch.Tensor`, *optional*): A causal mask made by transformers' mask helpers.
-            encoder_hidden_states (`torch.Tensor` of shape `(batch, src_len, d_model)`): The encoder's output.
+            encoder_hidden_states (`torch.Tensor` of shape `(batch, src_len, d_model)`): The encoder's output; with
+                `source_packing`, its tokens `(1, tokens, d_model)`.
             encoder_attention_mask (`torch.Tensor`, *optional*): A mask over the source.
             past_key_values (`EncoderDecoderCache`, *optional*): Keys and values of earlier calls.
+            packing (`Packing`, *optional*): Where the target's tokens belong, if padding is left out.
+            source_packing (`Packing`, *optional*): The same for the source.
             **kwargs: Passed on to the attention kernel.
 
         Returns:
-            `torch.Tensor` of shape `(batch, tgt_len, d_model)`: the output.
+            `torch.Tensor`: the output, of the shape of `hidden_states`.
         """
         # 1. self-attention
         hidden_states = self.self_attn_residual(
-            hidden_states, self.self_attn, attention_mask, past_key_values, **kwargs
+            hidden_states,
+            lambda inner: self.self_attn(inner, attention_mask, past_key_values, packing, **kwargs)[0],
         )
         # 2. cross-attention
         hidden_states = self.cross_attn_residual(
-            hidden_states, self.cross_attn, encoder_hidden_states, encoder_attention_mask, past_key_values, **kwargs
+            hidden_states,
+            lambda inner: self.cross_attn(
+                inner,
+                encoder_hidden_states,
+                encoder_attention_mask,
+                past_key_values,
+                packing,
+                source_packing,
+                **kwargs,
+            )[0],
         )
         # 3. feed-forward
-        return self.feed_forward_residual(hidden_states, self.feed_forward)
+        return self.feed_forward_residual(hidden_states, lambda inner: self.feed_forward(inner))
 
 
 class VanillaTransformerPreTrainedModel(PreTrainedModel):
@@ -256,12 +274,17 @@ class VanillaTransformerEncoder(VanillaTransformerPreTrainedModel):
         self._check_length(src_len)
 
         hidden_states = self._embed(inputs_embeds, positions_of(attention_mask, src_len, 0, inputs_embeds.device))
-        attention_mask = create_bidirectional_mask(
-            config=self.config, inputs_embeds=hidden_states, attention_mask=attention_mask
-        )
+        packing = pack_padding(self.config, attention_mask, **kwargs)
+        if packing is not None:
+            hidden_states = packing.pack(hidden_states)  # (1, tokens, d_model)
+        else:
+            attention_mask = create_bidirectional_mask(
+                config=self.config, inputs_embeds=hidden_states, attention_mask=attention_mask
+            )
         for layer in self.layers:
-            hidden_states = layer(hidden_states, attention_mask, **kwargs)
-        return BaseModelOutput(last_hidden_state=self.norm(hidden_states))
+            hidden_states = layer(hidden_states, attention_mask, packing=packing, **kwargs)
+        hidden_states = self.norm(hidden_states)
+        return BaseModelOutput(last_hidden_state=hidden_states if packing is None else packing.unpack(hidden_states))
 
 
 class VanillaTransformerDecoder(VanillaTransformerPreTrainedModel):
@@ -299,6 +322,7 @@ class VanillaTransformerDecoder(VanillaTransformerPreTrainedModel):
         past_key_values: EncoderDecoderCache | None = None,
         inputs_embeds: torch.Tensor | None = None,
         use_cache: bool | None = None,
+        packing: Packing | None = None,
         **kwargs: Any,
     ) -> BaseModelOutputWithPastAndCrossAttentions:
         """Decode the target against the encoded source.
@@ -316,6 +340,7 @@ class VanillaTransformerDecoder(VanillaTransformerPreTrainedModel):
             inputs_embeds (`torch.Tensor` of shape `(batch, tgt_len, d_model)`, *optional*): Embeddings in place of
                 `input_ids`, before they are scaled by sqrt(d_model).
             use_cache (`bool`, *optional*): Whether to return keys and values; the config's `use_cache` by default.
+            packing (`Packing`, *optional*): Where the target's tokens are, if that is known although there is no mask.
             **kwargs: transformers' `output_attentions`, `output_hidden_states`, `return_dict`.
 
         Returns:
@@ -354,21 +379,42 @@ class VanillaTransformerDecoder(VanillaTransformerPreTrainedModel):
 
         position_ids = positions_of(attention_mask, tgt_len, past_len, inputs_embeds.device)
         hidden_states = self._embed(inputs_embeds, position_ids)
-        causal_mask = create_causal_mask(
-            config=self.config, inputs_embeds=hidden_states, attention_mask=attention_mask, past_key_values=self_cache
-        )
+        source_packing = None
+        if past_key_values is None and sources == batch:
+            packing = packing or pack_padding(self.config, attention_mask, **kwargs)
+            source_packing = pack_padding(self.config, encoder_attention_mask, **kwargs)
+        if packing is not None:
+            hidden_states = packing.pack(hidden_states)  # (1, tokens, d_model)
+        else:
+            attention_mask = create_causal_mask(
+                config=self.config,
+                inputs_embeds=hidden_states,
+                attention_mask=attention_mask,
+                past_key_values=self_cache,
+            )
         encoder_attention_mask = create_bidirectional_mask(
             config=self.config,
-            inputs_embeds=hidden_states,
+            inputs_embeds=inputs_embeds,
             attention_mask=encoder_attention_mask,
             encoder_hidden_states=encoder_hidden_states,
         )
+        if source_packing is not None:
+            encoder_hidden_states = source_packing.pack(encoder_hidden_states)  # (1, source tokens, d_model)
         for layer in self.layers:
             hidden_states = layer(
-                hidden_states, causal_mask, encoder_hidden_states, encoder_attention_mask, past_key_values, **kwargs
+                hidden_states,
+                attention_mask,
+                encoder_hidden_states,
+                encoder_attention_mask,
+                past_key_values,
+                packing,
+                source_packing,
+                **kwargs,
             )
+        hidden_states = self.norm(hidden_states)
         return BaseModelOutputWithPastAndCrossAttentions(
-            last_hidden_state=self.norm(hidden_states), past_key_values=past_key_values
+            last_hidden_state=hidden_states if packing is None else packing.unpack(hidden_states),
+            past_key_values=past_key_values,
         )
 
 
@@ -409,6 +455,7 @@ class VanillaTransformerModel(VanillaTransformerPreTrainedModel):
         inputs_embeds: torch.Tensor | None = None,
         decoder_inputs_embeds: torch.Tensor | None = None,
         use_cache: bool | None = None,
+        decoder_packing: Packing | None = None,
         **kwargs: Any,
     ) -> Seq2SeqModelOutput:
         """Encode the source and decode the target.
@@ -426,6 +473,8 @@ class VanillaTransformerModel(VanillaTransformerPreTrainedModel):
             decoder_inputs_embeds (`torch.Tensor` of shape `(batch, tgt_len, d_model)`, *optional*): In place of
                 `decoder_input_ids`.
             use_cache (`bool`, *optional*): Whether to return keys and values.
+            decoder_packing (`Packing`, *optional*): Where the target's tokens are, if that is known although there is
+                no mask.
             **kwargs: transformers' `output_attentions`, `output_hidden_states`, `return_dict`.
 
         Returns:
@@ -450,6 +499,7 @@ class VanillaTransformerModel(VanillaTransformerPreTrainedModel):
             past_key_values=past_key_values,
             inputs_embeds=decoder_inputs_embeds,
             use_cache=use_cache,
+            packing=decoder_packing,
             **kwargs,
         )
         return Seq2SeqModelOutput(
@@ -561,6 +611,11 @@ class VanillaTransformerForConditionalGeneration(VanillaTransformerPreTrainedMod
             check_input_ids("labels", labels.masked_fill(labels == -100, 0), self.config.vocab_size)
             if decoder_input_ids is None and decoder_inputs_embeds is None:
                 decoder_input_ids = self.prepare_decoder_input_ids_from_labels(labels)
+            target = decoder_input_ids if decoder_inputs_embeds is None else decoder_inputs_embeds
+            if self.training and decoder_attention_mask is None and labels.shape == target.shape[:2]:
+                # Nothing depends on what stands behind the last label.
+                needed = (labels != -100).flip(1).cummax(1).values.flip(1)
+                kwargs["decoder_packing"] = pack_padding(self.config, needed, **kwargs)
         outputs: Seq2SeqModelOutput = self.model(
             input_ids=input_ids,
             attention_mask=attention_mask,

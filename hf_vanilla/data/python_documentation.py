@@ -1,0 +1,39 @@
+"""English text that every Python brings along: the interpreter's help topics and the library's docstrings."""
+
+import ast
+import sysconfig
+from pathlib import Path
+from pydoc_data.topics import topics
+
+from tqdm.auto import tqdm
+
+
+SHORTEST_DOCUMENT = 200  # characters
+
+
+def python_documentation(limit: int | None = None) -> list[str]:
+    """Read the help topics, and the docstrings of each module as one document.
+
+    Args:
+        limit (`int`, *optional*):
+            Most documents; the longest are taken.
+
+    Returns:
+        `list[str]`: the documents, the longest first.
+    """
+    modules = sorted(Path(sysconfig.get_paths()["stdlib"]).glob("**/*.py"))
+    modules = [path for path in modules if "site-packages" not in path.parts and "test" not in str(path)]
+    texts = [topics[name] for name in sorted(topics)]
+    texts += [_docstrings_of(path) for path in tqdm(modules, desc="reading docstrings", unit="file")]
+    texts = [text for text in texts if len(text) >= SHORTEST_DOCUMENT]
+    return sorted(texts, key=len, reverse=True)[:limit]
+
+
+def _docstrings_of(path: Path) -> str:
+    """Collect the docstrings of one module."""
+    try:
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+    except (SyntaxError, UnicodeDecodeError, OSError):
+        return ""
+    kinds = (ast.Module, ast.ClassDef, ast.FunctionDef)
+    return "\n".join(ast.get_docstring(node) or "" for node in ast.walk(tree) if isinstance(node, kinds))

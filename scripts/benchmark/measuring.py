@@ -1,0 +1,178 @@
+"""What the benchmarks share: their options, taking turns, text to work on, and the report."""
+
+import datetime
+import json
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from tqdm.auto import tqdm
+from transformers import Trainer, TrainerCallback
+from transformers.utils import logging
+
+from hf_vanilla.command_line import describe_environment
+from hf_vanilla.data import load_parallel_dataset, python_documentation, split_sentences
+from hf_vanilla.generation.line_files import replacing_file
+from hf_vanilla.training import command_of_process
+
+
+@dataclass
+class BenchmarkArguments:
+    """Options of every benchmark."""
+
+    repeats: int = field(default=5, metadata={"help": "How often each side has its turn; medians are told."})
+    quick: bool = field(default=False, metadata={"help": "A small model and two turns: to see that it runs."})
+    threads: int = field(default=2, metadata={"help": "Threads of the CPU."})
+    output_file: str | None = field(default=None, metadata={"help": "JSON file for the figures."})
+
+
+def prepare(arguments: BenchmarkArguments) -> None:
+    """Set the number of threads, and keep the libraries quiet."""
+    torch.set_num_threads(arguments.threads)
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+
+
+def take_turns(sides: dict[str, Callable[[], float]], repeats: int) -> dict[str, list[float]]:
+    """Measure all sides once, `repeats` times over, so that a machine whose speed drifts treats them alike.
+
+    Args:
+        sides (`dict[str, Callable[[], float]]`): Name of each side, and what measures it once.
+        repeats (`int`): Number of turns.
+
+    Returns:
+        `dict[str, list[float]]`: the figures of each side, in the order of the turns.
+    """
+    figures: dict[str, list[float]] = {name: [] for name in sides}
+    with tqdm(total=repeats * len(sides), unit="turn") as progress:
+        for _ in range(repeats):
+            for name, measure in sides.items():
+                figures[name].append(measure())
+                progress.update()
+    return figures
+
+
+def spread(values: list[float]) -> dict[str, float]:
+    """Return median, lowest and highest of some figures, to four digits."""
+    summary = {"median": statistics.median(values), "lowest": min(values), "highest": max(values)}
+    return {name: float(f"{value:.4g}") for name, value in summary.items()}
+
+
+def report(
+    arguments: BenchmarkArguments,
+    work: str,
+    unit: str,
+    figures: dict[str, list[float]],
+    ratios: dict[str, tuple[str, str, float | None]],
+    **settings: Any,
+) -> None:
+    """Print all sides and their ratios, and write them to `output_file`.
+
+    Args:
+        arguments (`BenchmarkArguments`): The options.
+        work (`str`): What was done.
+        unit (`str`): Unit of the figures.
+        figures (`dict[str, list[float]]`): As [`take_turns`] gives them.
+        ratios (`dict[str, tuple[str, str, float | None]]`): Name of each ratio: the two sides, and the target.
+        **settings (`Any`): What else decides the figures.
+    """
+    sides = {name: spread(values) for name, values in figures.items()}
+    compared = {}
+    for name, (ours, other, target) in ratios.items():
+        quotients = [a / b for a, b in zip(figures[ours], figures[other], strict=True)]
+        compared[name] = {**spread(quotients), **({} if target is None else {"target": target})}
+    print(f"\n{work}, {unit}:")
+    for name, side in sides.items():
+        print(f"  {name}: {side['median']:,.4g}   ({side['lowest']:,.4g} to {side['highest']:,.4g})")
+    for name, ratio in compared.items():
+        target = f", target {ratio['target']:g}" if "target" in ratio else ""
+        print(f"  {name}: {ratio['median']:.2f} x   ({ratio['lowest']:.2f} to {ratio['highest']:.2f}{target})")
+    if arguments.output_file is None:
+        return
+    written = {
+        "work": work,
+        "unit": unit,
+        "sides": sides,
+        "ratios": compared,
+        "repeats": arguments.repeats,
+        "threads": arguments.threads,
+        "settings": settings,
+        "command": command_of_process(),
+        "date": datetime.date.today().isoformat(),
+        **describe_environment(),
+    }
+    with replacing_file(arguments.output_file) as file:
+        file.write(json.dumps(written, indent=2) + "\n")
+
+
+def sentence_pairs(parallel_file: str | None, columns: list[str], limit: int) -> dict[str, list[str]]:
+    """Read pairs of sentences, or make some of Python's documentation: a sentence, and its words in reverse.
+
+    Args:
+        parallel_file (`str`, *optional*): JSON lines, CSV or Parquet.
+        columns (`list[str]`): The columns of source and target.
+        limit (`int`): Most pairs.
+
+    Returns:
+        `dict[str, list[str]]`: `source` and `target`.
+    """
+    if parallel_file is not None:
+        pairs = load_parallel_dataset(
+            data_files={"train": parallel_file}, source_column=columns[0], target_column=columns[1]
+        )["train"]
+        pairs = pairs.select(range(min(limit, len(pairs))))
+        return {name: pairs[name][:] for name in ("source", "target")}
+    sentences = [each for text in python_documentation(400) for each in split_sentences(text.replace("\n", " "))]
+    sentences = [" ".join(each.split()[:60]) for each in sentences if len(each.split()) > 3][:limit]
+    return {"source": sentences, "target": [" ".join(reversed(each.split())) for each in sentences]}
+
+
+class Speedometer(TrainerCallback):
+    """Measures real tokens per second of a training, after its first updates.
+
+    Args:
+        model (`nn.Module`): The model that is trained.
+        name (`str`): The argument whose tokens count.
+        padding (`int`): What stands in it where there is no token.
+        warmup_steps (`int`): Updates that don't count.
+    """
+
+    def __init__(self, model: torch.nn.Module, name: str, padding: int, warmup_steps: int):
+        self.name, self.padding, self.warmup_steps = name, padding, warmup_steps
+        self.tokens, self.started, self.seconds = 0, 0.0, 0.0
+        self.hook = model.register_forward_pre_hook(self._count, with_kwargs=True)
+
+    def _count(self, model: torch.nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
+        self.tokens += int((kwargs[self.name] != self.padding).sum())
+
+    def on_step_end(self, args, state, control, **kwargs) -> None:
+        """Start the clock behind the first updates."""
+        if state.global_step == self.warmup_steps:
+            self.tokens, self.started = 0, _now()
+
+    def on_train_end(self, args, state, control, **kwargs) -> None:
+        """Stop the clock."""
+        self.seconds = _now() - self.started
+        self.hook.remove()
+
+    def rate(self) -> float:
+        """Tokens per second."""
+        return self.tokens / self.seconds
+
+
+def _now() -> float:
+    """Read the clock when all work is done."""
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    return time.perf_counter()
+
+
+def train_and_clock(trainer: Trainer, name: str, padding: int, warmup_steps: int) -> float:
+    """Run a training, and return its real tokens per second after the first updates."""
+    speedometer = Speedometer(trainer.model, name, padding, warmup_steps)
+    trainer.add_callback(speedometer)
+    trainer.train()
+    return speedometer.rate()

@@ -1,0 +1,142 @@
+#!/usr/bin/env python
+r"""Training an encoder-decoder: real target tokens per second, against transformers' MarianMTModel of the same sizes.
+
+Both sides train through a Trainer, optimizer step included, dropout on, in bfloat16: MarianMTModel with the stock
+`Seq2SeqTrainer` and batches of 64 shuffled sentences, and again with batches equal to ours; our model with the same
+stock trainer and batches, and with `VanillaTrainer` and batches of a number of tokens.
+
+    python scripts/benchmark/translation_training.py --parallel_file train.jsonl --columns en de
+
+Without a file the pairs are made from Python's own documentation.
+"""
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+from datasets import Dataset
+from measuring import BenchmarkArguments, prepare, report, sentence_pairs, take_turns, train_and_clock
+from transformers import DataCollatorForSeq2Seq, MarianConfig, MarianMTModel, Seq2SeqTrainer, set_seed
+
+from hf_vanilla import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
+from hf_vanilla.command_line import parse_arguments, run
+from hf_vanilla.data import tokenize_parallel_dataset
+from hf_vanilla.tokenization import train_tokenizer
+from hf_vanilla.training import VanillaTrainer, VanillaTrainingArguments
+
+
+IGNORED_LABEL = -100
+VOCAB_SIZE = 10_000
+WARMUP_STEPS = 2
+
+
+@dataclass
+class TrainingBenchmarkArguments(BenchmarkArguments):
+    """Options of this benchmark."""
+
+    parallel_file: str | None = field(default=None, metadata={"help": "Pairs: JSON lines, CSV or Parquet."})
+    columns: list[str] = field(default_factory=lambda: ["source", "target"], metadata={"help": "Its two columns."})
+    max_tokens_per_batch: int = field(default=4096, metadata={"help": "Size of our batches."})
+    tokens_per_turn: int = field(default=25_000, metadata={"help": "About how many target tokens a turn takes."})
+
+
+def build_models(quick: bool) -> dict[str, torch.nn.Module]:
+    """Build both models with the same sizes, tied embeddings and dropouts."""
+    layers, width = (2, 128) if quick else (6, 512)
+    heads, inner = width // 64, 4 * width
+    set_seed(0)
+    marian = MarianMTModel(
+        MarianConfig(
+            vocab_size=VOCAB_SIZE,
+            d_model=width,
+            encoder_layers=layers,
+            decoder_layers=layers,
+            encoder_attention_heads=heads,
+            decoder_attention_heads=heads,
+            encoder_ffn_dim=inner,
+            decoder_ffn_dim=inner,
+            dropout=0.1,
+            activation_function="relu",
+            scale_embedding=True,
+            pad_token_id=0,
+            eos_token_id=2,
+            forced_eos_token_id=None,
+            decoder_start_token_id=0,
+        )
+    )
+    ours = VanillaTransformerForConditionalGeneration(
+        VanillaTransformerConfig(
+            vocab_size=VOCAB_SIZE,
+            d_model=width,
+            d_ff=inner,
+            num_heads=heads,
+            encoder_layers=layers,
+            decoder_layers=layers,
+            dropout=0.1,
+        )
+    )
+    return {"MarianMTModel": marian, "ours": ours}
+
+
+def main() -> None:
+    """Prepare text and models, take turns, report."""
+    (arguments,) = parse_arguments(TrainingBenchmarkArguments, description=__doc__)
+    prepare(arguments)
+    pairs = sentence_pairs(arguments.parallel_file, arguments.columns, 29_000)
+    tokenizer = train_tokenizer(pairs["source"] + pairs["target"], VOCAB_SIZE, show_progress=False)
+    data = tokenize_parallel_dataset(Dataset.from_dict(pairs), tokenizer, max_source_length=128, max_target_length=128)
+    mean_target = sum(map(len, data["labels"][:])) / len(data)
+    models = build_models(arguments.quick)
+
+    def side(model_name: str, trainer_class: type, **batches: int) -> Callable[[], float]:
+        model = models[model_name]
+        tokens = batches.get("max_tokens_per_batch") or batches["per_device_train_batch_size"] * mean_target
+        steps = max(3, round(arguments.tokens_per_turn / tokens)) + WARMUP_STEPS
+
+        def measure() -> float:
+            args = VanillaTrainingArguments(
+                output_dir="benchmark_output",
+                max_steps=steps,
+                bf16=True,
+                use_cpu=not torch.accelerator.is_available(),
+                save_strategy="no",
+                logging_strategy="no",
+                report_to="none",
+                disable_tqdm=True,
+                **batches,
+            )
+            collator = DataCollatorForSeq2Seq(tokenizer, model=model)
+            trainer = trainer_class(model, args, collator, train_dataset=data)
+            return train_and_clock(trainer, "labels", IGNORED_LABEL, WARMUP_STEPS)
+
+        return measure
+
+    stock = {"per_device_train_batch_size": 64}
+    by_tokens = {"max_tokens_per_batch": arguments.max_tokens_per_batch}
+    sides = {
+        "MarianMTModel, Seq2SeqTrainer, 64 sentences": side("MarianMTModel", Seq2SeqTrainer, **stock),
+        "MarianMTModel, our batches": side("MarianMTModel", VanillaTrainer, **by_tokens),
+        "ours, Seq2SeqTrainer, 64 sentences": side("ours", Seq2SeqTrainer, **stock),
+        "ours, VanillaTrainer": side("ours", VanillaTrainer, **by_tokens),
+    }
+    default, equal, stock_ours, ours = sides
+    report(
+        arguments,
+        "train an encoder-decoder " + ("(quick)" if arguments.quick else "(base)") + ", bfloat16",
+        "real target tokens per second",
+        take_turns(sides, 2 if arguments.quick else arguments.repeats),
+        {
+            "against the stock trainer's default batches": (ours, default, 6.0),
+            "against equal batches": (ours, equal, 2.5),
+            "stock trainer and batches on both sides": (stock_ours, default, None),
+        },
+        vocab_size=VOCAB_SIZE,
+        max_tokens_per_batch=arguments.max_tokens_per_batch,
+        mean_target_tokens=round(mean_target, 1),
+        text=arguments.parallel_file or "Python's documentation",
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(run(main))

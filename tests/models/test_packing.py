@@ -1,0 +1,164 @@
+"""Work on real tokens alone gives what work on all positions gives: outputs, losses and gradients."""
+
+import pytest
+import torch
+from tiny_berts import NO_DROPOUT, TASKS, tiny_bert
+from tiny_models import tiny_model
+
+from hf_vanilla.models import layers
+from hf_vanilla.models.layers import Packing, PositionwiseFeedForward, pack_padding
+
+
+TOLERANCE = dict(rtol=1e-5, atol=1e-6)
+SOURCE = torch.tensor([[5, 6, 7, 8, 2], [9, 3, 2, 0, 0], [4, 2, 0, 0, 0]])
+LABELS = torch.tensor(
+    [[7, 2, -100, -100, -100, -100, -100], [5, -100, 9, 6, 3, 4, 2], [8, 3, 2, -100, -100, -100, -100]]
+)
+SOURCE_MASKS = {
+    "right": [[1, 1, 1, 1, 1], [1, 1, 1, 0, 0], [1, 1, 0, 0, 0]],
+    "left": [[1, 1, 1, 1, 1], [0, 0, 1, 1, 1], [0, 0, 0, 1, 1]],
+    "holes": [[1, 0, 1, 1, 1], [1, 0, 0, 0, 1], [0, 1, 0, 1, 0]],
+}
+DECODER_MASKS = {
+    "none": None,
+    "left": [[0, 0, 0, 0, 0, 1, 1], [1, 1, 1, 1, 1, 1, 1], [0, 0, 0, 0, 1, 1, 1]],
+}
+
+
+@pytest.fixture
+def seen(monkeypatch):
+    """Count the positions that every feed-forward network sees."""
+    counts = []
+    forward = PositionwiseFeedForward.forward
+
+    def counted(self, hidden_states):
+        counts.append(hidden_states.shape[0] * hidden_states.shape[1])
+        return forward(self, hidden_states)
+
+    monkeypatch.setattr(PositionwiseFeedForward, "forward", counted)
+    return counts
+
+
+def loss_and_gradients(model, inputs):
+    model.zero_grad()
+    outputs = model(**inputs)
+    outputs.loss.backward()
+    return outputs.loss, {name: parameter.grad for name, parameter in model.named_parameters()}
+
+
+def assert_same(model, inputs, monkeypatch):
+    packed_loss, packed = loss_and_gradients(model, inputs)
+    monkeypatch.setattr(layers, "LEAST_PADDING", 1.0)
+    plain_loss, plain = loss_and_gradients(model, inputs)
+    torch.testing.assert_close(packed_loss, plain_loss, **TOLERANCE)
+    assert packed.keys() == plain.keys()
+    for name, gradient in plain.items():
+        if gradient is None:
+            assert packed[name] is None
+        else:
+            torch.testing.assert_close(packed[name], gradient, **TOLERANCE)
+
+
+@pytest.mark.parametrize("norm_position", ["post", "pre"])
+@pytest.mark.parametrize("kernel", ["eager", "sdpa"])
+@pytest.mark.parametrize("decoder_mask", DECODER_MASKS)
+@pytest.mark.parametrize("source_mask", SOURCE_MASKS)
+def test_training_a_transformer(source_mask, decoder_mask, kernel, norm_position, seen, monkeypatch):
+    model = tiny_model(dropout=0.0, norm_position=norm_position).train()
+    model.set_attn_implementation(kernel)
+    mask = torch.tensor(SOURCE_MASKS[source_mask])
+    inputs = {"input_ids": SOURCE, "attention_mask": mask, "labels": LABELS}
+    real_targets = 2 + 7 + 3
+    if DECODER_MASKS[decoder_mask] is not None:
+        inputs["decoder_attention_mask"] = torch.tensor(DECODER_MASKS[decoder_mask])
+        inputs["labels"] = LABELS.masked_fill(inputs["decoder_attention_mask"] == 0, -100)
+    model(**inputs)
+    assert seen == [int(mask.sum())] * 2 + [real_targets] * 3  # 2 encoder and 3 decoder layers
+    assert_same(model, inputs, monkeypatch)
+    assert seen[-5:] == [15] * 2 + [21] * 3
+
+
+def test_encoding_gives_zero_at_padding_and_the_same_elsewhere(seen, monkeypatch):
+    encoder = tiny_model().model.encoder.eval()
+    mask = torch.tensor(SOURCE_MASKS["right"])
+    packed = encoder(SOURCE, attention_mask=mask).last_hidden_state
+    monkeypatch.setattr(layers, "LEAST_PADDING", 1.0)
+    plain = encoder(SOURCE, attention_mask=mask).last_hidden_state
+    torch.testing.assert_close(packed, plain * mask[..., None], **TOLERANCE)
+    assert seen == [10] * 2 + [15] * 2
+
+
+@pytest.mark.parametrize("kernel", ["eager", "sdpa"])
+@pytest.mark.parametrize("task", [task for task in TASKS if task not in ("model", "choices")])
+def test_training_a_bert(task, kernel, seen, monkeypatch):
+    model = tiny_bert(task, attn_implementation=kernel, **NO_DROPOUT).train()
+    model(**TASKS[task][3])
+    reads_padding = task == "answers"  # the loss of transformers' head counts padding among the positions
+    assert seen == [14 if reads_padding else 12] * 2
+    assert_same(model, TASKS[task][3], monkeypatch)
+
+
+@pytest.mark.parametrize("frames", [1, 2, 3, 9])
+def test_any_number_of_frames(frames):
+    lengths = torch.tensor([3, 7, 1, 7, 4])
+    mask = torch.arange(7) < lengths[:, None]
+    states = torch.randn(5, 7, 2) * mask[..., None]
+    packing = pack_padding(tiny_bert().config, mask.long(), frames)
+    assert isinstance(packing, Packing)
+    assert len(packing.frames) == min(frames, 5)
+    tokens = packing.pack(states)
+    assert tokens.shape == (1, 22, 2)
+    assert torch.equal(packing.unpack(tokens), states)
+    for frame, part in packing.split(tokens):
+        assert torch.equal(frame.pack(frame.unpack(part)), part)
+        assert frame.length * frame.rows >= part.shape[0]
+    if frames > 1:
+        assert [frame.length for frame in packing.frames] == sorted(frame.length for frame in packing.frames)
+
+
+@pytest.mark.parametrize(
+    "mask",
+    [
+        None,
+        torch.ones(2, 7),  # no padding
+        torch.tensor([[1, 1, 0], [0, 0, 0]]),  # a row of nothing else
+        torch.ones(2, 1, 7, 7),  # a mask of another kind
+        torch.ones(0, 7),
+    ],
+)
+def test_nothing_is_packed_where_it_does_not_pay(mask):
+    assert pack_padding(tiny_bert().config, mask) is None
+
+
+@pytest.mark.parametrize("name", ["output_attentions", "output_hidden_states"])
+def test_single_layers_show_all_positions(name):
+    mask = torch.tensor(SOURCE_MASKS["right"])
+    config = tiny_bert(attn_implementation="eager").config
+    assert pack_padding(config, mask) is not None
+    assert pack_padding(config, mask, **{name: True}) is None
+    setattr(config, name, True)
+    assert pack_padding(config, mask) is None
+
+
+def test_a_pooler_never_reads_what_was_left_out():
+    mask = torch.tensor(SOURCE_MASKS["left"])
+    assert pack_padding(tiny_bert().config, mask, needs_first=True) is None
+    assert pack_padding(tiny_bert().config, mask) is not None
+
+
+def test_dropout_of_packed_tokens_has_its_rate(monkeypatch):
+    torch.manual_seed(3)
+    model = tiny_model(dropout=0.3, d_model=64).train()
+    noises = []
+    noise_of = layers.dropout_noise
+
+    def recorded(like, rate):
+        noises.append(noise_of(like, rate))
+        return noises[-1].clone()
+
+    monkeypatch.setattr(layers, "dropout_noise", recorded)
+    for _ in range(10):
+        model(SOURCE, attention_mask=torch.tensor(SOURCE_MASKS["right"]), labels=LABELS)
+    kept = torch.cat([noise.flatten() for noise in noises if noise.shape[1] in (10, 12)])
+    assert kept.numel() > 50_000
+    assert kept.mean().item() == pytest.approx(0.7, abs=0.01)
