@@ -62,6 +62,10 @@ from .layers import (
 from .loss import cross_entropy_sum, freeze_row, projected_cross_entropy_sum, smoothed_target
 
 
+# transformers' maximum for every model that does not say: not a choice of anybody for this one.
+UNIVERSAL_MAX_LENGTH = 20
+
+
 class DecoderLayer(GradientCheckpointingLayer):
     """Causal self-attention, cross-attention and a feed-forward network, each inside a residual connection with norm.
 
@@ -726,6 +730,8 @@ class VanillaTransformerForConditionalGeneration(VanillaTransformerPreTrainedMod
             `torch.LongTensor` of shape `(batch * num_return_sequences, tgt_len)`: the sequences, from
             `decoder_start_token_id`; or, with `return_dict_in_generate`, transformers' output classes.
         """
+        if self.generation_config.max_length == UNIVERSAL_MAX_LENGTH:
+            self.generation_config.max_length = None  # `Seq2SeqTrainer` writes it there, and a checkpoint keeps it
         sources = (inputs, kwargs.get("input_ids"), kwargs.get("inputs_embeds"))
         source = next((given for given in sources if given is not None), None)
         if source is None or 0 not in source.shape[:2]:

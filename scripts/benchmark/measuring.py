@@ -10,9 +10,10 @@ from typing import Any
 
 import torch
 from tqdm.auto import tqdm
-from transformers import Trainer, TrainerCallback
+from transformers import MarianConfig, MarianMTModel, Trainer, TrainerCallback
 from transformers.utils import logging
 
+from hf_vanilla import VanillaTransformerConfig
 from hf_vanilla.command_line import describe_environment
 from hf_vanilla.data import load_parallel_dataset, python_documentation, split_sentences
 from hf_vanilla.generation.line_files import replacing_file
@@ -128,6 +129,29 @@ def sentence_pairs(parallel_file: str | None, columns: list[str], limit: int) ->
     sentences = [each for text in python_documentation(400) for each in split_sentences(text.replace("\n", " "))]
     sentences = [" ".join(each.split()[:60]) for each in sentences if len(each.split()) > 3][:limit]
     return {"source": sentences, "target": [" ".join(reversed(each.split())) for each in sentences]}
+
+
+def marian_like(config: VanillaTransformerConfig) -> MarianMTModel:
+    """Build transformers' MarianMTModel with the sizes, dropout and tied embeddings of a config of ours."""
+    return MarianMTModel(
+        MarianConfig(
+            vocab_size=config.vocab_size,
+            d_model=config.d_model,
+            encoder_layers=config.encoder_layers,
+            decoder_layers=config.decoder_layers,
+            encoder_attention_heads=config.num_heads,
+            decoder_attention_heads=config.num_heads,
+            encoder_ffn_dim=config.d_ff,
+            decoder_ffn_dim=config.d_ff,
+            dropout=config.dropout,
+            activation_function="relu",
+            scale_embedding=True,
+            pad_token_id=config.pad_token_id,
+            eos_token_id=config.eos_token_id,
+            forced_eos_token_id=None,
+            decoder_start_token_id=config.decoder_start_token_id,
+        )
+    )
 
 
 class Speedometer(TrainerCallback):

@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 
 import torch
 from datasets import Dataset
-from measuring import BenchmarkArguments, prepare, report, sentence_pairs, take_turns, train_and_clock
-from transformers import DataCollatorForSeq2Seq, MarianConfig, MarianMTModel, Seq2SeqTrainer, set_seed
+from measuring import BenchmarkArguments, marian_like, prepare, report, sentence_pairs, take_turns, train_and_clock
+from transformers import DataCollatorForSeq2Seq, Seq2SeqTrainer, set_seed
 
 from hf_vanilla import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
 from hf_vanilla.command_line import parse_arguments, run
@@ -43,40 +43,10 @@ class TrainingBenchmarkArguments(BenchmarkArguments):
 
 def build_models(quick: bool) -> dict[str, torch.nn.Module]:
     """Build both models with the same sizes, tied embeddings and dropouts."""
-    layers, width = (2, 128) if quick else (6, 512)
-    heads, inner = width // 64, 4 * width
+    sizes = {"d_model": 128, "d_ff": 512, "num_heads": 2, "encoder_layers": 2, "decoder_layers": 2} if quick else {}
+    config = VanillaTransformerConfig.preset("base", vocab_size=VOCAB_SIZE, **sizes)
     set_seed(0)
-    marian = MarianMTModel(
-        MarianConfig(
-            vocab_size=VOCAB_SIZE,
-            d_model=width,
-            encoder_layers=layers,
-            decoder_layers=layers,
-            encoder_attention_heads=heads,
-            decoder_attention_heads=heads,
-            encoder_ffn_dim=inner,
-            decoder_ffn_dim=inner,
-            dropout=0.1,
-            activation_function="relu",
-            scale_embedding=True,
-            pad_token_id=0,
-            eos_token_id=2,
-            forced_eos_token_id=None,
-            decoder_start_token_id=0,
-        )
-    )
-    ours = VanillaTransformerForConditionalGeneration(
-        VanillaTransformerConfig(
-            vocab_size=VOCAB_SIZE,
-            d_model=width,
-            d_ff=inner,
-            num_heads=heads,
-            encoder_layers=layers,
-            decoder_layers=layers,
-            dropout=0.1,
-        )
-    )
-    return {"MarianMTModel": marian, "ours": ours}
+    return {"MarianMTModel": marian_like(config), "ours": VanillaTransformerForConditionalGeneration(config)}
 
 
 def main() -> None:

@@ -9,7 +9,15 @@ from tiny_models import BOS, EOS, PAD, SOURCE, SOURCE_MASK, VOCAB, tiny_model
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
-from transformers import GenerationConfig, PreTrainedTokenizerFast, TextIteratorStreamer, TextStreamer
+from transformers import (
+    DataCollatorForSeq2Seq,
+    GenerationConfig,
+    PreTrainedTokenizerFast,
+    Seq2SeqTrainer,
+    Seq2SeqTrainingArguments,
+    TextIteratorStreamer,
+    TextStreamer,
+)
 from transformers.cache_utils import DynamicCache, EncoderDecoderCache, StaticCache
 
 from hf_vanilla import VanillaTransformerForConditionalGeneration
@@ -322,6 +330,19 @@ def test_length_that_the_user_asks_for_counts():
     assert model.generate(**INPUTS, generation_config=GenerationConfig(**endless, max_new_tokens=3)).shape == (2, 4)
     model.generation_config.max_length = 5
     assert model.generate(**INPUTS, **endless).shape == (2, 5)
+
+
+def test_a_stock_evaluation_leaves_the_default_length_as_it_is(tokenizer, tmp_path):
+    model = tiny_model()
+    model.generation_config.suppress_tokens = [PAD, EOS]  # it never stops by itself
+    rows = [{"input_ids": SOURCE[0].tolist(), "attention_mask": [1] * 5, "labels": [5, 6, 2]}] * 2
+    args = Seq2SeqTrainingArguments(tmp_path, predict_with_generate=True, report_to="none", use_cpu=True)
+    trainer = Seq2SeqTrainer(model, args, DataCollatorForSeq2Seq(tokenizer, model), eval_dataset=rows)
+    for _ in range(2):
+        assert trainer.predict(rows).predictions.shape == (2, 1 + 5 + 50)
+    trainer.save_model()
+    again = type(model).from_pretrained(tmp_path)
+    assert again.generate(**INPUTS).shape == (2, 1 + 5 + 50)
 
 
 def test_padding_is_never_generated(tmp_path):

@@ -1,0 +1,121 @@
+#!/usr/bin/env python
+r"""Pre-training BERT on both tasks: real tokens per second, against transformers' BertForPreTraining.
+
+Both sides train through a Trainer with `DataCollatorForLanguageModeling`, optimizer step included, dropout on, in
+bfloat16: BertForPreTraining and our model with the stock `Trainer` and batches of 32 shuffled pairs of 128 tokens, and
+our model with `PretrainingTrainer` and batches of a number of tokens.
+
+    python scripts/benchmark/bert_pretraining.py --size mini --text_file documents.jsonl
+
+Without a file the text is Python's own documentation.
+"""
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+from datasets import Dataset
+from measuring import BenchmarkArguments, prepare, report, take_turns, train_and_clock
+from transformers import (
+    BertConfig,
+    BertForPreTraining,
+    DataCollatorForLanguageModeling,
+    Trainer,
+    TrainingArguments,
+    set_seed,
+)
+
+from hf_vanilla import VanillaBertConfig, VanillaBertForPreTraining
+from hf_vanilla.command_line import parse_arguments, run
+from hf_vanilla.data import build_pretraining_dataset, load_documents, python_documentation
+from hf_vanilla.tokenization import train_wordpiece_tokenizer
+from hf_vanilla.training import Phase, PretrainingTrainer, bert_training_arguments
+
+
+LENGTH = 128
+VOCAB_SIZE = 30_522
+WARMUP_STEPS = 2
+TARGETS = {"mini": 8.0, "base": 3.0}
+
+
+@dataclass
+class PretrainingBenchmarkArguments(BenchmarkArguments):
+    """Options of this benchmark."""
+
+    size: str = field(default="mini", metadata={"help": "mini (4 x 256) or base (12 x 768), or another preset."})
+    text_file: str | None = field(default=None, metadata={"help": "Documents: JSON lines, CSV, Parquet or text."})
+    batch_size: int = field(default=32, metadata={"help": "Pairs of a stock batch; ours has as many tokens."})
+    steps: int = field(default=8, metadata={"help": "Updates of a turn."})
+
+
+def main() -> None:
+    """Prepare text and models, take turns, report."""
+    (arguments,) = parse_arguments(PretrainingBenchmarkArguments, description=__doc__)
+    prepare(arguments)
+    size = "tiny" if arguments.quick else arguments.size
+    if arguments.text_file is None:
+        documents = Dataset.from_dict({"text": python_documentation(1000)})
+    else:
+        documents = load_documents(data_files=[arguments.text_file])
+        documents = documents.select(range(min(2000, len(documents))))
+    tokenizer = train_wordpiece_tokenizer(documents["text"][:], 8000, show_progress=False)
+    data = build_pretraining_dataset(documents, tokenizer, max_length=LENGTH)
+    mean_length = sum(map(len, data["input_ids"][:])) / len(data)
+    set_seed(0)
+    config = VanillaBertConfig.preset(size, vocab_size=VOCAB_SIZE)
+    sizes = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
+    native = BertConfig(vocab_size=VOCAB_SIZE, pad_token_id=0, **{name: getattr(config, name) for name in sizes})
+    models: dict[str, torch.nn.Module] = {
+        "BertForPreTraining": BertForPreTraining(native),
+        "ours": VanillaBertForPreTraining(config),
+    }
+    common = {
+        "max_steps": arguments.steps + WARMUP_STEPS,
+        "bf16": True,
+        "use_cpu": not torch.accelerator.is_available(),
+        "save_strategy": "no",
+        "logging_strategy": "no",
+        "report_to": "none",
+        "disable_tqdm": True,
+    }
+    collator = DataCollatorForLanguageModeling(tokenizer)
+
+    def stock(name: str) -> Callable[[], float]:
+        def measure() -> float:
+            args = TrainingArguments("benchmark_output", per_device_train_batch_size=arguments.batch_size, **common)
+            trainer = Trainer(models[name], args, collator, data.remove_columns("offset_mapping"))
+            return train_and_clock(trainer, "attention_mask", 0, WARMUP_STEPS)
+
+        return measure
+
+    def by_tokens() -> float:
+        args = bert_training_arguments(
+            "benchmark_output", warmup_steps=1, max_tokens_per_batch=arguments.batch_size * LENGTH, **common
+        )
+        trainer = PretrainingTrainer(
+            models["ours"], args, collator, phases=[Phase(data, 1.0)], processing_class=tokenizer
+        )
+        return train_and_clock(trainer, "attention_mask", 0, WARMUP_STEPS)
+
+    native_name, stock_name, name = "BertForPreTraining, Trainer", "ours, Trainer", "ours, PretrainingTrainer"
+    sides = {native_name: stock("BertForPreTraining"), stock_name: stock("ours"), name: by_tokens}
+    report(
+        arguments,
+        f"pre-train BERT {size}, bfloat16",
+        "real tokens per second",
+        take_turns(sides, 2 if arguments.quick else arguments.repeats),
+        {
+            "against the stock trainer": (name, native_name, TARGETS.get(size)),
+            "stock trainer and batches on both sides": (stock_name, native_name, None),
+        },
+        vocab_size=VOCAB_SIZE,
+        batch_size=arguments.batch_size,
+        max_length=LENGTH,
+        mean_length=round(mean_length, 1),
+        text=arguments.text_file or "Python's documentation",
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(run(main))

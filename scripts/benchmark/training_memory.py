@@ -1,0 +1,86 @@
+#!/usr/bin/env python
+r"""Memory of one training step with a vocabulary of 37,000, against transformers' MarianMTModel of the same sizes.
+
+Each side trains in a process of its own, in bfloat16; the figure is what the process needs at most beyond what it
+has when the model is built.
+
+    python scripts/benchmark/training_memory.py
+"""
+
+import resource
+import subprocess
+import sys
+from dataclasses import dataclass, field
+
+import torch
+from measuring import BenchmarkArguments, marian_like, prepare, report, take_turns
+from transformers import set_seed
+
+from hf_vanilla import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
+from hf_vanilla.command_line import parse_arguments, run
+
+
+VOCAB_SIZE = 37_000
+
+
+@dataclass
+class MemoryBenchmarkArguments(BenchmarkArguments):
+    """Options of this benchmark."""
+
+    sentences: int = field(default=128, metadata={"help": "Sentences of a batch."})
+    length: int = field(default=32, metadata={"help": "Tokens of a sentence, on both sides."})
+    side: str | None = field(default=None, metadata={"help": "Only measure this side, and print its megabytes."})
+
+
+def peak_megabytes() -> float:
+    """Most memory that this process had at any time."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (2**20 if sys.platform == "darwin" else 2**10)
+
+
+def measure(arguments: MemoryBenchmarkArguments) -> float:
+    """Train two steps, and return by how many megabytes the peak rose."""
+    set_seed(0)
+    sizes = {"d_model": 128, "encoder_layers": 2, "decoder_layers": 2} if arguments.quick else {}
+    config = VanillaTransformerConfig.preset("base", vocab_size=VOCAB_SIZE, **sizes)
+    model = VanillaTransformerForConditionalGeneration(config) if arguments.side == "ours" else marian_like(config)
+    ids = torch.randint(3, VOCAB_SIZE, (arguments.sentences, arguments.length))
+    optimizer = torch.optim.AdamW(model.train().parameters(), fused=True)
+    before = peak_megabytes()
+    for _ in range(2):
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = model(input_ids=ids, attention_mask=torch.ones_like(ids), labels=ids).loss
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        del loss
+    return peak_megabytes() - before
+
+
+def main() -> None:
+    """Start both sides in turn, report."""
+    (arguments,) = parse_arguments(MemoryBenchmarkArguments, description=__doc__)
+    prepare(arguments)
+    if arguments.side is not None:
+        print(measure(arguments))
+        return
+
+    def side(name: str):
+        command = [sys.executable, __file__, "--side", name, "--threads", str(arguments.threads)]
+        command += ["--sentences", str(arguments.sentences), "--length", str(arguments.length)]
+        command += ["--quick"] if arguments.quick else []
+        return lambda: float(subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()[-1])
+
+    report(
+        arguments,
+        "peak memory of a training step, vocabulary of 37,000, bfloat16",
+        "megabytes beyond model and libraries",
+        take_turns({"MarianMTModel": side("MarianMTModel"), "ours": side("ours")}, 2 if arguments.quick else 3),
+        {"MarianMTModel needs as much": ("MarianMTModel", "ours", 2.0)},
+        sentences=arguments.sentences,
+        length=arguments.length,
+        vocab_size=VOCAB_SIZE,
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(run(main))
