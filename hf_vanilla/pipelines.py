@@ -32,6 +32,7 @@ class TranslationPipeline(pipeline_vanilla_transformer.TranslationPipeline):
     - `n_best`: translations of each text; with it, or without, each has its `score`.
     - `num_beams`, `length_penalty`, `length_penalty_type`: the search; by default the paper's, 4 beams and GNMT's 0.6.
     - `return_alignments`: whether each has an `alignment`, the pairs of source and target words that belong together.
+    - `target_tokenizer`, when it is made: as in the base class.
     - `split_into_sentences`: whether a long text is translated sentence by sentence, and its lines stay lines.
     - any other argument of `translate`, such as `max_tokens_per_batch`.
 

@@ -244,6 +244,8 @@ class TranslationPipeline(Pipeline):
       `generate()` searches with transformers' own penalty, length^alpha, and GNMT's ranks the `num_beams` hypotheses
       that it finds: the scores are exact, but a hypothesis that only GNMT's penalty would have kept is not among them.
     - `return_alignments`: whether each has an `alignment`, the pairs of source and target words that belong together.
+    - `target_tokenizer`, when it is made: the target's tokenizer, if it is another one. By default the one beside the
+      model's files, on the Hub that of the main branch, as transformers does not tell a pipeline the revision.
     - `max_length_offset`: how many tokens longer than its source a translation may be, by default 50.
     - `max_source_length`, `max_tokens_per_batch`: tokens of a text, and of a batch.
     - any other argument of `generate()`, such as `early_stopping`.
@@ -257,14 +259,13 @@ class TranslationPipeline(Pipeline):
     _load_tokenizer = True
     _pipeline_calls_generate = False  # otherwise it would take options such as `num_beams` away
 
-    def __init__(self, *arguments: Any, **options: Any) -> None:
+    def __init__(
+        self, *arguments: Any, target_tokenizer: PreTrainedTokenizerBase | None = None, **options: Any
+    ) -> None:
         super().__init__(*arguments, **options)
-        name, target_tokenizer = self.tokenizer.name_or_path, None
-        if name:  # not one that was just trained
-            is_from_model = name == self.model.name_or_path
-            revision = getattr(self.model.config, "_commit_hash", None) if is_from_model else None
-            target_tokenizer = load_target_tokenizer(name, revision)
-        self.target_tokenizer = target_tokenizer or self.tokenizer
+        if target_tokenizer is None and self.tokenizer.name_or_path:  # not one that was just trained
+            target_tokenizer = load_target_tokenizer(self.tokenizer.name_or_path)
+        self.target_tokenizer = self.tokenizer if target_tokenizer is None else target_tokenizer
 
     def _sanitize_parameters(self, **options: Any) -> tuple[dict, dict, dict]:
         return {}, options, {}

@@ -23,22 +23,19 @@ DEFAULT_MAX_LENGTH = 1024
 SHORT = 8
 
 
-def load_target_tokenizer(
-    name_or_path: str | os.PathLike, revision: str | None = None
-) -> PreTrainedTokenizerBase | None:
+def load_target_tokenizer(name_or_path: str | os.PathLike) -> PreTrainedTokenizerBase | None:
     """Load the tokenizer of the target, if a model has one of its own.
 
     Args:
         name_or_path (`str`): A folder or a name on the Hub.
-        revision (`str`, *optional*): A branch, tag or commit on the Hub.
 
     Returns:
         `PreTrainedTokenizerBase`: the tokenizer in the subfolder `target_tokenizer`, or `None` where there is none.
     """
     config = f"{TARGET_TOKENIZER}/tokenizer_config.json"
-    if cached_file(name_or_path, config, revision=revision, _raise_exceptions_for_missing_entries=False) is None:
+    if cached_file(name_or_path, config, _raise_exceptions_for_missing_entries=False) is None:
         return None
-    return AutoTokenizer.from_pretrained(name_or_path, subfolder=TARGET_TOKENIZER, revision=revision)
+    return AutoTokenizer.from_pretrained(name_or_path, subfolder=TARGET_TOKENIZER)
 
 
 def default_max_length(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> int:
