@@ -229,25 +229,25 @@ class Frame(NamedTuple):
     Attributes:
         rows: Number of rows.
         length: That of the longest.
-        index: Where in `(rows * length)` the tokens are, row after row; shape `(tokens,)`.
+        positions: Where in `(rows * length)` the tokens are, row after row; shape `(tokens,)`.
         attention_mask: True for tokens; shape `(rows, 1, 1, length)`. `None` if there is no padding.
     """
 
     rows: int
     length: int
-    index: torch.Tensor
+    positions: torch.Tensor
     attention_mask: torch.Tensor | None
 
     def unpack(self, tokens: torch.Tensor) -> torch.Tensor:
         """Lay tokens `(tokens, width)` out as `(rows, length, width)`, zero where there is none."""
         if self.attention_mask is not None:
-            tokens = _ScatterRows.apply(tokens, self.index, self.rows * self.length)
+            tokens = _ScatterRows.apply(tokens, self.positions, self.rows * self.length)
         return tokens.view(self.rows, self.length, -1)
 
     def pack(self, padded: torch.Tensor) -> torch.Tensor:
         """Take the tokens `(tokens, width)` out of `(rows, length, width)`."""
         padded = padded.flatten(0, 1)
-        return padded if self.attention_mask is None else _GatherRows.apply(padded, self.index)
+        return padded if self.attention_mask is None else _GatherRows.apply(padded, self.positions)
 
 
 class Packing(NamedTuple):
@@ -256,26 +256,28 @@ class Packing(NamedTuple):
     Attributes:
         batch: Rows of the batch.
         length: Its length with padding.
-        index: Where in `(batch * length)` the tokens are, frame after frame; shape `(tokens,)`.
+        positions: Where in `(batch * length)` the tokens are, frame after frame; shape `(tokens,)`.
         frames: Rows of like length, for attention.
     """
 
     batch: int
     length: int
-    index: torch.Tensor
+    positions: torch.Tensor
     frames: tuple[Frame, ...]
 
     def pack(self, padded: torch.Tensor) -> torch.Tensor:
         """Take the tokens `(1, tokens, width)` out of `(batch, length, width)`."""
-        return _GatherRows.apply(padded.flatten(0, 1), self.index)[None]
+        return _GatherRows.apply(padded.flatten(0, 1), self.positions)[None]
 
     def unpack(self, tokens: torch.Tensor) -> torch.Tensor:
         """Put tokens `(1, tokens, width)` back to `(batch, length, width)`, zero where there is none."""
-        return _ScatterRows.apply(tokens[0], self.index, self.batch * self.length).view(self.batch, self.length, -1)
+        return _ScatterRows.apply(tokens[0], self.positions, self.batch * self.length).view(
+            self.batch, self.length, -1
+        )
 
     def split(self, tokens: torch.Tensor) -> list[tuple[Frame, torch.Tensor]]:
         """Part tokens `(1, tokens, width)` into the frames' `(tokens, width)`."""
-        parts = tokens[0].split([frame.index.shape[0] for frame in self.frames])
+        parts = tokens[0].split([frame.positions.shape[0] for frame in self.frames])
         return list(zip(self.frames, parts, strict=True))
 
 

@@ -89,8 +89,8 @@ def report(
     for name, side in sides.items():
         print(f"  {name}: {side['median']:,.4g}   ({side['lowest']:,.4g} to {side['highest']:,.4g})")
     for name, ratio in compared.items():
-        target = f", target {ratio['target']:g}" if "target" in ratio else ""
-        print(f"  {name}: {ratio['median']:.2f} x   ({ratio['lowest']:.2f} to {ratio['highest']:.2f}{target})")
+        wanted = f", target {ratio['target']:g}" if "target" in ratio else ""
+        print(f"  {name}: {ratio['median']:.2f} x   ({ratio['lowest']:.2f} to {ratio['highest']:.2f}{wanted})")
     if arguments.output_file is None:
         return
     written = {
