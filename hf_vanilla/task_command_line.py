@@ -8,7 +8,7 @@ import transformers
 from transformers import AutoConfig, PreTrainedModel
 
 from .command_line import check_results_file, parse_arguments, show_report, write_report
-from .training import FinetuningArguments, FinetuningTask, seeds_report, train_with_seeds
+from .training import FinetuningArguments, FinetuningTask, hold_folder, seeds_report, train_with_seeds
 
 
 SHORTEST = 4  # tokens: one of each text of a pair between the special ones
@@ -102,6 +102,8 @@ def train_and_report(
 ) -> dict[str, Any]:
     """Train once with each seed, tell the scores, and write them to the file of results.
 
+    What an earlier run with the same options has done in the same folder is not done again.
+
     Args:
         task (`FinetuningTask`): What to learn.
         arguments (`CommonTaskArguments`): The seeds, and where to write.
@@ -111,10 +113,12 @@ def train_and_report(
         `dict[str, Any]`: what was written, without versions and machine.
 
     Raises:
-        ValueError: if the file can't be written.
+        ValueError: if the file can't be written, the folder is in use, or has the seeds of a run with other options.
     """
-    report = seeds_report(train_with_seeds(task, training_args, arguments.seeds), task.main_score)
-    show_report(report)
-    if arguments.results_file is not None and training_args.should_save:
-        write_report(arguments.results_file, report)
+    with hold_folder(str(training_args.output_dir), is_main_process=training_args.should_save):
+        results = train_with_seeds(task, training_args, arguments.seeds, vars(arguments))
+        report = seeds_report(results, task.main_score)
+        show_report(report)
+        if arguments.results_file is not None and training_args.should_save:
+            write_report(arguments.results_file, report)
     return report

@@ -77,6 +77,45 @@ def test_it_learns_and_reports_every_seed(folder, tmp_path):
     assert classify("the film is nice")[0]["label"] == "liked"
 
 
+KILLED = """
+import os, runpy, signal, sys
+import transformers.trainer
+
+
+class Kill(transformers.TrainerCallback):
+    def on_save(self, args, state, control, **kwargs):
+        if args.output_dir.endswith("seed-3") and state.global_step == 12:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+transformers.trainer.DEFAULT_CALLBACKS.append(Kill)
+sys.argv = sys.argv[1:]
+sys.path.insert(0, os.path.dirname(sys.argv[0]))
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+def test_the_same_command_goes_on_where_a_killed_one_was(folder, tmp_path):
+    script = SCRIPTS / "finetune_classification.py"
+    options = [
+        *files(folder), *OPTIONS, "--num_train_epochs", 2, "--save_strategy", "steps", "--save_steps", 6,
+        "--seeds", 1, 2, 3, "--results_file", tmp_path / "results.json", "--output_dir", tmp_path / "run",
+    ]  # fmt: skip
+    command = list(map(str, [sys.executable, "-c", KILLED, script, *options]))
+    killed = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert killed.returncode == -9, killed.stderr
+    assert not (tmp_path / "results.json").exists()
+    weights = (tmp_path / "run" / "seed-2" / "model.safetensors").stat().st_mtime_ns
+    again = run(*options)
+    assert again.returncode == 0, again.stderr
+    for told in ("Seed 1 is done", "Seed 2 is done", f"Seed 3 goes on from {tmp_path}/run/seed-3/checkpoint-12"):
+        assert told in again.stderr
+    assert (tmp_path / "run" / "seed-2" / "model.safetensors").stat().st_mtime_ns == weights
+    report = json.loads((tmp_path / "results.json").read_text())
+    for seed in ("1", "2", "3"):
+        assert json.loads((tmp_path / "run" / f"seed-{seed}" / "scores.json").read_text()) == report["seeds"][seed]
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
