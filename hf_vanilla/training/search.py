@@ -4,6 +4,7 @@ import itertools
 import os
 import statistics
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from transformers.utils import logging
@@ -32,7 +33,8 @@ def search_settings(
 ) -> list[dict[str, Any]]:
     """Train with all settings of a grid and all seeds, and rank the settings by their median score.
 
-    What is done is kept in a journal, so a search that was stopped goes on where it was.
+    What is done is kept in a journal, so a search that was stopped goes on where it was, also if it was stopped while
+    it wrote there.
 
     Args:
         task (`FinetuningTask`):
@@ -72,6 +74,8 @@ def search_settings(
         raise ValueError("`seeds` must name at least one seed.")
     choices: dict[str, list[Any]] = {**{name: list(values) for name, values in grid.items()}, "seed": list(seeds)}
     is_loss = task.main_score in LOSSES
+    if args.should_save:
+        _drop_torn_line(Path(journal))
     storage = optuna.storages.JournalStorage(JournalFileBackend(os.fspath(journal)))
     with args.main_process_first(local=False, desc="reading the journal"):
         study = optuna.create_study(
@@ -111,6 +115,15 @@ def search_settings(
             load_if_exists=True,
         )
     return _ranking(study, is_loss)
+
+
+def _drop_torn_line(journal: Path) -> None:
+    """Cut off a last line that a search did not finish writing; optuna would append to it and fail from then on."""
+    content = journal.read_bytes() if journal.is_file() else b""
+    whole = content.rfind(b"\n") + 1
+    if whole < len(content):
+        logger.warning(f"The last line of {journal} is not complete, and so it is left out.")
+        os.truncate(journal, whole)
 
 
 def _finished(study: Any) -> dict[tuple[tuple[str, float], ...], float]:
