@@ -6,10 +6,12 @@ import os
 import platform
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from types import NoneType, UnionType
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import torch
 from huggingface_hub.errors import StrictDataclassError
@@ -50,11 +52,38 @@ def parse_arguments(*dataclass_types: Any, description: str | None) -> tuple[Any
     )
     try:
         if len(sys.argv) == 2 and sys.argv[1].endswith(".json"):
-            return parser.parse_json_file(json_file=sys.argv[1])
+            options = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
+            _check_types(options, dataclass_types, sys.argv[1])
+            return parser.parse_dict(options)
         return parser.parse_args_into_dataclasses()
     except (ValueError, OSError) as error:
         sys.stderr.write(f"error: {error}\n--help lists all options.\n")
         sys.exit(2)
+
+
+def _check_types(options: Any, dataclass_types: tuple[Any, ...], path: str) -> None:
+    """Check the values of a JSON file, which nothing else converts or checks, where the type is a simple one."""
+    if not isinstance(options, dict):
+        raise ValueError(f"{path} must hold one JSON object of options, got a {type(options).__name__}.")
+    types = {name: type_ for each in dataclass_types for name, type_ in get_type_hints(each).items()}
+    for name, value in options.items():
+        allowed = get_args(types.get(name)) if isinstance(types.get(name), UnionType) else (types.get(name),)
+        if value is not None and not any(_is_of(value, each) for each in allowed):
+            told = " or ".join(getattr(each, "__name__", str(each)) for each in allowed if each is not NoneType)
+            raise ValueError(f"{path}: `{name}` must be {told}, got {value!r}.")
+
+
+def _is_of(value: Any, type_: Any) -> bool:
+    """Tell whether a JSON value has a type; of types that are not simple ones it always has."""
+    if get_origin(type_) is Literal:
+        return value in get_args(type_)
+    if get_origin(type_) is list:
+        return isinstance(value, list) and all(_is_of(each, *get_args(type_)) for each in value)
+    if type_ is NoneType:
+        return False
+    if isinstance(value, bool) or type_ not in (int, float, str):
+        return type_ not in (int, float, str) and (type_ is not bool or isinstance(value, bool))
+    return isinstance(value, int | float if type_ is float else type_)
 
 
 def check_output_dir(output_dir: str | None) -> None:
@@ -103,6 +132,31 @@ def check_files(**files: str | list[str] | None) -> None:
         for path in [given] if isinstance(given, str) else given or []:
             if not Path(path).is_file():
                 raise ValueError(f"`{name}` must name an existing file, but there is no file {path}.")
+
+
+@contextmanager
+def explained_loading(option: str, name_or_path: str | None) -> Iterator[None]:
+    """Say in one line that a model is not there, where transformers tells much else.
+
+    Args:
+        option (`str`): Name of the option.
+        name_or_path (`str`, *optional*): What was given: a folder or a name on the Hub.
+
+    Yields:
+        Nothing: the block loads it.
+
+    Raises:
+        ValueError: if there is no such folder, and loading from the Hub fails.
+    """
+    try:
+        yield
+    except (OSError, ValueError) as error:
+        if name_or_path is None or Path(name_or_path).is_dir():
+            raise
+        first = str(error).strip().partition("\n")[0]
+        raise ValueError(
+            f"`{option}` ({name_or_path}) is no folder, and no model of the Hub that can be reached: {first}"
+        ) from error
 
 
 def describe_environment(*packages: str) -> dict[str, dict[str, Any]]:
