@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import torch
 from huggingface_hub.errors import StrictDataclassError
@@ -65,11 +65,16 @@ def _check_types(options: Any, dataclass_types: tuple[Any, ...], path: str) -> N
     """Check the values of a JSON file, which nothing else converts or checks, where the type is a simple one."""
     if not isinstance(options, dict):
         raise ValueError(f"{path} must hold one JSON object of options, got a {type(options).__name__}.")
-    types = {name: type_ for each in dataclass_types for name, type_ in get_type_hints(each).items()}
+    types = {name: hint for each in dataclass_types for name, hint in get_type_hints(each).items()}
     for name, value in options.items():
-        allowed = get_args(types.get(name)) if isinstance(types.get(name), UnionType) else (types.get(name),)
+        if name not in types:
+            raise ValueError(f"{path}: there is no option called {name!r}.")
+        type_ = types[name]
+        allowed = get_args(type_) if get_origin(type_) in (Union, UnionType) else (type_,)
         if value is not None and not any(_is_of(value, each) for each in allowed):
-            told = " or ".join(getattr(each, "__name__", str(each)) for each in allowed if each is not NoneType)
+            told = " or ".join(
+                each.__name__ if isinstance(each, type) else str(each) for each in allowed if each is not NoneType
+            )
             raise ValueError(f"{path}: `{name}` must be {told}, got {value!r}.")
 
 
@@ -79,11 +84,10 @@ def _is_of(value: Any, type_: Any) -> bool:
         return value in get_args(type_)
     if get_origin(type_) is list:
         return isinstance(value, list) and all(_is_of(each, *get_args(type_)) for each in value)
-    if type_ is NoneType:
-        return False
-    if isinstance(value, bool) or type_ not in (int, float, str):
-        return type_ not in (int, float, str) and (type_ is not bool or isinstance(value, bool))
-    return isinstance(value, int | float if type_ is float else type_)
+    if type_ in (bool, int, float, str):
+        expected = (int, float) if type_ is float else type_
+        return isinstance(value, expected) and isinstance(value, bool) == (type_ is bool)
+    return type_ is not NoneType
 
 
 def check_output_dir(output_dir: str | None) -> None:
