@@ -139,7 +139,7 @@ def check_files(**files: str | list[str] | None) -> None:
 
 
 @contextmanager
-def explained_loading(option: str, name_or_path: str | None) -> Iterator[None]:
+def explained_loading(option: str, name_or_path: str | os.PathLike[str] | None) -> Iterator[None]:
     """Say in one line that a model is not there, where transformers tells much else.
 
     Args:

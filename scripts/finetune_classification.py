@@ -13,7 +13,8 @@ Your own files (.json, .jsonl, .csv, .tsv, .parquet), with the names of their co
 
 Labels may be names or numbers; lists of them are several labels of one text; fractions are a regression. With --seeds
 the training is repeated, and the median, best and worst of the main score are told. --from_scratch starts from random
-weights of the same size, to see what pre-training gives. All options may also stand in one JSON file.
+weights of the same size, to see what pre-training gives. The same command again goes on where a stopped one was. All
+options may also stand in one JSON file.
 """
 
 import logging

@@ -5,9 +5,9 @@ r"""Fine-tune BERT to choose the right ending, from any checkpoint or from nothi
         --train_file train.jsonl --validation_file val.jsonl --output_dir runs/endings
 
 Each row of the files (.json, .jsonl, .parquet, perhaps .gz) has a beginning (`sent1`), a list of `endings`, and as
-`label` the number of the right one, from 0. With --seeds the training is repeated, and the
-median, best and worst accuracy is told. --from_scratch starts from random weights of the same size, to see what
-pre-training gives. All options may also stand in one JSON file.
+`label` the number of the right one, from 0. With --seeds the training is repeated, and the median, best and worst
+accuracy is told. --from_scratch starts from random weights of the same size, to see what pre-training gives. The same
+command again goes on where a stopped one was. All options may also stand in one JSON file.
 """
 
 import logging

@@ -10,7 +10,8 @@ some questions of the training data have no answer, as in SQuAD 2.0, "no answer"
 
 Each model's folder gets `predictions.json` ({id: answer}) and `nbest_predictions.json`, on the validation data. With
 --seeds the training is repeated, and the median, best and worst F1 is told. --from_scratch starts from random weights
-of the same size, to see what pre-training gives. All options may also stand in one JSON file.
+of the same size, to see what pre-training gives. The same command again goes on where a stopped one was. All options
+may also stand in one JSON file.
 """
 
 import json

@@ -6,7 +6,8 @@ r"""Fine-tune BERT to tag words, such as the names in a sentence, from any check
 
 Each row of the files (.json, .jsonl, .parquet, perhaps .gz) has a list of words and a list of as many tags in BIO.
 With --seeds the training is repeated, and the median, best and worst F1 is told. --from_scratch starts from random
-weights of the same size, to see what pre-training gives. All options may also stand in one JSON file.
+weights of the same size, to see what pre-training gives. The same command again goes on where a stopped one was. All
+options may also stand in one JSON file.
 """
 
 import logging

@@ -13,8 +13,8 @@ On from any BERT, with text of your own field: --model_name_or_path google-bert/
 Nine tenths of the updates have sequences of 128 tokens, the last tenth of 512, as in the paper. In a short run a small
 model gets past the mere frequencies of words sooner if it begins with still shorter ones: --phase_lengths 32 128 512
 --phase_shares 0.15 0.75 0.1. The optimiser is the paper's unless you say otherwise. Run the same command again to go
-on with a run that was stopped. `accelerate launch` and `torchrun` in place of `python` use several devices. All
-options may also stand in one JSON file, which is then the only argument.
+on with a run that was stopped; with other options it is refused. `accelerate launch` and `torchrun` in place of
+`python` use several devices. All options may also stand in one JSON file, which is then the only argument.
 """
 
 import json
@@ -30,7 +30,7 @@ import transformers
 from transformers import AutoTokenizer, DataCollatorForLanguageModeling, set_seed
 
 from hf_vanilla import VanillaBertConfig, VanillaBertForMaskedLM, VanillaBertForPreTraining
-from hf_vanilla.command_line import check_files, check_output_dir, parse_arguments, run
+from hf_vanilla.command_line import check_files, check_output_dir, explained_loading, parse_arguments, run
 from hf_vanilla.data import (
     WholeWordMaskingCollator,
     build_masked_language_dataset,
@@ -181,7 +181,9 @@ def get_tokenizer(arguments: ModelArguments, documents, output_dir: Path, traine
     """Load the tokenizer, or train it, and save it."""
     path = trained_in or arguments.tokenizer_name_or_path or arguments.model_name_or_path
     if path is not None:
-        tokenizer = AutoTokenizer.from_pretrained(path)
+        option = "tokenizer_name_or_path" if arguments.tokenizer_name_or_path else "model_name_or_path"
+        with explained_loading(option, path):
+            tokenizer = AutoTokenizer.from_pretrained(path)
     else:
         logger.info("Counting words for the vocabulary.")
         tokenizer = train_wordpiece_tokenizer(

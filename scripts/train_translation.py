@@ -37,7 +37,7 @@ from transformers import (
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from hf_vanilla import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
-from hf_vanilla.command_line import check_files, check_output_dir, parse_arguments, run
+from hf_vanilla.command_line import check_files, check_output_dir, explained_loading, parse_arguments, run
 from hf_vanilla.data import load_parallel_dataset, tokenize_parallel_dataset
 from hf_vanilla.metrics import TranslationMetrics
 from hf_vanilla.tokenization import TARGET_TOKENIZER, load_tokenizers, train_tokenizer
@@ -242,7 +242,9 @@ def get_tokenizers(arguments: ModelArguments, pairs, output_dir: Path, trained_i
     """Load the tokenizers of source and target, or train them, and save them; they are one object unless separate."""
     path = trained_in or arguments.tokenizer_name_or_path or arguments.model_name_or_path
     if path is not None:
-        tokenizer, target_tokenizer = load_tokenizers(path)
+        option = "tokenizer_name_or_path" if arguments.tokenizer_name_or_path else "model_name_or_path"
+        with explained_loading(option, path):
+            tokenizer, target_tokenizer = load_tokenizers(path)
     else:
         tokenizer, target_tokenizer = train_tokenizers(arguments, pairs)
     if trained_in != output_dir:
