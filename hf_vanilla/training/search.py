@@ -62,7 +62,6 @@ def search_settings(
     """
     try:
         import optuna
-        from optuna.storages.journal import JournalFileBackend
     except ImportError as error:
         raise ImportError('The search needs one more package: pip install "hf_vanilla[sweep]"') from error
     for name, values in grid.items():
@@ -74,9 +73,7 @@ def search_settings(
         raise ValueError("`seeds` must name at least one seed.")
     choices: dict[str, list[Any]] = {**{name: list(values) for name, values in grid.items()}, "seed": list(seeds)}
     is_loss = task.main_score in LOSSES
-    if args.should_save:
-        _drop_torn_line(Path(journal))
-    storage = optuna.storages.JournalStorage(JournalFileBackend(os.fspath(journal)))
+    storage = optuna.storages.JournalStorage(_open_journal(Path(journal), is_main_process=args.should_save))
     with args.main_process_first(local=False, desc="reading the journal"):
         study = optuna.create_study(
             study_name=study_name,
@@ -117,13 +114,19 @@ def search_settings(
     return _ranking(study, is_loss)
 
 
-def _drop_torn_line(journal: Path) -> None:
-    """Cut off a last line that a search did not finish writing; optuna would append to it and fail from then on."""
-    content = journal.read_bytes() if journal.is_file() else b""
+def _open_journal(path: Path, *, is_main_process: bool) -> Any:
+    """Open the journal, without a last line that was not written to its end: optuna would append to it and then fail.
+
+    Other processes may find a line there that the main one is just writing, and leave it alone.
+    """
+    from optuna.storages.journal import JournalFileBackend
+
+    content = path.read_bytes() if path.is_file() else b""
     whole = content.rfind(b"\n") + 1
-    if whole < len(content):
-        logger.warning(f"The last line of {journal} is not complete, and so it is left out.")
-        os.truncate(journal, whole)
+    if is_main_process and whole < len(content):
+        logger.warning(f"The last line of {path} is not complete, and so it is left out.")
+        os.truncate(path, whole)
+    return JournalFileBackend(os.fspath(path))
 
 
 def _finished(study: Any) -> dict[tuple[tuple[str, float], ...], float]:
