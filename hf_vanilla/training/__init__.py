@@ -1,6 +1,14 @@
 """The papers' recipes as training arguments, the trainer, and checkpoints."""
 
-from .checkpoints import average_checkpoints, best_checkpoints, last_checkpoints, last_complete_checkpoint
+from .checkpoints import (
+    average_checkpoints,
+    best_checkpoints,
+    checkpoint_to_resume,
+    folder_of_tokenizer,
+    last_checkpoints,
+    last_complete_checkpoint,
+    save_final_model,
+)
 from .finetuning import (
     FinetuningArguments,
     FinetuningTask,
@@ -12,6 +20,7 @@ from .finetuning import (
 )
 from .pretraining import Phase, PhasedBatchSampler, PretrainingTrainer, RepeatableCollator, bert_training_arguments
 from .recipe import paper_optimizers, paper_training_arguments
+from .run_folder import decisive_options, hold_folder, keep_options
 from .schedule import inverse_sqrt_schedule_from_one, noam_learning_rate
 from .search import PAPER_GRID, search_settings
 from .trainer import VanillaTrainer, VanillaTrainingArguments
@@ -31,13 +40,19 @@ __all__ = [
     "average_checkpoints",
     "bert_training_arguments",
     "best_checkpoints",
+    "checkpoint_to_resume",
     "command_of_process",
+    "decisive_options",
+    "folder_of_tokenizer",
+    "hold_folder",
     "inverse_sqrt_schedule_from_one",
+    "keep_options",
     "last_checkpoints",
     "last_complete_checkpoint",
     "noam_learning_rate",
     "paper_optimizers",
     "paper_training_arguments",
+    "save_final_model",
     "search_settings",
     "seeds_report",
     "summarise_seeds",
