@@ -17,7 +17,6 @@ on with a run that was stopped; with other options it is refused. `accelerate la
 `python` use several devices. All options may also stand in one JSON file, which is then the only argument.
 """
 
-import json
 import logging
 import math
 import sys
@@ -48,8 +47,10 @@ from hf_vanilla.training import (
     decisive_options,
     folder_of_tokenizer,
     hold_folder,
+    is_finished,
     keep_options,
     save_final_model,
+    train_to_end,
 )
 
 
@@ -259,13 +260,6 @@ def get_model(arguments: ModelArguments, tokenizer, longest: int):
     return model_class(config)
 
 
-def is_finished(output_dir: Path, checkpoint: Path, max_steps: int) -> bool:
-    """Tell whether a run has ended and been measured, so that its results are not written over."""
-    state = json.loads((checkpoint / "trainer_state.json").read_text(encoding="utf-8"))
-    is_saved = (output_dir / "model.safetensors").is_file() and (output_dir / "train_results.json").is_file()
-    return is_saved and state["global_step"] >= max_steps
-
-
 def main() -> None:
     """Check the options, and train unless another run is at work in the same folder."""
     model_args, data_args, training_args = parse_arguments(
@@ -291,8 +285,8 @@ def train(model_args: ModelArguments, data_args: DataArguments, training_args: P
         keep_options(output_dir, options, checkpoint)
     if checkpoint is not None:
         logger.info(f"Going on from {checkpoint}; for a new run give another --output_dir.")
-        if is_finished(output_dir, Path(checkpoint), training_args.max_steps):
-            logger.info(f"That run has all its {training_args.max_steps:,} updates: nothing is left to do.")
+        if is_finished(checkpoint, training_args):
+            logger.info("That run has all its updates and its final model: nothing is left to do.")
             return
 
     # 1. documents -> tokenizer -> examples; the first process does the work and the others find it done
@@ -330,9 +324,7 @@ def train(model_args: ModelArguments, data_args: DataArguments, training_args: P
     )
 
     # 3. training, from the last checkpoint if there is one
-    result = trainer.train(resume_from_checkpoint=checkpoint)
-    trainer.log_metrics("train", result.metrics)
-    trainer.save_metrics("train", result.metrics)
+    train_to_end(trainer, checkpoint)
 
     # 4. the final model: measured, saved
     if held_out is not None:

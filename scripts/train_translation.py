@@ -50,11 +50,13 @@ from hf_vanilla.training import (
     decisive_options,
     folder_of_tokenizer,
     hold_folder,
+    is_finished,
     keep_options,
     last_checkpoints,
     noam_learning_rate,
     paper_optimizers,
     save_final_model,
+    train_to_end,
 )
 
 
@@ -355,6 +357,9 @@ def train(model_args: ModelArguments, data_args: DataArguments, training_args: T
         keep_options(output_dir, options, checkpoint)
     if checkpoint is not None:
         logger.info(f"Going on from {checkpoint}; for a new run give another --output_dir.")
+        if is_finished(checkpoint, training_args):
+            logger.info("That run has all its updates and its final model: nothing is left to do.")
+            return
 
     # 1. text -> tokenizers -> token ids; the first process does the work and the others find it done
     with training_args.main_process_first(local=False, desc="preparing the data"):
@@ -379,9 +384,7 @@ def train(model_args: ModelArguments, data_args: DataArguments, training_args: T
     trainer = build_trainer(model, tokenizer, target_tokenizer, data, training_args, data_args.bleu_tokenize)
 
     # 3. training, from the last checkpoint if there is one
-    result = trainer.train(resume_from_checkpoint=checkpoint)
-    trainer.log_metrics("train", result.metrics)
-    trainer.save_metrics("train", result.metrics)
+    train_to_end(trainer, checkpoint)
 
     # 4. the final model: averaged if asked for, measured, saved
     if training_args.average_last > 0:

@@ -20,7 +20,14 @@ from .finetuning import (
 )
 from .pretraining import Phase, PhasedBatchSampler, PretrainingTrainer, RepeatableCollator, bert_training_arguments
 from .recipe import paper_optimizers, paper_training_arguments
-from .run_folder import decisive_options, hold_folder, keep_options
+from .run_folder import (
+    decisive_options,
+    has_all_updates,
+    hold_folder,
+    is_finished,
+    keep_options,
+    train_to_end,
+)
 from .schedule import inverse_sqrt_schedule_from_one, noam_learning_rate
 from .search import PAPER_GRID, search_settings
 from .trainer import VanillaTrainer, VanillaTrainingArguments
@@ -44,8 +51,10 @@ __all__ = [
     "command_of_process",
     "decisive_options",
     "folder_of_tokenizer",
+    "has_all_updates",
     "hold_folder",
     "inverse_sqrt_schedule_from_one",
+    "is_finished",
     "keep_options",
     "last_checkpoints",
     "last_complete_checkpoint",
@@ -56,5 +65,6 @@ __all__ = [
     "search_settings",
     "seeds_report",
     "summarise_seeds",
+    "train_to_end",
     "train_with_seeds",
 ]

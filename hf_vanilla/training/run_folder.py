@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from filelock import FileLock, Timeout
+from transformers import Trainer, TrainerState, TrainingArguments
+from transformers.trainer import TRAINER_STATE_NAME
 from transformers.utils import CONFIG_NAME
 
 from ..generation.line_files import replacing_file
@@ -108,6 +110,63 @@ def decisive_options(options: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+def train_to_end(trainer: Trainer, checkpoint: str | os.PathLike[str] | None = None) -> None:
+    """Train, from a checkpoint if there is one, and save what was measured on the way.
+
+    A run that has had all its updates gets no more: transformers' `Trainer` would add one. Only its weights are taken
+    out of the checkpoint, for what is still to be done.
+
+    Args:
+        trainer (`Trainer`):
+            The trainer; all processes must call this.
+        checkpoint (`str`, *optional*):
+            The checkpoint to go on from.
+    """
+    if checkpoint is None or not has_all_updates(checkpoint, trainer.args):
+        result = trainer.train(resume_from_checkpoint=checkpoint)
+        trainer.log_metrics("train", result.metrics)
+        trainer.save_metrics("train", result.metrics)
+        return
+    trainer.model.load_state_dict(type(trainer.model).from_pretrained(checkpoint).state_dict())
+    trainer.state = TrainerState.load_from_json(str(Path(checkpoint) / TRAINER_STATE_NAME))
+
+
+def has_all_updates(checkpoint: str | os.PathLike[str], args: TrainingArguments) -> bool:
+    """Tell whether a run had all its updates at a checkpoint.
+
+    Args:
+        checkpoint (`str`):
+            The checkpoint.
+        args (`TrainingArguments`):
+            How long the run shall be.
+
+    Returns:
+        `bool`: true if nothing is left to train.
+    """
+    state = TrainerState.load_from_json(str(Path(checkpoint) / TRAINER_STATE_NAME))
+    if args.max_steps > 0:
+        return state.global_step >= args.max_steps
+    return (state.epoch or 0.0) >= args.num_train_epochs
+
+
+def is_finished(checkpoint: str | os.PathLike[str], args: TrainingArguments) -> bool:
+    """Tell whether a run has had all its updates and its final model is saved.
+
+    Args:
+        checkpoint (`str`):
+            Its last checkpoint.
+        args (`TrainingArguments`):
+            How long the run shall be, and its folder.
+
+    Returns:
+        `bool`: true if nothing is left to do.
+    """
+    folder = Path(str(args.output_dir))
+    if Path(checkpoint).absolute().parent != folder.absolute():  # it goes on from another run
+        return False
+    return any(folder.glob("model*.safetensors")) and has_all_updates(checkpoint, args)
+
+
 def _check_same(options: dict[str, Any], earlier: dict[str, Any], folder: Path) -> None:
     """Name the options that differ; one that only one of two versions knows does not count."""
     differing = [name for name, value in options.items() if name in earlier and earlier[name] != value]
@@ -141,4 +200,4 @@ def _contents(value: Any) -> Any:
     return f"sha256 {checksum.hexdigest()}"
 
 
-__all__ = ["decisive_options", "hold_folder", "keep_options"]
+__all__ = ["decisive_options", "has_all_updates", "hold_folder", "is_finished", "keep_options", "train_to_end"]

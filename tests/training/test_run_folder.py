@@ -11,11 +11,22 @@ import pytest
 import safetensors.torch
 import torch
 from datasets import Dataset
-from transformers import AutoTokenizer, Trainer, TrainingArguments
+from tiny_translation import tiny_collator, tiny_model, tiny_pairs, weights_of
+from transformers import AutoTokenizer, Seq2SeqTrainer, Trainer, TrainingArguments
 
 from hf_vanilla import VanillaBertConfig, VanillaBertForSequenceClassification
 from hf_vanilla.tokenization import train_wordpiece_tokenizer
-from hf_vanilla.training import decisive_options, hold_folder, keep_options, save_final_model
+from hf_vanilla.training import (
+    VanillaTrainer,
+    VanillaTrainingArguments,
+    decisive_options,
+    hold_folder,
+    is_finished,
+    keep_options,
+    last_complete_checkpoint,
+    save_final_model,
+    train_to_end,
+)
 
 
 HOLD = """
@@ -124,3 +135,45 @@ def test_a_full_disk_leaves_the_model_that_was_there(tmp_path, monkeypatch):
     loaded = VanillaBertForSequenceClassification.from_pretrained(tmp_path)
     assert (loaded.classifier.weight == 2.0).all()
     assert len(AutoTokenizer.from_pretrained(tmp_path)) == json.loads(before["config.json"])["vocab_size"] == 9
+
+
+@pytest.mark.parametrize("length", [{"max_steps": 3}, {"num_train_epochs": 1}], ids=["updates", "epochs"])
+@pytest.mark.parametrize("trainer_class", [Seq2SeqTrainer, VanillaTrainer])
+def test_a_run_with_all_its_updates_gets_no_more(tmp_path, trainer_class, length):
+    def start(**changes):
+        arguments = VanillaTrainingArguments(
+            tmp_path,
+            save_steps=1,
+            use_cpu=True,
+            report_to="none",
+            disable_tqdm=True,
+            per_device_train_batch_size=4,
+            **{**length, **changes},
+        )
+        model = tiny_model()
+        return trainer_class(model, arguments, tiny_collator(model), train_dataset=tiny_pairs(12))
+
+    first = start()
+    train_to_end(first)
+    checkpoint = last_complete_checkpoint(tmp_path)
+    assert checkpoint.endswith("checkpoint-3")
+    assert not is_finished(checkpoint, first.args)  # its model is not saved yet
+
+    again = start()
+    train_to_end(again, checkpoint)
+    assert again.state.global_step == 3
+    for name, weight in weights_of(first).items():
+        assert torch.equal(weights_of(again)[name], weight), name
+    save_final_model(again)
+    assert is_finished(checkpoint, again.args)
+    assert last_complete_checkpoint(tmp_path) == checkpoint
+
+    longer = start(max_steps=5)
+    assert not is_finished(checkpoint, longer.args)
+    train_to_end(longer, checkpoint)
+    assert longer.state.global_step == 5
+
+
+def test_a_checkpoint_of_another_run_finishes_none(tmp_path):
+    (tmp_path / "checkpoint-3").mkdir()
+    assert not is_finished(tmp_path / "checkpoint-3", TrainingArguments(str(tmp_path / "new"), max_steps=3))
