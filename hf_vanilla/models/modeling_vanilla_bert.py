@@ -55,7 +55,7 @@ from .loss import cross_entropy_sum, projected_cross_entropy_sum, smoothed_targe
 
 IGNORED_LABEL = -100
 # Rows of a padded batch are sorted into so many groups of like length for attention.
-FRAMES = 4
+FRAMES = 8
 
 # From the names in every BERT's file to those in this module; transformers applies it at loading, reversed at saving.
 BERT_NAMES = [
