@@ -9,6 +9,7 @@ from .checkpoints import (
     last_complete_checkpoint,
     save_final_model,
 )
+from .cost import Estimate, bert_flops, estimate, transformer_flops
 from .finetuning import (
     FinetuningArguments,
     FinetuningTask,
@@ -35,6 +36,7 @@ from .trainer import VanillaTrainer, VanillaTrainingArguments
 
 __all__ = [
     "PAPER_GRID",
+    "Estimate",
     "FinetuningArguments",
     "FinetuningTask",
     "OrderedEvaluationTrainer",
@@ -45,11 +47,13 @@ __all__ = [
     "VanillaTrainer",
     "VanillaTrainingArguments",
     "average_checkpoints",
+    "bert_flops",
     "bert_training_arguments",
     "best_checkpoints",
     "checkpoint_to_resume",
     "command_of_process",
     "decisive_options",
+    "estimate",
     "folder_of_tokenizer",
     "has_all_updates",
     "hold_folder",
@@ -67,4 +71,5 @@ __all__ = [
     "summarise_seeds",
     "train_to_end",
     "train_with_seeds",
+    "transformer_flops",
 ]
