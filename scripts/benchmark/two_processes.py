@@ -99,7 +99,8 @@ def main() -> None:
         return results[name]["rate"]
 
     start("one process, accumulating", "--accumulation", "2", "--steps", "1")
-    figures = take_turns(
+    repeats = 2 if arguments.quick else arguments.repeats
+    figures = take_turns({name: functools.partial(start, name) for name in launchers}, repeats)
         {name: functools.partial(start, name) for name in launchers}, 2 if arguments.quick else arguments.repeats
     )
     alone, together = results["one process, accumulating"]["gradients"], results["two processes"]["gradients"]
