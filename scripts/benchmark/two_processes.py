@@ -101,8 +101,6 @@ def main() -> None:
     start("one process, accumulating", "--accumulation", "2", "--steps", "1")
     repeats = 2 if arguments.quick else arguments.repeats
     figures = take_turns({name: functools.partial(start, name) for name in launchers}, repeats)
-        {name: functools.partial(start, name) for name in launchers}, 2 if arguments.quick else arguments.repeats
-    )
     alone, together = results["one process, accumulating"]["gradients"], results["two processes"]["gradients"]
     difference = max((alone[name] - together[name]).abs().max().item() for name in alone)
     report(

@@ -327,3 +327,20 @@ def test_bad_input_is_named(task, inputs, message):
 def test_too_long_an_input_is_refused():
     with pytest.raises(ValueError, match=r"12 tokens exceeds `max_position_embeddings` \(11\); truncate"):
         tiny_bert("model")(torch.ones(2, 12, dtype=torch.long))
+
+
+@pytest.mark.parametrize(
+    "device_map",
+    [
+        {"": "disk"},
+        {"bert.embeddings": "cpu", "bert.layers": "disk", "cls": "cpu"},
+        {"bert.embeddings": "disk", "bert.layers": "cpu", "cls": "disk"},
+    ],
+    ids=["everything", "layers", "ends"],
+)
+def test_what_does_not_fit_in_memory_is_read_from_disk(tmp_path, device_map):
+    model = tiny_bert("masked-lm")
+    model.save_pretrained(tmp_path)
+    offloaded = type(model).from_pretrained(tmp_path, device_map=device_map, offload_folder=tmp_path / "disk")
+    inputs = TASKS["masked-lm"][3]
+    torch.testing.assert_close(offloaded(**inputs).logits, model(**inputs).logits)
