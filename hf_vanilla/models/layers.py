@@ -43,16 +43,22 @@ def check_evaluation_mode(model: PreTrainedModel) -> None:
         raise ValueError("`model` must be in evaluation mode, or dropout changes what it says; call `model.eval()`.")
 
 
-def check_input_ids(name: str, input_ids: torch.Tensor, vocab_size: int) -> None:
-    """Check that every id is in the vocabulary, where looking is free: on a CPU, outside of compiled code.
+def check_input_ids(
+    name: str,
+    input_ids: torch.Tensor,
+    size: int,
+    advice: str = "These are the ids of the vocabulary: do tokenizer and model belong together?",
+) -> None:
+    """Check that every id is in its table, where looking is free: on a CPU, outside of compiled code.
 
     Args:
         name (`str`): What the caller's argument is called.
         input_ids (`torch.Tensor` of shape `(batch, length)`): The ids.
-        vocab_size (`int`): Number of words.
+        size (`int`): Number of ids that there are, such as that of the words.
+        advice (`str`, *optional*): What is told to whoever has other ids.
 
     Raises:
-        ValueError: if an id is negative or not below `vocab_size`, or `input_ids` has not two dimensions.
+        ValueError: if an id is negative or not below `size`, or `input_ids` has not two dimensions.
         TypeError: if `input_ids` are no integers.
     """
     if input_ids.dim() != 2:
@@ -62,11 +68,11 @@ def check_input_ids(name: str, input_ids: torch.Tensor, vocab_size: int) -> None
     if torch.compiler.is_compiling() or input_ids.device.type != "cpu" or input_ids.numel() == 0:
         return
     lowest, highest = torch.aminmax(input_ids)
-    if lowest < 0 or highest >= vocab_size:
-        row, column = ((input_ids < 0) | (input_ids >= vocab_size)).nonzero()[0].tolist()
+    if lowest < 0 or highest >= size:
+        row, column = ((input_ids < 0) | (input_ids >= size)).nonzero()[0].tolist()
         raise ValueError(
-            f"`{name}` must be in [0, {vocab_size}), the vocabulary; got {input_ids[row, column].item()} "
-            f"at row {row}, position {column}. Do tokenizer and model belong together?"
+            f"`{name}` must be in [0, {size}); got {input_ids[row, column].item()} at row {row}, position {column}. "
+            f"{advice}"
         )
 
 
