@@ -78,6 +78,7 @@ def model_card(
     parameters: int | None = None,
     results: dict[str, Any] | None = None,
     has_curve: bool = False,
+    own_pipeline: str | None = None,
 ) -> ModelCard:
     """Fill the template.
 
@@ -96,6 +97,8 @@ def model_card(
             A file of results, as the scripts write them.
         has_curve (`bool`):
             Whether `training_curve.png` lies beside the card.
+        own_pipeline (`str`, *optional*):
+            Task of the pipeline that the model brings along.
 
     Returns:
         `ModelCard`: with metadata that the Hub reads, the scores as a `model-index` among them.
@@ -149,6 +152,7 @@ def model_card(
         figures=figures,
         environment=_environment(results),
         has_curve=has_curve,
+        own_pipeline=own_pipeline,
     )
 
 
@@ -189,6 +193,7 @@ def card_of_folder(
     names = {model_class.__name__: name for name, model_class in config.auto_classes().items()}
     auto_class = names.get(next(iter(config.architectures or []), ""), "AutoModel")
     facts = facts or CardFacts(title=repo_id.split("/")[-1])
+    offered = getattr(config, "custom_pipelines", {})
     return model_card(
         facts,
         repo_id,
@@ -196,6 +201,7 @@ def card_of_folder(
         auto_class=auto_class if auto_class in TASKS else "AutoModel",
         results=results,
         has_curve=_draw_curve(Path(folder)) if draw else (Path(folder) / CURVE).is_file(),
+        own_pipeline=next((task for task in config.pipelines() if task in offered), None),
     )
 
 

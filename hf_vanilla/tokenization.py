@@ -24,7 +24,9 @@ from collections.abc import Iterable, Iterator, Sized
 
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
-from transformers.utils import cached_file, logging
+from transformers.utils import logging
+
+from .models.text_batches import load_target_tokenizer
 
 
 logger = logging.get_logger(__name__)
@@ -33,8 +35,6 @@ SPECIAL_TOKENS = ("<pad>", "<s>", "</s>", "<unk>")
 # The special tokens and the 256 bytes.
 MINIMUM_VOCAB_SIZE = len(SPECIAL_TOKENS) + 256
 WORDPIECE_SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
-# Where a model with two vocabularies keeps the target's tokenizer, beside its own files.
-TARGET_TOKENIZER = "target_tokenizer"
 
 # Scripts written without spaces between words. U+30FC, the mark that lengthens a kana vowel, belongs to no script.
 _SYLLABLES = r"\p{Hiragana}\p{Katakana}\u30FC\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}"
@@ -150,10 +150,7 @@ def load_tokenizers(name_or_path: str | os.PathLike) -> tuple[PreTrainedTokenize
         OSError: if there is no tokenizer.
     """
     tokenizer = AutoTokenizer.from_pretrained(name_or_path)
-    target_config = f"{TARGET_TOKENIZER}/tokenizer_config.json"
-    if cached_file(name_or_path, target_config, _raise_exceptions_for_missing_entries=False) is None:
-        return tokenizer, tokenizer
-    return tokenizer, AutoTokenizer.from_pretrained(name_or_path, subfolder=TARGET_TOKENIZER)
+    return tokenizer, load_target_tokenizer(name_or_path) or tokenizer
 
 
 def train_wordpiece_tokenizer(

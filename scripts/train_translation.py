@@ -40,7 +40,8 @@ from hf_vanilla import VanillaTransformerConfig, VanillaTransformerForConditiona
 from hf_vanilla.command_line import check_files, check_output_dir, parse_arguments, run
 from hf_vanilla.data import load_parallel_dataset, tokenize_parallel_dataset
 from hf_vanilla.metrics import TranslationMetrics
-from hf_vanilla.tokenization import TARGET_TOKENIZER, load_tokenizers, train_tokenizer
+from hf_vanilla.models.text_batches import TARGET_TOKENIZER
+from hf_vanilla.tokenization import load_tokenizers, train_tokenizer
 from hf_vanilla.training import (
     VanillaTrainer,
     VanillaTrainingArguments,

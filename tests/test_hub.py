@@ -1,6 +1,7 @@
 """Publishing, against a Hub on localhost that fails in every way that the real one can."""
 
 import hashlib
+import itertools
 import json
 import os
 import re
@@ -24,6 +25,7 @@ from hf_vanilla import (
     VanillaBertConfig,
     VanillaBertForMaskedLM,
     VanillaBertForPreTraining,
+    VanillaBertForQuestionAnswering,
     VanillaTransformerConfig,
     VanillaTransformerForConditionalGeneration,
 )
@@ -466,6 +468,61 @@ def test_a_user_without_the_package_loads_every_head_by_name(hub, folder, tmp_pa
     )
 
 
+PIPE = """
+import sys
+sys.modules["hf_vanilla"] = None
+import json
+from transformers import pipeline
+task, repo, revision, file, *inputs = sys.argv[1:]
+pipe = pipeline(task or None, model=repo, revision=revision, trust_remote_code=True, device=-1)
+json.dump([type(pipe).__name__, pipe(*inputs)], open(file, "w"))
+"""
+
+
+@pytest.mark.parametrize("task", ["question-answering", ""], ids=["named", "found"])
+def test_a_user_without_the_package_asks_by_name(hub, folder, tmp_path, task):
+    torch.manual_seed(2)
+    config = VanillaBertConfig(vocab_size=60, initializer_range=0.5, **SIZES)
+    VanillaBertForQuestionAnswering(config).save_pretrained(folder)
+    asked = "the dog likes the bird", "the bird likes the cat and the dog"
+    wanted = transformers.pipeline("vanilla-question-answering", model=str(folder), device=-1)(*asked)
+    assert wanted["answer"] in asked[1]
+    done = publish(folder, REPO)
+    finished = run_as_user(hub, PIPE, task, REPO, done.commit, tmp_path / "found.json", *asked, home=tmp_path / "home")
+    assert finished.returncode == 0, finished.stderr
+    assert json.loads((tmp_path / "found.json").read_text()) == ["QuestionAnsweringPipeline", wanted]
+
+
+def test_a_user_without_the_package_translates_by_name_and_revision(hub, tmp_path):
+    folder, text = tmp_path / "model", "the dog likes"
+    torch.manual_seed(0)
+    config = VanillaTransformerConfig(
+        vocab_size=320, source_vocab_size=268, d_model=16, d_ff=24, num_heads=4, encoder_layers=1, decoder_layers=1,
+        share_encoder_decoder_embeddings=False, tie_word_embeddings=False,
+    )  # fmt: skip
+    VanillaTransformerForConditionalGeneration(config).save_pretrained(folder)
+    train_tokenizer(["the dog likes the cat"] * 3, 268, show_progress=False).save_pretrained(folder)
+    commits, wanted = [], []
+    for letters in ("abcd", "efgh"):
+        words = map("".join, itertools.product(letters, repeat=4))
+        train_tokenizer([" ".join(words)], 320, show_progress=False).save_pretrained(folder / "target_tokenizer")
+        commits.append(publish(folder, REPO).commit)
+        pipe = transformers.pipeline("translation", model=str(folder), trust_remote_code=True, device=-1)
+        wanted.append(pipe(text))
+    assert wanted[0][0]["translation_text"] != wanted[1][0]["translation_text"]
+    program = PIPE.replace("device=-1", "device=-1, target_tokenizer=target_tokenizer").replace(
+        "pipe =",
+        "from transformers import AutoTokenizer\n"
+        'target_tokenizer = AutoTokenizer.from_pretrained(repo, subfolder="target_tokenizer", revision=revision)\n'
+        "pipe =",
+    )
+    for commit, translations in zip(commits, wanted, strict=True):
+        arguments = ["translation", REPO, commit, tmp_path / "found.json", text]
+        finished = run_as_user(hub, program, *arguments, home=tmp_path / "home")
+        assert finished.returncode == 0, finished.stderr
+        assert json.loads((tmp_path / "found.json").read_text()) == ["TranslationPipeline", translations]
+
+
 def test_the_script_publishes_and_goes_back(hub, folder, tmp_path):
     script = str(Path(__file__).parents[1] / "scripts" / "push_to_hub.py")
     options = ["--repo_id", "tiny", "--folder", folder]
@@ -601,8 +658,10 @@ def test_the_section_of_the_readme_is_true(hub, tmp_path):
 sys.modules["hf_vanilla"] = None
 import torch
 {program}
-torch.save(model.lm_head.weight, {str(tmp_path / "weight.pt")!r})
+torch.save([model.lm_head.weight, translator.model.lm_head.weight], {str(tmp_path / "weights.pt")!r})
 """
     finished = run_as_user(hub, program, home=tmp_path / "home", cwd=tmp_path)
     assert finished.returncode == 0, finished.stderr
-    assert torch.equal(torch.load(tmp_path / "weight.pt"), model.lm_head.weight)
+    for weight in torch.load(tmp_path / "weights.pt"):
+        assert torch.equal(weight, model.lm_head.weight)
+    assert finished.stdout.count("'translation_text'") == 2

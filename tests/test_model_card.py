@@ -12,7 +12,7 @@ import torch
 from huggingface_hub import ModelCard
 from transformers import AutoModelForMaskedLM, AutoTokenizer, Trainer, TrainingArguments
 
-from hf_vanilla import VanillaBertConfig, VanillaBertForMaskedLM
+from hf_vanilla import VanillaBertConfig, VanillaBertForMaskedLM, VanillaBertForQuestionAnswering
 from hf_vanilla.model_card import CardFacts, card_of_folder, figures_of, model_card
 from hf_vanilla.tokenization import train_wordpiece_tokenizer
 
@@ -119,6 +119,18 @@ def test_the_code_of_a_card_runs_and_the_curve_is_drawn(tmp_path, monkeypatch):
         assert torch.equal(names["model"].get_input_embeddings().weight, trainer.model.get_input_embeddings().weight)
         assert type(names["tokenizer"]) is type(AutoTokenizer.from_pretrained(folder))
     assert type(names["model"]) is type(AutoModelForMaskedLM.from_pretrained(folder))
+
+
+def test_a_card_tells_of_the_pipeline_that_the_model_brings(tmp_path):
+    config = VanillaBertConfig(
+        vocab_size=11, hidden_size=12, num_hidden_layers=1, num_attention_heads=3, intermediate_size=20
+    )
+    for model_class, told in ((VanillaBertForQuestionAnswering, True), (VanillaBertForMaskedLM, False)):
+        model_class(config).save_pretrained(tmp_path)
+        text = card_of_folder(tmp_path, "me/tiny").text
+        line = '`pipeline("question-answering", model="me/tiny", trust_remote_code=True)`'
+        assert (line in text) is told
+        assert "\n\n\n" not in text
 
 
 FACTS = json.loads((ROOT / "model_cards" / "facts.json").read_text(encoding="utf-8"))

@@ -1,5 +1,11 @@
 """transformers' own pipelines take our models as they take any other: results, and no warning."""
 
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
 import pytest
 import torch
 from datasets import Dataset
@@ -14,7 +20,7 @@ from hf_vanilla import (
     VanillaBertForTokenClassification,
     VanillaBertModel,
 )
-from hf_vanilla.data.question_answering import tokenize_questions
+from hf_vanilla.data.question_answering import find_answers, tokenize_questions
 from hf_vanilla.pipelines import QuestionAnsweringPipeline
 from hf_vanilla.tokenization import train_wordpiece_tokenizer
 
@@ -139,6 +145,53 @@ def test_one_question_and_several_and_no_answer(reader):
     assert "" not in [each["answer"] for each in reader(QUESTIONS[1], "the cat .", top_k=20)]
     by_class = QuestionAnsweringPipeline(model=reader.model, tokenizer=reader.tokenizer)
     assert by_class(QUESTIONS[0], CONTEXT) == several[0]
+
+
+@pytest.mark.parametrize("with_no_answer", [False, True])
+def test_the_answers_are_those_of_the_evaluation(reader, with_no_answer):
+    contexts = [CONTEXT, "the cat ."]
+    asked = Dataset.from_dict(
+        {
+            "id": ["a", "b"],
+            "question": QUESTIONS,
+            "context": contexts,
+            "answers": [{"text": [], "answer_start": []}] * 2,
+        }
+    )
+    windows = tokenize_questions(asked, TOKENIZER, max_length=40, doc_stride=13)
+    logits = np.zeros((2, len(windows), 40))
+    for number, window in enumerate(windows):
+        with torch.no_grad():
+            outputs = reader.model(**{name: torch.tensor([window[name]]) for name in TOKENIZER.model_input_names})
+        logits[0, number, : len(window["input_ids"])] = outputs.start_logits[0]
+        logits[1, number, : len(window["input_ids"])] = outputs.end_logits[0]
+    wanted = find_answers(asked, windows, *logits, max_answer_length=6, with_no_answer=with_no_answer)
+    for options in ({}, {"batch_size": 1}):
+        found = reader(
+            QUESTIONS, contexts, top_k=20, max_answer_length=6, handle_impossible_answer=with_no_answer, **options
+        )
+        assert any("" in [answer.text for answer in best] for best in wanted.values()) is with_no_answer
+        for row, best in zip(found, wanted.values(), strict=True):
+            probabilities = torch.tensor([answer.score for answer in best]).softmax(0).tolist()
+            assert row == [
+                {"answer": each.text, "start": each.start, "end": each.end, "score": pytest.approx(score, abs=1e-5)}
+                for each, score in zip(best, probabilities, strict=True)
+            ]
+
+
+@pytest.mark.parametrize("task", ["question-answering", ""], ids=["named", "found"])
+def test_questions_are_answered_where_the_package_is_not_installed(task, reader, tmp_path):
+    reader.save_pretrained(tmp_path / "model")
+    calls = [([QUESTIONS, [CONTEXT, "the cat ."]], {"top_k": 3, "handle_impossible_answer": True})]
+    (tmp_path / "calls.json").write_text(json.dumps(calls))
+    program = Path(__file__).with_name("pipeline_without_package.py")
+    command = [sys.executable, program, task, *(tmp_path / name for name in ("model", "saved", "calls.json", "found"))]
+    finished = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert finished.returncode == 0, finished.stderr
+    found = json.loads((tmp_path / "found").read_text("utf-8"))
+    assert found["class"] == "pipeline_vanilla_bert.QuestionAnsweringPipeline"
+    assert found["first"] == [reader(*arguments, **options) for arguments, options in calls]
+    assert found["again"] == found["first"]
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,11 @@ LONGEST_FUNCTION = 60  # lines of code
 # What a part of the package may import of it, besides itself. Parts that are not listed stand on top of all others.
 BOTTOM = frozenset({"hub_trouble", "models", "tokenization"})
 MIDDLE = frozenset({"conversion", "data", "export", "generation", "metrics", "visualization"})
-ALLOWED_IMPORTS = {**dict.fromkeys(BOTTOM, frozenset()), **dict.fromkeys(MIDDLE, BOTTOM), "training": BOTTOM | MIDDLE}
+ALLOWED_IMPORTS = {
+    **dict.fromkeys(BOTTOM, frozenset({"models"})),
+    **dict.fromkeys(MIDDLE, BOTTOM),
+    "training": BOTTOM | MIDDLE,
+}
 
 
 def names_of(files):

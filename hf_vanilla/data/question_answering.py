@@ -3,35 +3,17 @@
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from datasets import Dataset, load_dataset
 from transformers import PreTrainedTokenizerBase
 
+from ..models.pipeline_vanilla_bert import MAX_ANSWER_LENGTH, N_BEST, Answer, best_answers, tokenize_windows
 from .text_files import check_text, kind_of_file, read_json_objects, read_lines
 
 
 QUESTION_COLUMNS = ("id", "question", "context", "answers")
-# The official script of SQuAD 2.0 has these defaults too.
-N_BEST = 20
-MAX_ANSWER_LENGTH = 30
-
-
-class Answer(NamedTuple):
-    """A part of a context, or that there is none.
-
-    Attributes:
-        text: The answer as it stands in the context; empty for no answer.
-        start: Index of its first character in the context.
-        end: Index behind its last character.
-        score: Sum of the start and the end logit; higher is likelier.
-    """
-
-    text: str
-    start: int
-    end: int
-    score: float
 
 
 def load_questions(path: str | os.PathLike[str]) -> Dataset:
@@ -107,42 +89,24 @@ def tokenize_questions(
 
     Source: Devlin et al. 2018, 4.2 and 4.3.
     """
-    asked = [question.strip() for question in questions["question"][:]]
-    if doc_stride < 0:
-        raise ValueError(f"`doc_stride` must not be negative, got {doc_stride}.")
-    special = tokenizer.num_special_tokens_to_add(pair=True)
-    for row, ids in enumerate(tokenizer(asked, add_special_tokens=False, verbose=False)["input_ids"]):
-        if len(ids) + special + doc_stride >= max_length:
-            raise ValueError(
-                f"`max_length` ({max_length}) must be more than `doc_stride` ({doc_stride}), the question and the "
-                f"special tokens together, but question {questions[row]['id']!r} has {len(ids)} tokens."
-            )
-    windows = tokenizer(
-        asked,
+    columns = tokenize_windows(
+        questions["question"][:],
         questions["context"][:],
-        truncation="only_second",
+        tokenizer,
         max_length=max_length,
-        stride=doc_stride,
-        return_overflowing_tokens=True,
-        return_offsets_mapping=True,
+        doc_stride=doc_stride,
+        names=questions["id"][:],
     )
-    examples = windows.pop("overflow_to_sample_mapping")
     answers = questions["answers"][:]
-    starts, ends, offsets = [], [], []
-    for window, example in enumerate(examples):
-        in_context = np.asarray([part == 1 for part in windows.sequence_ids(window)])
-        spans = np.where(in_context[:, None], np.asarray(windows["offset_mapping"][window]), -1)
-        start, end = _answer_positions(answers[example], spans)
-        starts.append(start)
-        ends.append(end)
-        offsets.append(spans.astype(np.int32))
-    columns = {name: values for name, values in windows.items() if name != "offset_mapping"}
+    offsets = [np.asarray(spans, np.int32) for spans in columns.pop("offset_mapping")]
+    positions = [
+        _answer_positions(answers[example], spans) for example, spans in zip(columns["example"], offsets, strict=True)
+    ]
     return Dataset.from_dict(
         {
             **columns,
-            "start_positions": starts,
-            "end_positions": ends,
-            "example": examples,
+            "start_positions": [start for start, _ in positions],
+            "end_positions": [end for _, end in positions],
             "offset_mapping": offsets,
         }
     )
@@ -187,35 +151,24 @@ def find_answers(
 
     Source: Devlin et al. 2018, 4.2 and 4.3.
     """
-    for name, value in (("n_best", n_best), ("max_answer_length", max_answer_length)):
-        if value < 1:
-            raise ValueError(f"`{name}` must be at least 1, got {value}.")
     for name, logits in (("start_logits", start_logits), ("end_logits", end_logits)):
         if len(logits) != len(windows):
             raise ValueError(f"`{name}` must have a row for each of the {len(windows)} windows, got {len(logits)}.")
-    contexts, ids = questions["context"][:], questions["id"][:]
-    found: list[dict[tuple[int, int], float]] = [{} for _ in ids]
-    no_answer = [np.inf] * len(ids)
-    for window, row in enumerate(windows.select_columns(["example", "offset_mapping"]).with_format("numpy")):
-        example, spans = row["example"], row["offset_mapping"]
-        start, end = (np.asarray(each[window][: len(spans)], np.float64) for each in (start_logits, end_logits))
-        no_answer[example] = min(no_answer[example], start[0] + end[0])
-        for first, last, score in _best_spans(start, end, spans[:, 0] >= 0, max(n_best, N_BEST), max_answer_length):
-            characters = int(spans[first, 0]), int(spans[last, 1])
-            # Neighbouring windows share tokens: the better view of the same answer counts.
-            found[example][characters] = max(score, found[example].get(characters, -np.inf))
-    answers = {}
-    for example, (identity, context) in enumerate(zip(ids, contexts, strict=True)):
-        ranked = sorted(found[example].items(), key=lambda item: (-item[1], item[0]))[:n_best]
-        best = [Answer(context[start:end], start, end, score) for (start, end), score in ranked]
-        if with_no_answer or not best:
-            nothing = Answer("", 0, 0, float(no_answer[example]))
-            is_first = not best or nothing.score > best[0].score + no_answer_threshold
-            rest = [answer for answer in best if answer.score >= nothing.score]
-            place = 0 if is_first else max(1, len(rest))
-            best = [*best[:place], nothing, *best[place:]][:n_best]
-        answers[identity] = best
-    return answers
+    of_each: list[list[int]] = [[] for _ in range(len(questions))]
+    for window, example in enumerate(windows["example"][:]):
+        of_each[example].append(window)
+    spans = windows.select_columns(["offset_mapping"]).with_format("numpy")
+    return {
+        identity: best_answers(
+            context,
+            ((start_logits[window], end_logits[window], spans[window]["offset_mapping"]) for window in numbers),
+            n_best=n_best,
+            max_answer_length=max_answer_length,
+            with_no_answer=with_no_answer,
+            no_answer_threshold=no_answer_threshold,
+        )
+        for identity, context, numbers in zip(questions["id"][:], questions["context"][:], of_each, strict=True)
+    }
 
 
 def _read_questions(path: str, kind: str) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -306,21 +259,3 @@ def _answer_positions(answers: Mapping[str, Sequence[Any]], spans: np.ndarray) -
     if len(tokens) == 0 or spans[context[0], 0] > start or spans[context[-1], 1] < end:
         return 0, 0
     return int(tokens[0]), int(tokens[-1])
-
-
-def _best_spans(
-    start: np.ndarray, end: np.ndarray, is_context: np.ndarray, n_best: int, max_answer_length: int
-) -> list[tuple[int, int, float]]:
-    """Return the (first token, last token, score) of a window's best answers, all within the context."""
-    tokens = np.flatnonzero(is_context)
-    firsts = tokens[np.argsort(-start[tokens], kind="stable")[:n_best]]
-    lasts = tokens[np.argsort(-end[tokens], kind="stable")[:n_best]]
-    lengths = lasts[None, :] - firsts[:, None] + 1
-    scores = np.where((lengths >= 1) & (lengths <= max_answer_length), start[firsts][:, None] + end[lasts], -np.inf)
-    best = np.argsort(-scores, axis=None, kind="stable")[:n_best]
-    rows, columns = np.unravel_index(best, scores.shape)
-    return [
-        (int(firsts[row]), int(lasts[column]), float(scores[row, column]))
-        for row, column in zip(rows, columns, strict=True)
-        if np.isfinite(scores[row, column])
-    ]

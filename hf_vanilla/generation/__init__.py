@@ -1,9 +1,10 @@
 """What stock `generate()` lacks: the paper's beam search, forced scoring, word alignments, translating whole texts."""
 
-from .alignment import WordAlignment, beam_attention, forced_attention, word_alignments
-from .beam_search import beam_search, length_penalty_of
+from ..models.alignment import WordAlignment, beam_attention, forced_attention, word_alignments
+from ..models.pipeline_vanilla_transformer import Translation, length_penalty_of
+from .beam_search import beam_search
 from .scoring import ScoreOutput, TextScore, labels_of_beams, score, score_texts
-from .translation import Translation, load_translator, translate
+from .translation import load_translator, translate
 
 
 __all__ = [

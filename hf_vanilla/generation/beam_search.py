@@ -41,44 +41,16 @@ from transformers.generation import (
 from transformers.modeling_utils import PreTrainedModel
 from transformers.utils import ModelOutput
 
+from ..models.pipeline_vanilla_transformer import NOT_FOUND, length_penalty_of
 from .beam_decoders import BeamDecoder, PlainDecoder, SideBySideDecoder
 
 
-# The score of a hypothesis that was not found, as in transformers.
-NOT_FOUND = -1e9
 # The best words are looked for in runs of this many: first the runs that hold the best, then the words in these.
 RUN_LENGTH = 64
 # Logits that are normalised at a time: 1 MiB of them.
 BLOCK_SIZE = 2**18
 # Dropping finished sentences copies all others, so it waits until this share of the batch is finished.
 DROPPED_SHARE = 1 / 8
-
-
-def length_penalty_of(
-    length: float | torch.Tensor, length_penalty: float, length_penalty_type: str
-) -> float | torch.Tensor:
-    """Compute what the log probability of a hypothesis is divided by.
-
-    Args:
-        length (`float` or `torch.Tensor`): Number of generated tokens, `</s>` included, the decoder's start not.
-        length_penalty (`float`): The exponent alpha. 0 means no penalty.
-        length_penalty_type (`str`): `"gnmt"` for ((5 + length) / 6)^alpha, or `"power"` for length^alpha, which is
-            transformers' own.
-
-    Returns:
-        `float` or `torch.Tensor`: the penalty.
-
-    Raises:
-        ValueError: if the type is another one.
-
-    Source: Wu et al. 2016, equation 14; Vaswani et al. 2017, 6.1 (alpha = 0.6). Wu et al. don't say whether |Y| counts
-    `</s>`; it does in Tensor2Tensor, the code of the second paper.
-    """
-    if length_penalty_type == "gnmt":
-        return ((5 + length) / 6) ** length_penalty
-    if length_penalty_type == "power":
-        return length**length_penalty
-    raise ValueError(f'`length_penalty_type` must be "gnmt" or "power", got {length_penalty_type!r}.')
 
 
 def beam_search(
@@ -471,4 +443,4 @@ def _output(
     )
 
 
-__all__ = ["beam_search", "length_penalty_of", "log_sum_exp"]
+__all__ = ["beam_search", "log_sum_exp"]

@@ -14,26 +14,14 @@ from transformers.generation import GenerateBeamEncoderDecoderOutput
 from transformers.modeling_utils import PreTrainedModel
 from transformers.utils import ModelOutput
 
-from ..models.layers import check_input_ids
-from .beam_search import length_penalty_of, log_sum_exp
+from ..models.layers import check_evaluation_mode, check_input_ids
+from ..models.pipeline_vanilla_transformer import length_penalty_of
+from ..models.text_batches import batches_by_length, default_max_length, padded, token_ids
+from .beam_search import log_sum_exp
 from .cpu_layers import fast_model
-from .text_batches import batches_by_length, default_max_length, padded, token_ids
 
 
 IGNORED = -100
-
-
-def check_evaluation_mode(model: PreTrainedModel) -> None:
-    """Check that dropout is off.
-
-    Args:
-        model (`PreTrainedModel`): The model.
-
-    Raises:
-        ValueError: if it is in training mode.
-    """
-    if model.training:
-        raise ValueError("`model` must be in evaluation mode, or dropout changes what it says; call `model.eval()`.")
 
 
 @dataclass
@@ -188,4 +176,4 @@ def score_texts(
     return [scores[number] for number in range(len(sources))]
 
 
-__all__ = ["ScoreOutput", "TextScore", "check_evaluation_mode", "labels_of_beams", "score", "score_texts"]
+__all__ = ["ScoreOutput", "TextScore", "labels_of_beams", "score", "score_texts"]

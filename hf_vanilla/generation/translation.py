@@ -1,7 +1,7 @@
 """Translate lists of texts: tokenize, sort by length, search, put back into order."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -9,31 +9,17 @@ from tqdm.auto import tqdm
 from transformers import AutoModelForSeq2SeqLM, PreTrainedTokenizerBase
 from transformers.modeling_utils import PreTrainedModel
 
-from ..tokenization import TARGET_TOKENIZER, load_tokenizers
-from .alignment import WordAlignment, word_alignments
-from .beam_search import NOT_FOUND, beam_search, length_penalty_of
+from ..models.pipeline_vanilla_transformer import (
+    Translation,
+    align_translations,
+    check_search,
+    decode_n_best,
+    source_batch,
+)
+from ..models.text_batches import TARGET_TOKENIZER, default_max_length, map_batches, token_ids
+from ..tokenization import load_tokenizers
+from .beam_search import beam_search
 from .cpu_layers import fast_model
-from .scoring import check_evaluation_mode
-from .text_batches import batches_by_length, default_max_length, padded, token_ids
-
-
-# A shorter text counts as one of this many tokens: what it is translated to takes memory, too.
-SHORT = 8
-
-
-@dataclass
-class Translation:
-    """One translation of a text.
-
-    Args:
-        text (`str`): The translation.
-        score (`float`): Log probability in nats, divided by the length penalty; the higher, the better.
-        alignment (`WordAlignment`, *optional*): Which words of the source its words come from.
-    """
-
-    text: str
-    score: float
-    alignment: WordAlignment | None = None
 
 
 def load_translator(
@@ -120,82 +106,56 @@ def translate(
     """
     if isinstance(texts, str):
         raise TypeError("`texts` must be a list of strings, got a single string; pass a list with it inside.")
-    check_evaluation_mode(model)
-    if not 1 <= n_best <= num_beams:
-        raise ValueError(f"`n_best` must be in [1, `num_beams` = {num_beams}], got {n_best}.")
-    if max_length_offset < 0:
-        raise ValueError(f"`max_length_offset` must not be negative, got {max_length_offset}.")
-    length_penalty_of(1, length_penalty, length_penalty_type)
-    target_tokenizer = tokenizer if target_tokenizer is None else target_tokenizer
-    max_source_length = default_max_length(model, tokenizer) if max_source_length is None else max_source_length
-    filled = [number for number, text in enumerate(texts) if text.strip()]
-    ids = token_ids(tokenizer, [texts[number] for number in filled], max_source_length, "texts")
-    options = dict(
+    check_search(
+        model,
         num_beams=num_beams,
+        n_best=n_best,
+        max_length_offset=max_length_offset,
         length_penalty=length_penalty,
         length_penalty_type=length_penalty_type,
-        max_length_offset=max_length_offset,
-        num_return_sequences=n_best,
-        **generate_kwargs,
     )
-    fast = fast_model(model, sum(len(sequence) for sequence in ids))
-    found = [[Translation("", 0.0)] for _ in texts]
+    target_tokenizer = tokenizer if target_tokenizer is None else target_tokenizer
+    max_source_length = default_max_length(model, tokenizer) if max_source_length is None else max_source_length
+    ids = token_ids(tokenizer, [text for text in texts if text.strip()], max_source_length, "texts")
     with tqdm(total=len(ids), unit="text", disable=not show_progress) as progress:
-        for batch in batches_by_length([max(len(sequence), SHORT) for sequence in ids], max_tokens_per_batch):
-            translated = _translate_batch(fast, target_tokenizer, [ids[place] for place in batch], options)
-            for place, translations in zip(batch, translated, strict=True):
-                found[filled[place]] = translations
-            progress.update(len(batch))
+        translate_batch = partial(
+            _translate_batch,
+            fast_model(model, sum(len(sequence) for sequence in ids)),
+            target_tokenizer,
+            progress,
+            num_beams=num_beams,
+            length_penalty=length_penalty,
+            length_penalty_type=length_penalty_type,
+            max_length_offset=max_length_offset,
+            num_return_sequences=n_best,
+            **generate_kwargs,
+        )
+        translated = iter(map_batches(translate_batch, ids, max_tokens_per_batch))
+    found = [next(translated) if text.strip() else [Translation("", 0.0)] for text in texts]
     if with_alignments:
-        _align(model, tokenizer, target_tokenizer, texts, found, max_source_length)
+        align_translations(model, tokenizer, target_tokenizer, texts, found, max_source_length)
     return found
 
 
 def _translate_batch(
-    model: PreTrainedModel, target_tokenizer: PreTrainedTokenizerBase, ids: list[list[int]], options: dict[str, Any]
+    model: PreTrainedModel,
+    target_tokenizer: PreTrainedTokenizerBase,
+    progress: tqdm,
+    ids: list[list[int]],
+    **options: Any,
 ) -> list[list[Translation]]:
     """Translate token ids to texts: for each source its translations, best first."""
-    longest = max(len(sequence) for sequence in ids) + options["max_length_offset"]
-    if getattr(model.config, "position_type", "learned") == "learned":
-        longest = min(longest, getattr(model.config, "max_position_embeddings", longest))
     outputs = model.generate(
-        input_ids=padded(ids, model.config.pad_token_id, model.device),
-        attention_mask=padded([[1] * len(sequence) for sequence in ids], 0, model.device),
+        **source_batch(model, ids, options["max_length_offset"]),
         custom_generate=beam_search,
         do_sample=False,
-        max_new_tokens=longest,
         return_dict_in_generate=True,
         **options,
     )
-    texts = target_tokenizer.batch_decode(
-        outputs.sequences, skip_special_tokens=True, clean_up_tokenization_spaces=False
+    progress.update(len(ids))
+    return decode_n_best(
+        target_tokenizer, outputs.sequences, outputs.sequences_scores, options["num_return_sequences"]
     )
-    scored = list(map(Translation, texts, outputs.sequences_scores.tolist()))
-    count = options["num_return_sequences"]
-    rows = [scored[start : start + count] for start in range(0, len(scored), count)]
-    return [row[:1] + [translation for translation in row[1:] if translation.score > NOT_FOUND] for row in rows]
 
 
-def _align(
-    model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    target_tokenizer: PreTrainedTokenizerBase,
-    texts: Sequence[str],
-    found: list[list[Translation]],
-    max_length: int,
-) -> None:
-    """Align all translations with their texts."""
-    pairs = [(text, translation) for text, row in zip(texts, found, strict=True) for translation in row]
-    alignments = word_alignments(
-        model,
-        tokenizer,
-        [text for text, _ in pairs],
-        [translation.text for _, translation in pairs],
-        target_tokenizer=target_tokenizer,
-        max_length=max_length,
-    )
-    for (_, translation), alignment in zip(pairs, alignments, strict=True):
-        translation.alignment = alignment
-
-
-__all__ = ["Translation", "load_translator", "translate"]
+__all__ = ["load_translator", "translate"]

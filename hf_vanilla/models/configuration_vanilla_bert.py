@@ -4,6 +4,7 @@ import os
 from typing import Any
 
 from huggingface_hub.dataclasses import strict
+from transformers import Pipeline
 from transformers.activations import ACT2FN
 
 from .self_contained import SelfContainedConfig
@@ -124,6 +125,16 @@ class VanillaBertConfig(SelfContainedConfig):
         from .modeling_vanilla_bert import AUTO_CLASSES
 
         return AUTO_CLASSES
+
+    def pipelines(self) -> dict[str, tuple[str, type[Pipeline]]]:
+        """Return the pipelines that transformers does not have.
+
+        Returns:
+            `dict[str, tuple]`: for each task the Auto class that it needs, and the pipeline's class.
+        """
+        from .pipeline_vanilla_bert import QuestionAnsweringPipeline
+
+        return {"question-answering": ("AutoModelForQuestionAnswering", QuestionAnsweringPipeline)}
 
     @classmethod
     def preset(cls, name: str, **overrides: Any) -> "VanillaBertConfig":

@@ -3,6 +3,7 @@
 from typing import Any
 
 from huggingface_hub.dataclasses import strict
+from transformers import Pipeline
 from transformers.activations import ACT2FN
 
 from .self_contained import SelfContainedConfig
@@ -168,6 +169,16 @@ class VanillaTransformerConfig(SelfContainedConfig):
         from .modeling_vanilla_transformer import AUTO_CLASSES
 
         return AUTO_CLASSES
+
+    def pipelines(self) -> dict[str, tuple[str, type[Pipeline]]]:
+        """Return the pipelines that transformers does not have.
+
+        Returns:
+            `dict[str, tuple]`: for each task the Auto class that it needs, and the pipeline's class.
+        """
+        from .pipeline_vanilla_transformer import TranslationPipeline
+
+        return {"translation": ("AutoModelForSeq2SeqLM", TranslationPipeline)}
 
     @classmethod
     def preset(cls, name: str, **overrides: Any) -> "VanillaTransformerConfig":

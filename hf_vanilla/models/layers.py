@@ -20,7 +20,7 @@ from transformers.activations import ACT2FN
 from transformers.cache_utils import Cache, EncoderDecoderCache
 from transformers.configuration_utils import PreTrainedConfig
 from transformers.modeling_layers import GradientCheckpointingLayer
-from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, PreTrainedModel
 
 
 # Up to this many keys, on a CPU and with gradients, two matrix products and a softmax are faster than
@@ -28,6 +28,19 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 SHORT_SEQUENCE = 128
 # From this share of padding on, work on real tokens alone is faster than on all positions, moving them included.
 LEAST_PADDING = 0.1
+
+
+def check_evaluation_mode(model: PreTrainedModel) -> None:
+    """Check that dropout is off.
+
+    Args:
+        model (`PreTrainedModel`): The model.
+
+    Raises:
+        ValueError: if it is in training mode.
+    """
+    if model.training:
+        raise ValueError("`model` must be in evaluation mode, or dropout changes what it says; call `model.eval()`.")
 
 
 def check_input_ids(name: str, input_ids: torch.Tensor, vocab_size: int) -> None:

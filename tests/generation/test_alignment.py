@@ -12,7 +12,7 @@ from hf_vanilla.generation import (
     labels_of_beams,
     word_alignments,
 )
-from hf_vanilla.generation.alignment import _of_words, _pairs, word_numbers
+from hf_vanilla.models.alignment import _of_words, _pairs, word_numbers
 from hf_vanilla.tokenization import train_tokenizer
 
 

@@ -6,7 +6,7 @@ from text_translator import SENTENCES, save_translator, text_model, text_tokeniz
 
 from hf_vanilla import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
 from hf_vanilla.generation import beam_search, load_translator, score_texts, translate, word_alignments
-from hf_vanilla.generation.text_batches import batches_by_length, default_max_length, encode_texts
+from hf_vanilla.models.text_batches import batches_by_length, default_max_length, encode_texts
 from hf_vanilla.tokenization import train_tokenizer
 
 

@@ -1,11 +1,20 @@
 """The pipeline gives what `translate` gives, called as a pipeline is."""
 
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
+import torch
 from text_translator import SENTENCES, save_translator
 from transformers import pipeline
 
-from hf_vanilla.generation import load_translator, translate
+from hf_vanilla.generation import labels_of_beams, load_translator, score, translate
+from hf_vanilla.models import pipeline_vanilla_transformer
 from hf_vanilla.pipelines import TranslationPipeline
+from hf_vanilla.tokenization import train_tokenizer
 
 
 @pytest.fixture(scope="module")
@@ -72,3 +81,107 @@ def test_by_class(folder, translator):
 def test_bad_options_are_named(translator):
     with pytest.raises(ValueError, match="`n_best` must be in"):
         translator(SENTENCES[0], n_best=9)
+
+
+@pytest.fixture(scope="module")
+def own(folder):
+    """The pipeline that the checkpoint brings along, with the search of transformers."""
+    model, tokenizer, _ = load_translator(folder)
+    return pipeline_vanilla_transformer.TranslationPipeline(model=model, tokenizer=tokenizer, device=-1)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"length_penalty_type": "power", "length_penalty": 0.8, "n_best": 3},
+        {"num_beams": 1},
+        {"n_best": 4, "length_penalty": 0.0},
+        {"return_alignments": True},
+        {"num_beams": 1, "max_length_offset": 0, "max_source_length": 4},
+    ],
+    ids=["power", "greedy", "no penalty", "alignments", "cut"],
+)
+def test_the_own_pipeline_gives_what_that_of_the_package_gives(own, translator, options):
+    texts = [*SENTENCES, " "]
+    wanted = [
+        [{**each, "score": pytest.approx(each["score"], abs=1e-5)} for each in row]
+        for row in translator(texts, **options)
+    ]
+    assert own(texts, **options) == wanted
+    assert own(texts, **options, max_tokens_per_batch=1) == wanted
+    assert own(SENTENCES[1], **options) == wanted[1]
+
+
+@torch.no_grad()
+def test_the_own_pipeline_ranks_by_the_penalty_of_gnmt(own, folder):
+    model, tokenizer = own.model, own.tokenizer
+    found = own(SENTENCES, n_best=3, num_beams=6, length_penalty=2.0)
+    reordered = 0
+    for text, row in zip(SENTENCES, found, strict=True):
+        inputs = tokenizer(text, return_tensors="pt")
+        outputs = model.generate(
+            **inputs, num_beams=6, num_return_sequences=6, length_penalty=2.0, return_dict_in_generate=True,
+            output_scores=True, max_new_tokens=inputs["input_ids"].shape[1] + 50,
+        )  # fmt: skip
+        sources = {name: tensor.expand(6, -1) for name, tensor in inputs.items()}
+        scores = score(model, **sources, labels=labels_of_beams(outputs), length_penalty=2.0).scores
+        texts = tokenizer.batch_decode(outputs.sequences, skip_special_tokens=True)
+        order = scores.argsort(descending=True).tolist()
+        reordered += order != sorted(order)
+        assert [(each["translation_text"], each["score"]) for each in row] == [
+            (texts[place], pytest.approx(scores[place].item(), abs=1e-4)) for place in order[:3]
+        ]
+    assert reordered
+
+
+@pytest.mark.parametrize("task", ["translation", ""], ids=["named", "found"])
+def test_it_works_where_the_package_is_not_installed(task, own, folder, tmp_path):
+    shutil.copytree(folder, tmp_path / "model")
+    calls = [([SENTENCES], {"n_best": 2, "return_alignments": True}), ([SENTENCES[0]], {"num_beams": 1})]
+    (tmp_path / "calls.json").write_text(json.dumps(calls))
+    program = Path(__file__).parents[1] / "pipeline_without_package.py"
+    command = [sys.executable, program, task, *(tmp_path / name for name in ("model", "saved", "calls.json", "found"))]
+    finished = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert finished.returncode == 0, finished.stderr
+    found = json.loads((tmp_path / "found").read_text("utf-8"))
+    assert found["class"] == "pipeline_vanilla_transformer.TranslationPipeline"
+    assert found["first"] == json.loads(json.dumps([own(*arguments, **options) for arguments, options in calls]))
+    assert found["again"] == found["first"]
+
+
+def test_two_tokenizers_are_saved_and_used(tmp_path):
+    other = train_tokenizer(["kurz und gut", "lang und gut"], 265, show_progress=False)
+    config = {"source_vocab_size": 275, "share_encoder_decoder_embeddings": False, "tie_word_embeddings": False}
+    folder = save_translator(tmp_path / "two", steps=0, **config, vocab_size=265)
+    other.save_pretrained(f"{folder}/target_tokenizer")
+    made = pipeline("vanilla-translation", model=folder, device=-1)
+    made.save_pretrained(tmp_path / "again")
+    model, tokenizer, _ = load_translator(str(tmp_path / "again"))
+    own = pipeline_vanilla_transformer.TranslationPipeline(model=model, tokenizer=tokenizer, device=-1)
+    inputs = tokenizer("ein mann", return_tensors="pt")
+    ids = model.generate(**inputs, num_beams=1, max_new_tokens=inputs["input_ids"].shape[1] + 2)
+    for each in (own, made):
+        [found] = each("ein mann", num_beams=1, max_length_offset=2)
+        assert found["translation_text"] == other.decode(ids[0], skip_special_tokens=True)
+
+
+def test_code_of_a_checkpoint_runs_only_when_trusted_and_asked_for(folder, tmp_path):
+    shutil.copytree(folder, tmp_path / "model")
+    canary = tmp_path / "canary"
+    for path in (tmp_path / "model").glob("*.py"):
+        path.write_text(f"open({str(canary)!r}, 'w')\n")
+    model = str(tmp_path / "model")
+    with pytest.raises(ValueError, match="trust_remote_code=True"):
+        pipeline("translation", model=model, device=-1)
+    # With the package's names and classes nothing of it runs, trusted or not.
+    for task, options in (("vanilla-translation", {}), ("translation", {"pipeline_class": TranslationPipeline})):
+        made = pipeline(task, model=model, device=-1, trust_remote_code=True, **options)
+        assert type(made) is TranslationPipeline
+    assert not canary.exists()
+
+
+def test_unknown_options_of_the_own_pipeline_are_named(own):
+    with pytest.raises(ValueError, match="n_bets"):
+        own(SENTENCES[0], n_bets=2)
+    with pytest.raises(ValueError, match="`n_best` must be in"):
+        own(SENTENCES[0], n_best=5)

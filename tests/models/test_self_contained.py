@@ -13,11 +13,23 @@ from tiny_models import BATCH, SOURCE, SOURCE_MASK, TARGET, tiny_model
 from transformers import AutoModel, AutoModelForMaskedLM, Trainer, TrainingArguments
 
 import hf_vanilla
-from hf_vanilla import VanillaBertConfig, VanillaBertForMaskedLM, VanillaBertForPreTraining
+from hf_vanilla import (
+    VanillaBertConfig,
+    VanillaBertForMaskedLM,
+    VanillaBertForPreTraining,
+    VanillaBertForQuestionAnswering,
+)
 
 
 HERE = Path(__file__).parent
-BERT_CODE = {"configuration_vanilla_bert.py", "modeling_vanilla_bert.py", "layers.py", "loss.py", "self_contained.py"}
+BERT_CODE = {
+    "configuration_vanilla_bert.py",
+    "modeling_vanilla_bert.py",
+    "pipeline_vanilla_bert.py",
+    "layers.py",
+    "loss.py",
+    "self_contained.py",
+}
 
 
 def tiny_bert():
@@ -96,6 +108,35 @@ def test_a_checkpoint_of_the_trainer_has_it_too(tmp_path):
     Trainer(VanillaBertForMaskedLM(VanillaBertConfig(**SIZES)), args, train_dataset=rows).train()
     assert BERT_CODE.issubset(path.name for path in (tmp_path / "checkpoint-1").iterdir())
     assert "AutoModelForMultipleChoice" in json.loads((tmp_path / "checkpoint-1/config.json").read_text())["auto_map"]
+
+
+def offered(folder):
+    return json.loads((folder / "config.json").read_text()).get("custom_pipelines")
+
+
+def test_a_pipeline_is_offered_with_its_head_only(tmp_path):
+    reader = {
+        "question-answering": {
+            "impl": "pipeline_vanilla_bert.QuestionAnsweringPipeline",
+            "pt": ["AutoModelForQuestionAnswering"],
+        }
+    }
+    translator = {
+        "translation": {"impl": "pipeline_vanilla_transformer.TranslationPipeline", "pt": ["AutoModelForSeq2SeqLM"]}
+    }
+    mine = {"rhyming": {"impl": "rhymes.RhymingPipeline", "pt": ["AutoModel"]}}
+    config = VanillaBertConfig(**SIZES)
+    config.custom_pipelines = mine
+    VanillaBertForMaskedLM(config).save_pretrained(tmp_path / "masked")
+    VanillaBertForQuestionAnswering.from_pretrained(tmp_path / "masked").save_pretrained(tmp_path / "reader")
+    VanillaBertForMaskedLM.from_pretrained(tmp_path / "reader").save_pretrained(tmp_path / "masked_again")
+    assert [offered(tmp_path / name) for name in ("masked", "reader", "masked_again")] == [mine, mine | reader, mine]
+    model = tiny_model()
+    model.save_pretrained(tmp_path / "translator")
+    model.model.save_pretrained(tmp_path / "body")
+    model.save_pretrained(tmp_path / "translator_again")
+    names = ("translator", "body", "translator_again")
+    assert [offered(tmp_path / name) for name in names] == [translator, None, translator]
 
 
 class MyBert(VanillaBertForMaskedLM):

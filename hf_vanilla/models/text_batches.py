@@ -1,19 +1,41 @@
 """From lists of texts to batches of about equally long ones, and back into order."""
 
-from collections.abc import Sequence
+import os
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 import torch
 from torch.nn.utils.rnn import pad_sequence
-from transformers import PreTrainedTokenizerBase
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
 from transformers.modeling_utils import PreTrainedModel
-from transformers.utils import logging
+from transformers.utils import cached_file, logging
 
 
 logger = logging.get_logger(__name__)
 
+Found = TypeVar("Found")
+# Where a model with two vocabularies keeps the target's tokenizer, beside its own files.
+TARGET_TOKENIZER = "target_tokenizer"
 
 # Most tokens of a text where neither tokenizer nor model has a limit; more would take memory with the square of it.
 DEFAULT_MAX_LENGTH = 1024
+# A shorter text counts as one of this many tokens: what it is translated to takes memory, too.
+SHORT = 8
+
+
+def load_target_tokenizer(name_or_path: str | os.PathLike) -> PreTrainedTokenizerBase | None:
+    """Load the tokenizer of the target, if a model has one of its own.
+
+    Args:
+        name_or_path (`str`): A folder or a name on the Hub.
+
+    Returns:
+        `PreTrainedTokenizerBase`: the tokenizer in the subfolder `target_tokenizer`, or `None` where there is none.
+    """
+    config = f"{TARGET_TOKENIZER}/tokenizer_config.json"
+    if cached_file(name_or_path, config, _raise_exceptions_for_missing_entries=False) is None:
+        return None
+    return AutoTokenizer.from_pretrained(name_or_path, subfolder=TARGET_TOKENIZER)
 
 
 def default_max_length(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> int:
@@ -122,6 +144,25 @@ def batches_by_length(lengths: Sequence[int], max_tokens: int) -> list[list[int]
     return batches
 
 
+def map_batches(
+    function: Callable[[list[list[int]]], Sequence[Found]], ids: Sequence[list[int]], max_tokens: int
+) -> list[Found]:
+    """Apply a function to batches of about equally long sequences.
+
+    Args:
+        function (`Callable`): What gives, for a batch of token ids, one result for each sequence.
+        ids (`Sequence[list[int]]`): The token ids of all sequences.
+        max_tokens (`int`): Most tokens of a batch, padding included.
+
+    Returns:
+        `list`: the results in the order of the sequences.
+    """
+    found: dict[int, Found] = {}
+    for batch in batches_by_length([max(len(sequence), SHORT) for sequence in ids], max_tokens):
+        found.update(zip(batch, function([ids[number] for number in batch]), strict=True))
+    return [found[number] for number in range(len(ids))]
+
+
 def padded(sequences: Sequence[Sequence[int]], padding: int, device: torch.device) -> torch.Tensor:
     """Put sequences into one tensor.
 
@@ -137,4 +178,14 @@ def padded(sequences: Sequence[Sequence[int]], padding: int, device: torch.devic
     return pad_sequence(tensors, batch_first=True, padding_value=padding).to(device)
 
 
-__all__ = ["batches_by_length", "default_max_length", "encode_texts", "padded", "token_ids", "without_lone_surrogates"]
+__all__ = [
+    "TARGET_TOKENIZER",
+    "batches_by_length",
+    "default_max_length",
+    "encode_texts",
+    "load_target_tokenizer",
+    "map_batches",
+    "padded",
+    "token_ids",
+    "without_lone_surrogates",
+]

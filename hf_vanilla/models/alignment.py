@@ -26,8 +26,11 @@ from transformers import PreTrainedTokenizerBase
 from transformers.generation import GenerateBeamEncoderDecoderOutput
 from transformers.modeling_utils import PreTrainedModel
 
-from .scoring import IGNORED, check_evaluation_mode
+from .layers import check_evaluation_mode
 from .text_batches import batches_by_length, default_max_length, encode_texts, padded, without_lone_surrogates
+
+
+IGNORED = -100
 
 
 @dataclass

@@ -1,0 +1,381 @@
+"""Translation, which transformers 5 has no pipeline for any more: every saved translator brings this one along.
+
+```python
+translator = pipeline("translation", model="my-name/en-de", trust_remote_code=True)
+translator("A man runs.", n_best=2)  # [{"translation_text": "Ein Mann rennt.", "score": -0.3}, ...]
+```
+
+It searches with the model's own `generate()`. The pipeline of the package differs in its search alone, which is faster
+and heeds GNMT's length penalty while it searches.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from transformers import Pipeline, PreTrainedTokenizerBase
+from transformers.modeling_utils import PreTrainedModel
+
+from .alignment import WordAlignment, word_alignments
+from .layers import check_evaluation_mode
+from .text_batches import (
+    TARGET_TOKENIZER,
+    default_max_length,
+    load_target_tokenizer,
+    map_batches,
+    padded,
+    token_ids,
+)
+
+
+# The score of a hypothesis that was not found, as in transformers.
+NOT_FOUND = -1e9
+
+
+@dataclass
+class Translation:
+    """One translation of a text.
+
+    Args:
+        text (`str`): The translation.
+        score (`float`): Log probability in nats, divided by the length penalty; the higher, the better.
+        alignment (`WordAlignment`, *optional*): Which words of the source its words come from.
+    """
+
+    text: str
+    score: float
+    alignment: WordAlignment | None = None
+
+
+def length_penalty_of(
+    length: float | torch.Tensor, length_penalty: float, length_penalty_type: str
+) -> float | torch.Tensor:
+    """Compute what the log probability of a hypothesis is divided by.
+
+    Args:
+        length (`float` or `torch.Tensor`): Number of generated tokens, `</s>` included, the decoder's start not.
+        length_penalty (`float`): The exponent alpha. 0 means no penalty.
+        length_penalty_type (`str`): `"gnmt"` for ((5 + length) / 6)^alpha, or `"power"` for length^alpha, which is
+            transformers' own.
+
+    Returns:
+        `float` or `torch.Tensor`: the penalty.
+
+    Raises:
+        ValueError: if the type is another one.
+
+    Source: Wu et al. 2016, equation 14; Vaswani et al. 2017, 6.1 (alpha = 0.6). Wu et al. don't say whether |Y| counts
+    `</s>`; it does in Tensor2Tensor, the code of the second paper.
+    """
+    if length_penalty_type == "gnmt":
+        return ((5 + length) / 6) ** length_penalty
+    if length_penalty_type == "power":
+        return length**length_penalty
+    raise ValueError(f'`length_penalty_type` must be "gnmt" or "power", got {length_penalty_type!r}.')
+
+
+def check_search(
+    model: PreTrainedModel,
+    *,
+    num_beams: int,
+    n_best: int,
+    max_length_offset: int,
+    length_penalty: float,
+    length_penalty_type: str,
+) -> None:
+    """Check that a model can translate, and the options of the search.
+
+    Args:
+        model (`PreTrainedModel`): The model.
+        num_beams (`int`): Beams of the search.
+        n_best (`int`): Translations of each text.
+        max_length_offset (`int`): How many tokens longer than its source a translation may be.
+        length_penalty (`float`): Exponent of the length penalty.
+        length_penalty_type (`str`): Kind of the length penalty.
+
+    Raises:
+        ValueError: if the model is in training mode, or an option is out of its range.
+    """
+    check_evaluation_mode(model)
+    if not 1 <= n_best <= num_beams:
+        raise ValueError(f"`n_best` must be in [1, `num_beams` = {num_beams}], got {n_best}.")
+    if max_length_offset < 0:
+        raise ValueError(f"`max_length_offset` must not be negative, got {max_length_offset}.")
+    length_penalty_of(1, length_penalty, length_penalty_type)
+
+
+def source_batch(model: PreTrainedModel, ids: list[list[int]], max_length_offset: int) -> dict[str, Any]:
+    """Make what `generate()` needs to know of a batch.
+
+    Args:
+        model (`PreTrainedModel`): The model, whose learned positions limit what it writes.
+        ids (`list[list[int]]`): Token ids of the sources.
+        max_length_offset (`int`): How many tokens longer than the longest source a translation may be.
+
+    Returns:
+        `dict[str, Any]`: `input_ids` and `attention_mask` of shape `(batch, src_len)`, and `max_new_tokens`.
+    """
+    longest = max(len(sequence) for sequence in ids) + max_length_offset
+    if getattr(model.config, "position_type", "learned") == "learned":
+        longest = min(longest, getattr(model.config, "max_position_embeddings", longest))
+    return {
+        "input_ids": padded(ids, model.config.pad_token_id, model.device),
+        "attention_mask": padded([[1] * len(sequence) for sequence in ids], 0, model.device),
+        "max_new_tokens": longest,
+    }
+
+
+def decode_n_best(
+    tokenizer: PreTrainedTokenizerBase, sequences: torch.Tensor, scores: torch.Tensor, n_best: int
+) -> list[list[Translation]]:
+    """Turn the results of a search into texts.
+
+    Args:
+        tokenizer (`PreTrainedTokenizerBase`): The tokenizer of the target.
+        sequences (`torch.LongTensor` of shape `(batch * n_best, tgt_len)`): Token ids, best first for each source.
+        scores (`torch.Tensor` of shape `(batch * n_best,)`): Their scores; those of -1e9 and less were not found.
+        n_best (`int`): Sequences of each source.
+
+    Returns:
+        `list[list[Translation]]`: for each source its translations, at least one.
+    """
+    texts = tokenizer.batch_decode(sequences, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+    found = list(map(Translation, texts, scores.tolist()))
+    rows = [found[start : start + n_best] for start in range(0, len(found), n_best)]
+    return [row[:1] + [translation for translation in row[1:] if translation.score > NOT_FOUND] for row in rows]
+
+
+def align_translations(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    target_tokenizer: PreTrainedTokenizerBase,
+    texts: Sequence[str],
+    found: list[list[Translation]],
+    max_length: int | None = None,
+) -> None:
+    """Align the words of all translations with those of their texts, in place.
+
+    Args:
+        model (`PreTrainedModel`): An encoder-decoder model.
+        tokenizer (`PreTrainedTokenizerBase`): The tokenizer of the source.
+        target_tokenizer (`PreTrainedTokenizerBase`): The tokenizer of the target.
+        texts (`Sequence[str]`): The texts.
+        found (`list[list[Translation]]`): The translations of each.
+        max_length (`int`, *optional*): Most tokens of a text; the model's limit by default.
+    """
+    pairs = [(text, translation) for text, row in zip(texts, found, strict=True) for translation in row]
+    alignments = word_alignments(
+        model,
+        tokenizer,
+        [text for text, _ in pairs],
+        [translation.text for _, translation in pairs],
+        target_tokenizer=target_tokenizer,
+        max_length=max_length,
+    )
+    for (_, translation), alignment in zip(pairs, alignments, strict=True):
+        translation.alignment = alignment
+
+
+def search_and_rank(
+    model: PreTrainedModel,
+    ids: list[list[int]],
+    *,
+    num_beams: int,
+    length_penalty: float,
+    length_penalty_type: str,
+    max_length_offset: int,
+    n_best: int,
+    **generate_kwargs: Any,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Search with transformers' `generate()`, and rank what it finds by any length penalty.
+
+    transformers' search divides log probabilities by length^alpha. GNMT's penalty is not to be had from it, so the
+    search, with the same alpha, finds `num_beams` hypotheses, and only these are put into the order of GNMT's scores.
+
+    Args:
+        model (`PreTrainedModel`): An encoder-decoder model.
+        ids (`list[list[int]]`): Token ids of the sources.
+        num_beams (`int`): Beams of the search; 1 is greedy.
+        length_penalty (`float`): Exponent alpha of the length penalty.
+        length_penalty_type (`str`): `"gnmt"` or `"power"`.
+        max_length_offset (`int`): How many tokens longer than the longest source a translation may be.
+        n_best (`int`): Hypotheses to return for each source.
+        **generate_kwargs: Passed on to `generate()`.
+
+    Returns:
+        `tuple[torch.LongTensor, torch.Tensor]`: sequences of shape `(batch * n_best, tgt_len)` and their scores of
+        shape `(batch * n_best,)`, -inf for what was not found.
+    """
+    outputs = model.generate(
+        **source_batch(model, ids, max_length_offset),
+        num_beams=num_beams,
+        num_return_sequences=num_beams,
+        do_sample=False,
+        return_dict_in_generate=True,
+        output_scores=True,
+        output_logits=num_beams == 1,
+        **(generate_kwargs if num_beams == 1 else {"length_penalty": length_penalty, **generate_kwargs}),
+    )
+    if num_beams == 1:
+        log_probs = model.compute_transition_scores(outputs.sequences, outputs.logits, normalize_logits=True)
+        is_token = outputs.sequences[:, -log_probs.shape[1] :] != model.config.pad_token_id  # (batch, tgt_len)
+        lengths = is_token.sum(1)
+        sums, is_found = log_probs.masked_fill(~is_token, 0.0).sum(1), lengths > 0
+    else:
+        lengths = (outputs.beam_indices >= 0).sum(1)  # (batch * num_beams,)
+        sums = outputs.sequences_scores * length_penalty_of(lengths.clamp(min=1), length_penalty, "power")
+        is_found = torch.minimum(outputs.sequences_scores, sums) > NOT_FOUND / 2
+    scores = sums / length_penalty_of(lengths.clamp(min=1), length_penalty, length_penalty_type)
+    scores = scores.masked_fill(~is_found, -torch.inf).view(-1, num_beams)
+    scores, order = scores.sort(dim=1, descending=True, stable=True)
+    sequences = outputs.sequences.view(len(ids), num_beams, -1)
+    best = order[:, :n_best, None].expand(-1, -1, sequences.shape[2])
+    return sequences.gather(1, best).flatten(0, 1), scores[:, :n_best].flatten()
+
+
+class TranslationPipeline(Pipeline):
+    """Translate texts.
+
+    Called with a text or a list of texts, and these options, which may also be given when it is made:
+
+    - `n_best`: translations of each text; with it, or without, each has its `score`.
+    - `num_beams`, `length_penalty`, `length_penalty_type`: the search; by default the paper's, 4 beams and GNMT's 0.6.
+      `generate()` searches with transformers' own penalty, length^alpha, and GNMT's ranks the `num_beams` hypotheses
+      that it finds: the scores are exact, but a hypothesis that only GNMT's penalty would have kept is not among them.
+    - `return_alignments`: whether each has an `alignment`, the pairs of source and target words that belong together.
+    - `target_tokenizer`, when it is made: the target's tokenizer, if it is another one. By default the one beside the
+      model's files, on the Hub that of the main branch, as transformers does not tell a pipeline the revision.
+    - `max_length_offset`: how many tokens longer than its source a translation may be, by default 50.
+    - `max_source_length`, `max_tokens_per_batch`: tokens of a text, and of a batch.
+    - any other argument of `generate()`, such as `early_stopping`.
+
+    Returns for each text a list of `{"translation_text": ..., "score": ...}`, best first; for a single text that list.
+    """
+
+    _load_processor = False
+    _load_image_processor = False
+    _load_feature_extractor = False
+    _load_tokenizer = True
+    _pipeline_calls_generate = False  # otherwise it would take options such as `num_beams` away
+
+    def __init__(
+        self, *arguments: Any, target_tokenizer: PreTrainedTokenizerBase | None = None, **options: Any
+    ) -> None:
+        super().__init__(*arguments, **options)
+        if target_tokenizer is None and self.tokenizer.name_or_path:  # not one that was just trained
+            target_tokenizer = load_target_tokenizer(self.tokenizer.name_or_path)
+        self.target_tokenizer = self.tokenizer if target_tokenizer is None else target_tokenizer
+
+    def _sanitize_parameters(self, **options: Any) -> tuple[dict, dict, dict]:
+        return {}, options, {}
+
+    def __call__(self, texts: str | Sequence[str], **options: Any) -> list:
+        """Translate.
+
+        Args:
+            texts (`str` or `Sequence[str]`): One text or several, which are sorted into batches by their lengths.
+            **options (`Any`): As in the class.
+
+        Returns:
+            `list`: as in the class.
+        """
+        found = self.forward([texts] if isinstance(texts, str) else list(texts), **{**self._forward_params, **options})
+        return found[0] if isinstance(texts, str) else found
+
+    def preprocess(self, inputs: Any, **options: Any) -> Any:
+        """Return the inputs: tokenizing is part of batching, which needs all texts at once.
+
+        Args:
+            inputs (`Any`): Texts.
+            **options (`Any`): None.
+
+        Returns:
+            `Any`: the same.
+        """
+        return inputs
+
+    def postprocess(self, outputs: Any, **options: Any) -> Any:
+        """Return the outputs as they are.
+
+        Args:
+            outputs (`Any`): Translations.
+            **options (`Any`): None.
+
+        Returns:
+            `Any`: the same.
+        """
+        return outputs
+
+    def save_pretrained(self, save_directory: Any, **kwargs: Any) -> None:
+        """Save the model, which brings its code and its pipeline, and the tokenizers of source and target.
+
+        Args:
+            save_directory (`str`): Folder to write to.
+            **kwargs: Passed on.
+        """
+        self.model.save_pretrained(save_directory, **kwargs)
+        self.tokenizer.save_pretrained(save_directory)
+        if self.target_tokenizer is not self.tokenizer:
+            self.target_tokenizer.save_pretrained(f"{save_directory}/{TARGET_TOKENIZER}")
+
+    def _forward(
+        self, texts: list[str], return_alignments: bool = False, **options: Any
+    ) -> list[list[dict[str, Any]]]:
+        """Translate all texts."""
+        found = self._translate(texts, **options)
+        if return_alignments:
+            tokenizers = self.tokenizer, self.target_tokenizer
+            align_translations(self.model, *tokenizers, texts, found, options.get("max_source_length"))
+        return [[self._as_dict(each) for each in row] for row in found]
+
+    def _translate(
+        self,
+        texts: list[str],
+        *,
+        num_beams: int = 4,
+        length_penalty: float = 0.6,
+        length_penalty_type: str = "gnmt",
+        max_length_offset: int = 50,
+        n_best: int = 1,
+        max_source_length: int | None = None,
+        max_tokens_per_batch: int = 2048,
+        **generate_kwargs: Any,
+    ) -> list[list[Translation]]:
+        """Translate in batches; a text without words becomes an empty text."""
+        options: dict[str, Any] = dict(
+            num_beams=num_beams,
+            n_best=n_best,
+            max_length_offset=max_length_offset,
+            length_penalty=length_penalty,
+            length_penalty_type=length_penalty_type,
+        )
+        check_search(self.model, **options)
+        limit = default_max_length(self.model, self.tokenizer) if max_source_length is None else max_source_length
+
+        def translate_batch(batch: list[list[int]]) -> list[list[Translation]]:
+            found = search_and_rank(self.model, batch, **options, **generate_kwargs)
+            return decode_n_best(self.target_tokenizer, *found, n_best)
+
+        ids = token_ids(self.tokenizer, [text for text in texts if text.strip()], limit, "texts")
+        translated = iter(map_batches(translate_batch, ids, max_tokens_per_batch))
+        return [next(translated) if text.strip() else [Translation("", 0.0)] for text in texts]
+
+    @staticmethod
+    def _as_dict(translation: Translation) -> dict[str, Any]:
+        found: dict[str, Any] = {"translation_text": translation.text, "score": translation.score}
+        if translation.alignment is not None:
+            found["alignment"] = translation.alignment.pairs
+        return found
+
+
+__all__ = [
+    "Translation",
+    "TranslationPipeline",
+    "align_translations",
+    "check_search",
+    "decode_n_best",
+    "length_penalty_of",
+    "search_and_rank",
+    "source_batch",
+]
