@@ -2,11 +2,14 @@
 
 import argparse
 import json
+import logging
 import os
 import platform
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import contextmanager
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -23,8 +26,36 @@ from .generation.line_files import replacing_file
 INTERRUPTED = 130
 
 
+# Options of transformers' trainer that no script reads: each does all of its work.
+WITHOUT_EFFECT = ("do_train", "do_eval", "do_predict")
+
+
 class HelpFormatter(argparse.RawDescriptionHelpFormatter, argparse.ArgumentDefaultsHelpFormatter):
-    """Keeps the line breaks of the examples, and tells the defaults that there are."""
+    """Keeps the line breaks of the examples, tells the defaults that there are, and puts a script's own options first.
+
+    Args:
+        *args (`Any`): As argparse's.
+        own (`Collection[str]`): Names of the script's own options.
+        **kwargs (`Any`): As argparse's.
+    """
+
+    def __init__(self, *args: Any, own: Collection[str] = (), **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.own = ("help", *own)
+
+    def add_arguments(self, actions: Iterable[argparse.Action]) -> None:
+        """List options: the script's own ones, and behind them those of transformers' trainer.
+
+        Args:
+            actions (`Iterable[argparse.Action]`): The options.
+        """
+        shown = [action for action in actions if action.dest not in WITHOUT_EFFECT]
+        super().add_arguments([action for action in shown if action.dest in self.own])
+        others = [action for action in shown if action.dest not in self.own]
+        if others:
+            self.end_section()
+            self.start_section("options of transformers' trainer")
+            super().add_arguments(others)
 
     def _get_help_string(self, action: argparse.Action) -> str | None:
         return action.help if action.default is None else super()._get_help_string(action)
@@ -40,12 +71,19 @@ def parse_arguments(*dataclass_types: Any, description: str | None) -> tuple[Any
     Returns:
         `tuple[Any, ...]`: one instance of each dataclass. A wrong option ends the program with status 2.
     """
+    own = [
+        name
+        for dataclass_type in dataclass_types
+        for each in dataclass_type.__mro__
+        if not each.__module__.startswith("transformers.")
+        for name in vars(each).get("__annotations__", ())
+    ]
     parser = HfArgumentParser(
         dataclass_types,
         # argparse would list all options here, and transformers' training arguments alone fill a screen.
         usage="%(prog)s --option value ... | options.json",
         description=description,
-        formatter_class=HelpFormatter,
+        formatter_class=partial(HelpFormatter, own=own),
         allow_abbrev=False,
     )
     try:
@@ -105,6 +143,22 @@ def check_files(**files: str | list[str] | None) -> None:
                 raise ValueError(f"`{name}` must name an existing file, but there is no file {path}.")
 
 
+@contextmanager
+def without_load_report() -> Iterator[None]:
+    """Keep transformers from listing which weights are new and which are left over, where that is what is wanted.
+
+    Yields:
+        Nothing: the block loads a model.
+    """
+    reporter = logging.getLogger("transformers.modeling_utils")
+    level = reporter.level
+    reporter.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        reporter.setLevel(level)
+
+
 def describe_environment(*packages: str) -> dict[str, dict[str, Any]]:
     """Describe what results were obtained with, for a file that records them.
 
@@ -162,7 +216,7 @@ def run(main: Callable[[], None]) -> int:
     except (ValueError, TypeError, OSError, ImportError, SafetensorError, StrictDataclassError) as error:
         sys.stderr.write(f"error: {error}\n")
         return 1
-    except KeyboardInterrupt:
-        sys.stderr.write("\ninterrupted\n")
+    except KeyboardInterrupt as interrupt:
+        sys.stderr.write("\n".join(["", "interrupted", *getattr(interrupt, "__notes__", ()), ""]))
         return INTERRUPTED
     return 0

@@ -41,7 +41,7 @@ TRAINING_STATE = ("optimizer.pt", "scheduler.pt", "scaler.pt", "rng_state*.pth",
 NEVER = (
     "training_args.bin",
     "checkpoint-*/*",
-    "averaged/*",
+    "averaged*/*",
     "runs/*",
     "logs/*",
     ".*",

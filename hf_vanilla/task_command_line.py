@@ -1,15 +1,27 @@
 """What the fine-tuning scripts share: common options, the model with its new head, and the report."""
 
+import functools
 import logging
+import sys
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import transformers
 from transformers import AutoConfig, PreTrainedModel
 
-from .command_line import check_results_file, parse_arguments, show_report, write_report
+from .command_line import (
+    check_results_file,
+    parse_arguments,
+    show_report,
+    without_load_report,
+    write_report,
+)
 from .training import FinetuningArguments, FinetuningTask, seeds_report, train_with_seeds
+from .training.finetuning import LOSSES
 
+
+logger = logging.getLogger(__name__)
 
 SHORTEST = 4  # tokens: one of each text of a pair between the special ones
 
@@ -74,9 +86,21 @@ def build_model(auto_class: Any, arguments: CommonTaskArguments, **fields: Any) 
     Returns:
         `PreTrainedModel`: the model.
     """
-    if not arguments.from_scratch:
-        return auto_class.from_pretrained(arguments.model_name_or_path, **fields)
-    return auto_class.from_config(AutoConfig.from_pretrained(arguments.model_name_or_path, **fields))
+    name = arguments.model_name_or_path
+    if arguments.from_scratch:
+        return auto_class.from_config(AutoConfig.from_pretrained(name, **fields))
+    with without_load_report():
+        model, loading = auto_class.from_pretrained(name, output_loading_info=True, **fields)
+    new = sorted({key.rpartition(".")[0] for key in loading["missing_keys"]})
+    if new:
+        _tell_once(f"New in the model, with random weights: {', '.join(new)}; all else comes from {name}.")
+    return model
+
+
+@functools.cache
+def _tell_once(message: str) -> None:
+    """Say what every training of a process would say again."""
+    logger.info(message)
 
 
 def parse_task_arguments(*dataclass_types: Any, description: str | None) -> tuple[Any, ...]:
@@ -115,6 +139,19 @@ def train_and_report(
     """
     report = seeds_report(train_with_seeds(task, training_args, arguments.seeds), task.main_score)
     show_report(report)
+    if training_args.should_save:
+        _show_folders(report, Path(str(training_args.output_dir)))
     if arguments.results_file is not None and training_args.should_save:
         write_report(arguments.results_file, report)
     return report
+
+
+def _show_folders(report: dict[str, Any], output_dir: Path) -> None:
+    """Tell where the model of each seed is, and which one is the best on the validation data."""
+    main_score = report["main_score"]
+    scores = {seed: each["validation"][main_score] for seed, each in report["seeds"].items()}
+    for seed, score in scores.items():
+        sys.stderr.write(f"The model is in {output_dir / f'seed-{seed}'} (validation {main_score} {score:.4f}).\n")
+    if len(scores) > 1:
+        best = (min if main_score in LOSSES else max)(scores, key=lambda seed: scores[seed])
+        sys.stderr.write(f"The best on the validation data is {output_dir / f'seed-{best}'}.\n")

@@ -40,7 +40,14 @@ from hf_vanilla.data import (
 )
 from hf_vanilla.metrics import PretrainingMetrics
 from hf_vanilla.tokenization import train_wordpiece_tokenizer
-from hf_vanilla.training import Phase, PretrainingTrainer, VanillaTrainingArguments, last_complete_checkpoint
+from hf_vanilla.training import (
+    LongWarmupWarning,
+    Phase,
+    PretrainingTrainer,
+    VanillaTrainingArguments,
+    last_complete_checkpoint,
+    told_how_to_go_on,
+)
 
 
 logger = logging.getLogger("pretrain_bert")
@@ -122,8 +129,12 @@ class PretrainingArguments(VanillaTrainingArguments):
     )
     max_steps: int = field(default=1_000_000, metadata={"help": "Number of updates, over all phases."})
     learning_rate: float = field(default=1e-4, metadata={"help": "Peak learning rate."})
-    warmup_steps: float = field(default=10_000, metadata={"help": "Updates over which the learning rate grows."})
+    warmup_steps: float = field(
+        default=10_000,
+        metadata={"help": "Updates over which the learning rate grows; a third of max_steps, or fewer."},
+    )
     weight_decay: float = field(default=0.01, metadata={"help": "Weight decay, off biases and norms."})
+    logging_steps: float = field(default=50, metadata={"help": "Tell the loss every so many updates."})
     adam_epsilon: float = field(default=1e-6, metadata={"help": "Adam's epsilon (the authors' code)."})
 
     def __post_init__(self):
@@ -302,11 +313,13 @@ def main() -> None:
         eval_dataset=held_out,
         processing_class=tokenizer,
         compute_metrics=metrics,
+        callbacks=[LongWarmupWarning()],
         preprocess_logits_for_metrics=metrics.preprocess_logits,
     )
 
     # 3. training, from the last checkpoint if there is one
-    result = trainer.train(resume_from_checkpoint=checkpoint)
+    with told_how_to_go_on(output_dir):
+        result = trainer.train(resume_from_checkpoint=checkpoint)
     trainer.log_metrics("train", result.metrics)
     trainer.save_metrics("train", result.metrics)
 

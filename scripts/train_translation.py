@@ -43,6 +43,7 @@ from hf_vanilla.metrics import TranslationMetrics
 from hf_vanilla.models.text_batches import TARGET_TOKENIZER
 from hf_vanilla.tokenization import load_tokenizers, train_tokenizer
 from hf_vanilla.training import (
+    LongWarmupWarning,
     VanillaTrainer,
     VanillaTrainingArguments,
     average_checkpoints,
@@ -50,6 +51,7 @@ from hf_vanilla.training import (
     last_complete_checkpoint,
     noam_learning_rate,
     paper_optimizers,
+    told_how_to_go_on,
 )
 
 
@@ -140,12 +142,15 @@ class TranslationTrainingArguments(VanillaTrainingArguments):
         default=None, metadata={"help": "Peak learning rate. Default: d_model^-0.5 * warmup_steps^-0.5, the paper's."}
     )
     lr_scheduler_type: str = field(default="inverse_sqrt", metadata={"help": "inverse_sqrt (the paper), linear, ..."})
-    warmup_steps: float = field(default=4000, metadata={"help": "Updates over which the learning rate grows."})
+    warmup_steps: float = field(
+        default=4000, metadata={"help": "Updates over which the learning rate grows; a third of max_steps, or fewer."}
+    )
     adam_beta2: float = field(default=0.98, metadata={"help": "Adam's second decay rate."})
     adam_epsilon: float = field(default=1e-9, metadata={"help": "Adam's epsilon."})
     max_grad_norm: float = field(
         default=0.0, metadata={"help": "Clip gradients at this norm; 0 does not (the paper)."}
     )
+    logging_steps: float = field(default=50, metadata={"help": "Tell the loss every so many updates."})
     predict_with_generate: bool = field(default=True, metadata={"help": "Measure BLEU and chrF when validating."})
     average_last: int = field(
         default=0, metadata={"help": "The final model is the mean of this many last checkpoints (the paper: 5 or 20)."}
@@ -297,8 +302,10 @@ def build_trainer(model, tokenizer, target_tokenizer, data, training_args, bleu_
         "eval_dataset": data.get("validation"),
         "processing_class": tokenizer,
         "data_collator": DataCollatorForSeq2Seq(tokenizer, model=model),
-        "callbacks": [] if target_tokenizer is tokenizer else [SaveTargetTokenizer(target_tokenizer)],
+        "callbacks": [LongWarmupWarning()],
     }
+    if target_tokenizer is not tokenizer:
+        kwargs["callbacks"].append(SaveTargetTokenizer(target_tokenizer))
     if training_args.predict_with_generate and "validation" in data:
         examples = None if isinstance(data["validation"], IterableDataset) else len(data["validation"])
         kwargs["compute_metrics"] = TranslationMetrics(target_tokenizer, tokenize=bleu_tokenize, num_examples=examples)
@@ -355,7 +362,8 @@ def main() -> None:
     trainer = build_trainer(model, tokenizer, target_tokenizer, data, training_args, data_args.bleu_tokenize)
 
     # 3. training, from the last checkpoint if there is one
-    result = trainer.train(resume_from_checkpoint=checkpoint)
+    with told_how_to_go_on(output_dir):
+        result = trainer.train(resume_from_checkpoint=checkpoint)
     trainer.log_metrics("train", result.metrics)
     trainer.save_metrics("train", result.metrics)
 

@@ -1,6 +1,12 @@
 """The papers' recipes as training arguments, the trainer, and checkpoints."""
 
-from .checkpoints import average_checkpoints, best_checkpoints, last_checkpoints, last_complete_checkpoint
+from .checkpoints import (
+    average_checkpoints,
+    best_checkpoints,
+    last_checkpoints,
+    last_complete_checkpoint,
+    told_how_to_go_on,
+)
 from .finetuning import (
     FinetuningArguments,
     FinetuningTask,
@@ -12,7 +18,7 @@ from .finetuning import (
 )
 from .pretraining import Phase, PhasedBatchSampler, PretrainingTrainer, RepeatableCollator, bert_training_arguments
 from .recipe import paper_optimizers, paper_training_arguments
-from .schedule import inverse_sqrt_schedule_from_one, noam_learning_rate
+from .schedule import LongWarmupWarning, inverse_sqrt_schedule_from_one, noam_learning_rate
 from .search import PAPER_GRID, search_settings
 from .trainer import VanillaTrainer, VanillaTrainingArguments
 
@@ -21,6 +27,7 @@ __all__ = [
     "PAPER_GRID",
     "FinetuningArguments",
     "FinetuningTask",
+    "LongWarmupWarning",
     "OrderedEvaluationTrainer",
     "Phase",
     "PhasedBatchSampler",
@@ -41,5 +48,6 @@ __all__ = [
     "search_settings",
     "seeds_report",
     "summarise_seeds",
+    "told_how_to_go_on",
     "train_with_seeds",
 ]

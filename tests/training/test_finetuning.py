@@ -1,8 +1,11 @@
 """What is told of several seeds."""
 
 import pytest
+from transformers import TrainerControl, TrainerState
+from transformers.utils import logging
 
 from hf_vanilla.training import FinetuningArguments, seeds_report, summarise_seeds
+from hf_vanilla.training.finetuning import FewUpdatesWarning
 
 
 RESULTS = {
@@ -30,3 +33,13 @@ def test_defaults_are_in_the_grid_of_the_paper(tmp_path):
     assert args.per_device_train_batch_size in (16, 32)
     assert args.learning_rate in (5e-5, 3e-5, 2e-5)
     assert args.num_train_epochs in (2, 3, 4)
+
+
+def test_a_fine_tuning_of_few_updates_is_told_of_once(tmp_path, caplog, monkeypatch):
+    monkeypatch.setattr(logging.get_logger("hf_vanilla"), "propagate", True)
+    args = FinetuningArguments(output_dir=str(tmp_path))
+    for updates in (100, 21, 21):
+        FewUpdatesWarning().on_train_begin(args, TrainerState(max_steps=updates), TrainerControl())
+    (told,) = caplog.messages
+    assert told.startswith("This fine-tuning has 21 updates, which is mostly too few")
+    assert "--num_train_epochs" in told

@@ -1,0 +1,66 @@
+"""What the scripts have in common at their edges: the order of the help, and what Ctrl-C ends with."""
+
+import logging
+from dataclasses import dataclass, field
+
+import pytest
+from transformers import TrainingArguments
+
+from hf_vanilla.command_line import INTERRUPTED, parse_arguments, run, without_load_report
+from hf_vanilla.training import told_how_to_go_on
+
+
+@dataclass
+class OwnArguments:
+    apples: int = field(default=3, metadata={"help": "How many apples."})
+
+
+@dataclass
+class OwnTrainingArguments(TrainingArguments):
+    warmup_steps: float = field(default=7, metadata={"help": "How long."})
+
+
+def test_the_help_has_the_own_options_first_and_none_without_effect(capsys, monkeypatch):
+    monkeypatch.setattr("sys.argv", ["script.py", "--help"])
+    with pytest.raises(SystemExit):
+        parse_arguments(OwnArguments, OwnTrainingArguments, description="What it does.")
+    shown = capsys.readouterr().out
+    own, _, others = shown.partition("options of transformers' trainer:")
+    for option in ("--help", "--apples", "--warmup_steps"):
+        assert option in own
+        assert option not in others
+    assert "--weight_decay" in others
+    assert "--weight_decay" not in own
+    assert "--do_train" not in shown
+    monkeypatch.setattr("sys.argv", ["script.py", "--apples", "4", "--weight_decay", "0.5", "--do_train"])
+    apples, args = parse_arguments(OwnArguments, OwnTrainingArguments, description=None)
+    assert (apples.apples, args.weight_decay, args.do_train) == (4, 0.5, True)
+
+
+@pytest.mark.parametrize("is_saved", [True, False], ids=["checkpoint", "none"])
+def test_an_interrupted_training_says_how_to_go_on(tmp_path, capsys, is_saved):
+    if is_saved:
+        (tmp_path / "checkpoint-40").mkdir()
+        for name in ("trainer_state.json", "optimizer.pt", "scheduler.pt"):
+            (tmp_path / "checkpoint-40" / name).write_text("{}")
+
+    def train():
+        with told_how_to_go_on(tmp_path):
+            raise KeyboardInterrupt
+
+    assert run(train) == INTERRUPTED
+    told = (
+        f"The same command again goes on from {tmp_path / 'checkpoint-40'}."
+        if is_saved
+        else "There is no checkpoint yet (--save_steps), so the same command begins anew."
+    )
+    assert capsys.readouterr().err == f"\ninterrupted\n{told}\n"
+
+
+def test_only_the_list_of_weights_is_silenced():
+    reporter = logging.getLogger("transformers.modeling_utils")
+    before = reporter.getEffectiveLevel()
+    with without_load_report():
+        assert not reporter.isEnabledFor(logging.WARNING)
+        assert reporter.isEnabledFor(logging.ERROR)
+    assert reporter.getEffectiveLevel() == before < logging.ERROR
