@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from huggingface_hub.errors import StrictDataclassError
+from huggingface_hub.errors import HTTPError, StrictDataclassError
 from safetensors import SafetensorError
 from transformers import HfArgumentParser
 
@@ -213,7 +213,7 @@ def run(main: Callable[[], None]) -> int:
     """
     try:
         main()
-    except (ValueError, TypeError, OSError, ImportError, SafetensorError, StrictDataclassError) as error:
+    except (ValueError, TypeError, OSError, ImportError, HTTPError, SafetensorError, StrictDataclassError) as error:
         sys.stderr.write(f"error: {error}\n")
         return 1
     except KeyboardInterrupt as interrupt:
