@@ -151,12 +151,34 @@ def without_load_report() -> Iterator[None]:
         Nothing: the block loads a model.
     """
     reporter = logging.getLogger("transformers.modeling_utils")
-    level = reporter.level
-    reporter.setLevel(logging.ERROR)
+    reporter.addFilter(_is_no_load_report)  # a level of its own would make it tell something else
     try:
         yield
     finally:
-        reporter.setLevel(level)
+        reporter.removeFilter(_is_no_load_report)
+
+
+def _is_no_load_report(record: logging.LogRecord) -> bool:
+    return "LOAD REPORT" not in record.getMessage()
+
+
+def check_models(**models: str | None) -> None:
+    """Find out now, and not from the Hub, that a folder of a model does not exist.
+
+    Args:
+        **models (`str`, *optional*): Name of the option, and the folder or name on the Hub that was given.
+
+    Raises:
+        ValueError: if what was given can only be a folder, as its beginning or a folder above it tells, and there is
+            none.
+    """
+    for option, given in models.items():
+        if given is None or Path(given).is_dir():
+            continue
+        path = Path(given)
+        has_parent = path.parent != Path() and path.parent.is_dir()
+        if path.is_absolute() or given.startswith((".", "~")) or has_parent or len(path.parts) > 2:
+            raise ValueError(f"`{option}` must name a folder or a model of the Hub, but there is no folder {given}.")
 
 
 def describe_environment(*packages: str) -> dict[str, dict[str, Any]]:

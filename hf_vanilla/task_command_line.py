@@ -11,6 +11,7 @@ import transformers
 from transformers import AutoConfig, PreTrainedModel
 
 from .command_line import (
+    check_models,
     check_results_file,
     parse_arguments,
     show_report,
@@ -65,6 +66,7 @@ class CommonTaskArguments:
                 f"`max_length` must be at least {SHORTEST}, for a word and the special tokens; got {longest}."
             )
         check_results_file(self.results_file)
+        check_models(model_name_or_path=self.model_name_or_path)
 
     def needed(self) -> tuple[str, ...]:
         """Name the options that must be given.

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from transformers import AutoModel, AutoTokenizer
 
-from hf_vanilla.command_line import check_output_dir, parse_arguments, run, without_load_report
+from hf_vanilla.command_line import check_models, check_output_dir, parse_arguments, run, without_load_report
 from hf_vanilla.features import extract_features
 from hf_vanilla.generation.line_files import read_lines
 
@@ -51,6 +51,7 @@ def main() -> None:
     (arguments,) = parse_arguments(FeatureArguments, description=__doc__)
     output = Path(arguments.output)
     check_output_dir(str(output.absolute().parent))
+    check_models(model=arguments.model)
     texts = read_lines(arguments.input)
     device = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else torch.device("cpu")
     with without_load_report():  # a head that is not needed here

@@ -30,7 +30,7 @@ import transformers
 from transformers import AutoTokenizer, DataCollatorForLanguageModeling, set_seed
 
 from hf_vanilla import VanillaBertConfig, VanillaBertForMaskedLM, VanillaBertForPreTraining
-from hf_vanilla.command_line import check_files, check_output_dir, parse_arguments, run
+from hf_vanilla.command_line import check_files, check_models, check_output_dir, parse_arguments, run
 from hf_vanilla.data import (
     WholeWordMaskingCollator,
     build_masked_language_dataset,
@@ -274,6 +274,9 @@ def main() -> None:
     transformers.utils.logging.set_verbosity(training_args.get_process_log_level())
     check_phases(data_args)
     check_output_dir(training_args.output_dir)
+    check_models(
+        model_name_or_path=model_args.model_name_or_path, tokenizer_name_or_path=model_args.tokenizer_name_or_path
+    )
     set_seed(training_args.seed)
 
     output_dir = Path(training_args.output_dir)

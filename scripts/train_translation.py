@@ -37,7 +37,7 @@ from transformers import (
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from hf_vanilla import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
-from hf_vanilla.command_line import check_files, check_output_dir, parse_arguments, run
+from hf_vanilla.command_line import check_files, check_models, check_output_dir, parse_arguments, run
 from hf_vanilla.data import load_parallel_dataset, tokenize_parallel_dataset
 from hf_vanilla.metrics import TranslationMetrics
 from hf_vanilla.models.text_batches import TARGET_TOKENIZER
@@ -334,6 +334,9 @@ def main() -> None:
     logging.basicConfig(format="%(message)s", level=logging.INFO if training_args.should_log else logging.WARNING)
     transformers.utils.logging.set_verbosity(training_args.get_process_log_level())
     check_output_dir(training_args.output_dir)
+    check_models(
+        model_name_or_path=model_args.model_name_or_path, tokenizer_name_or_path=model_args.tokenizer_name_or_path
+    )
     set_seed(training_args.seed)
 
     output_dir = Path(training_args.output_dir)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import pytest
 from transformers import TrainingArguments
 
-from hf_vanilla.command_line import INTERRUPTED, parse_arguments, run, without_load_report
+from hf_vanilla.command_line import INTERRUPTED, check_models, parse_arguments, run, without_load_report
 from hf_vanilla.training import told_how_to_go_on
 
 
@@ -57,10 +57,24 @@ def test_an_interrupted_training_says_how_to_go_on(tmp_path, capsys, is_saved):
     assert capsys.readouterr().err == f"\ninterrupted\n{told}\n"
 
 
-def test_only_the_list_of_weights_is_silenced():
+def test_only_the_list_of_weights_is_silenced(caplog):
     reporter = logging.getLogger("transformers.modeling_utils")
-    before = reporter.getEffectiveLevel()
-    with without_load_report():
-        assert not reporter.isEnabledFor(logging.WARNING)
-        assert reporter.isEnabledFor(logging.ERROR)
-    assert reporter.getEffectiveLevel() == before < logging.ERROR
+    with caplog.at_level(logging.WARNING), without_load_report():
+        reporter.warning("Model LOAD REPORT from: x")
+        reporter.warning("Something else.")
+    reporter.warning("Model LOAD REPORT from: y")
+    assert caplog.messages == ["Something else.", "Model LOAD REPORT from: y"]
+
+
+@pytest.mark.parametrize("given", ["{}/no", "./no", "../no", "~/no", "runs/no", "runs/bert/checkpoint-7"])
+def test_a_folder_that_is_not_there_is_told_at_once(tmp_path, monkeypatch, given):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs").mkdir()
+    with pytest.raises(ValueError, match="`model` must name .* but there is no folder .*(no|7).$"):
+        check_models(model=given.format(tmp_path))
+
+
+def test_names_of_the_hub_and_folders_that_are_there_pass(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs" / "en-de").mkdir(parents=True)
+    check_models(one="google-bert/bert-base-uncased", two="bert-base-uncased", three="runs/en-de", four=None)

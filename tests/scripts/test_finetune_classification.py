@@ -81,6 +81,7 @@ def test_it_learns_and_reports_every_seed(folder, tmp_path):
     assert finished.stderr.count("New in the model, with random weights: classifier; all else comes from") == 1
     assert finished.stderr.count("This fine-tuning has 72 updates") == 1
     assert "UNEXPECTED" not in finished.stderr
+    assert "sharded" not in finished.stderr
     assert (
         finished.stderr.count("'loss':") + finished.stdout.count("'loss':") == 2 * 18
     )  # every twentieth part, rounded up
