@@ -12,7 +12,8 @@ from contextlib import contextmanager
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from types import NoneType, UnionType
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import torch
 from huggingface_hub.errors import HTTPError, StrictDataclassError
@@ -88,11 +89,42 @@ def parse_arguments(*dataclass_types: Any, description: str | None) -> tuple[Any
     )
     try:
         if len(sys.argv) == 2 and sys.argv[1].endswith(".json"):
-            return parser.parse_json_file(json_file=sys.argv[1])
+            options = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
+            _check_types(options, dataclass_types, sys.argv[1])
+            return parser.parse_dict(options)
         return parser.parse_args_into_dataclasses()
     except (ValueError, OSError) as error:
         sys.stderr.write(f"error: {error}\n--help lists all options.\n")
         sys.exit(2)
+
+
+def _check_types(options: Any, dataclass_types: tuple[Any, ...], path: str) -> None:
+    """Check the values of a JSON file, which nothing else converts or checks, where the type is a simple one."""
+    if not isinstance(options, dict):
+        raise ValueError(f"{path} must hold one JSON object of options, got a {type(options).__name__}.")
+    types = {name: hint for each in dataclass_types for name, hint in get_type_hints(each).items()}
+    for name, value in options.items():
+        if name not in types:
+            raise ValueError(f"{path}: there is no option called {name!r}.")
+        type_ = types[name]
+        allowed = get_args(type_) if get_origin(type_) in (Union, UnionType) else (type_,)
+        if value is not None and not any(_is_of(value, each) for each in allowed):
+            told = " or ".join(
+                each.__name__ if isinstance(each, type) else str(each) for each in allowed if each is not NoneType
+            )
+            raise ValueError(f"{path}: `{name}` must be {told}, got {value!r}.")
+
+
+def _is_of(value: Any, type_: Any) -> bool:
+    """Tell whether a JSON value has a type; of types that are not simple ones it always has."""
+    if get_origin(type_) is Literal:
+        return value in get_args(type_)
+    if get_origin(type_) is list:
+        return isinstance(value, list) and all(_is_of(each, *get_args(type_)) for each in value)
+    if type_ in (bool, int, float, str):
+        expected = (int, float) if type_ is float else type_
+        return isinstance(value, expected) and isinstance(value, bool) == (type_ is bool)
+    return type_ is not NoneType
 
 
 def check_output_dir(output_dir: str | None) -> None:
@@ -179,6 +211,31 @@ def check_models(**models: str | None) -> None:
         has_parent = path.parent != Path() and path.parent.is_dir()
         if path.is_absolute() or given.startswith((".", "~")) or has_parent or len(path.parts) > 2:
             raise ValueError(f"`{option}` must name a folder or a model of the Hub, but there is no folder {given}.")
+
+
+@contextmanager
+def explained_loading(option: str, name_or_path: str | os.PathLike[str] | None) -> Iterator[None]:
+    """Say in one line that a model is not there, where transformers tells much else.
+
+    Args:
+        option (`str`): Name of the option.
+        name_or_path (`str`, *optional*): What was given: a folder or a name on the Hub.
+
+    Yields:
+        Nothing: the block loads it.
+
+    Raises:
+        ValueError: if there is no such folder, and loading from the Hub fails.
+    """
+    try:
+        yield
+    except (OSError, ValueError) as error:
+        if name_or_path is None or Path(name_or_path).is_dir():
+            raise
+        first = str(error).strip().partition("\n")[0]
+        raise ValueError(
+            f"`{option}` ({name_or_path}) is no folder, and no model of the Hub that can be reached: {first}"
+        ) from error
 
 
 def describe_environment(*packages: str) -> dict[str, dict[str, Any]]:

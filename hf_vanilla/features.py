@@ -61,7 +61,14 @@ def extract_features(
         raise TypeError("`texts` must be a list of strings, got a single string; pass a list with it inside.")
     _check_choices(model, layers, mix, pooling)
     limit = min(tokenizer.model_max_length, getattr(model.config, "max_position_embeddings", 512))
-    encoded = tokenizer(list(texts), truncation=True, max_length=max_length or limit) if texts else {"input_ids": []}
+    longest = limit if max_length is None else max_length
+    shortest = tokenizer.num_special_tokens_to_add() + 1
+    if not shortest <= longest <= limit:
+        raise ValueError(
+            f"`max_length` must be in [{shortest}, {limit}], from one token beside the special ones to the model's "
+            f"limit; got {max_length}."
+        )
+    encoded = tokenizer(list(texts), truncation=True, max_length=longest) if texts else {"input_ids": []}
     lengths = [len(ids) for ids in encoded["input_ids"]]
     features: list[np.ndarray] = [np.zeros(0, dtype=np.float32)] * len(lengths)
     with tqdm(total=len(lengths), unit="text", disable=not show_progress) as progress:

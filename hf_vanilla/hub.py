@@ -44,6 +44,8 @@ NEVER = (
     "averaged*/*",
     "runs/*",
     "logs/*",
+    "_run*",
+    "_saving/*",
     ".*",
     "*/.*",
     "__pycache__/*",

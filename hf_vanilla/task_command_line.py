@@ -8,17 +8,19 @@ from pathlib import Path
 from typing import Any
 
 import transformers
-from transformers import AutoConfig, PreTrainedModel
+from transformers import AutoConfig, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from .command_line import (
+    check_files,
     check_models,
     check_results_file,
+    explained_loading,
     parse_arguments,
     show_report,
     without_load_report,
     write_report,
 )
-from .training import FinetuningArguments, FinetuningTask, seeds_report, train_with_seeds
+from .training import FinetuningArguments, FinetuningTask, hold_folder, seeds_report, train_with_seeds
 from .training.finetuning import LOSSES
 
 
@@ -77,8 +79,63 @@ class CommonTaskArguments:
         return ("model_name_or_path", "train_file", "validation_file")
 
 
+@dataclass
+class TestedTaskArguments(CommonTaskArguments):
+    """Options of the fine-tuning scripts that score a test file too.
+
+    Args:
+        test_file (`str`, *optional*): What to score on at the end.
+    """
+
+    __test__ = False  # pytest would take it for a class of tests
+
+    test_file: str | None = field(default=None, metadata={"help": "The same, scored once at the end."})
+
+
+def given_files(arguments: CommonTaskArguments) -> dict[str, str]:
+    """Check and return the files of the splits.
+
+    Args:
+        arguments (`CommonTaskArguments`): The options.
+
+    Returns:
+        `dict[str, str]`: path of `train`, `validation` and, where it is given, `test`.
+
+    Raises:
+        ValueError: if one does not exist.
+    """
+    files = {split: getattr(arguments, f"{split}_file", None) for split in ("train", "validation", "test")}
+    check_files(**{f"{split}_file": path for split, path in files.items()})
+    return {split: path for split, path in files.items() if path is not None}
+
+
+def load_tokenizer(arguments: CommonTaskArguments) -> PreTrainedTokenizerBase:
+    """Load the tokenizer, and check that model and options fit.
+
+    Args:
+        arguments (`CommonTaskArguments`): Which model, and perhaps `max_length`.
+
+    Returns:
+        `PreTrainedTokenizerBase`: the tokenizer.
+
+    Raises:
+        ValueError: if there is no such model, or `max_length` is above what it reads.
+    """
+    name = arguments.model_name_or_path
+    with explained_loading("model_name_or_path", name):
+        config = AutoConfig.from_pretrained(name)
+        tokenizer = AutoTokenizer.from_pretrained(name)
+    most = getattr(config, "max_position_embeddings", None)
+    longest = getattr(arguments, "max_length", SHORTEST)
+    if most is not None and longest > most:
+        raise ValueError(f"`max_length` ({longest}) must be at most {most}, the positions of the model {name}.")
+    return tokenizer
+
+
 def build_model(auto_class: Any, arguments: CommonTaskArguments, **fields: Any) -> PreTrainedModel:
     """Load the model with a new head, or build one of the same size with random weights.
+
+    The head of another task is left out with a warning if it has another number of labels.
 
     Args:
         auto_class (`Any`): Such as `AutoModelForSequenceClassification`.
@@ -92,7 +149,11 @@ def build_model(auto_class: Any, arguments: CommonTaskArguments, **fields: Any) 
     if arguments.from_scratch:
         return auto_class.from_config(AutoConfig.from_pretrained(name, **fields))
     with without_load_report():
-        model, loading = auto_class.from_pretrained(name, output_loading_info=True, **fields)
+        model, loading = auto_class.from_pretrained(
+            name, ignore_mismatched_sizes=True, output_loading_info=True, **fields
+        )
+    if loading["mismatched_keys"]:
+        logger.warning(f"The head of {name} has another number of labels than this task, and so it begins anew.")
     new = sorted({key.rpartition(".")[0] for key in loading["missing_keys"]})
     if new:
         _tell_once(f"New in the model, with random weights: {', '.join(new)}; all else comes from {name}.")
@@ -128,6 +189,8 @@ def train_and_report(
 ) -> dict[str, Any]:
     """Train once with each seed, tell the scores, and write them to the file of results.
 
+    What an earlier run with the same options has done in the same folder is not done again.
+
     Args:
         task (`FinetuningTask`): What to learn.
         arguments (`CommonTaskArguments`): The seeds, and where to write.
@@ -137,14 +200,20 @@ def train_and_report(
         `dict[str, Any]`: what was written, without versions and machine.
 
     Raises:
-        ValueError: if the file can't be written.
+        ValueError: if the file can't be written, the folder is in use, or has the seeds of a run with other options.
     """
-    report = seeds_report(train_with_seeds(task, training_args, arguments.seeds), task.main_score)
-    show_report(report)
-    if training_args.should_save:
-        _show_folders(report, Path(str(training_args.output_dir)))
-    if arguments.results_file is not None and training_args.should_save:
-        write_report(arguments.results_file, report)
+    with hold_folder(str(training_args.output_dir), is_main_process=training_args.should_save):
+        try:
+            results = train_with_seeds(task, training_args, arguments.seeds, vars(arguments))
+        except KeyboardInterrupt as interrupt:
+            interrupt.add_note("The same command again goes on; seeds that are done are not trained again.")
+            raise
+        report = seeds_report(results, task.main_score)
+        show_report(report)
+        if training_args.should_save:
+            _show_folders(report, Path(str(training_args.output_dir)))
+        if arguments.results_file is not None and training_args.should_save:
+            write_report(arguments.results_file, report)
     return report
 
 

@@ -18,7 +18,14 @@ import numpy as np
 import torch
 from transformers import AutoModel, AutoTokenizer
 
-from hf_vanilla.command_line import check_models, check_output_dir, parse_arguments, run, without_load_report
+from hf_vanilla.command_line import (
+    check_models,
+    check_output_dir,
+    explained_loading,
+    parse_arguments,
+    run,
+    without_load_report,
+)
 from hf_vanilla.features import extract_features
 from hf_vanilla.generation.line_files import read_lines
 
@@ -53,12 +60,15 @@ def main() -> None:
     check_output_dir(str(output.absolute().parent))
     check_models(model=arguments.model)
     texts = read_lines(arguments.input)
+    if not texts:
+        raise ValueError(f"--input ({arguments.input}) must have at least one line, but is empty.")
     device = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else torch.device("cpu")
-    with without_load_report():  # a head that is not needed here
-        model = AutoModel.from_pretrained(arguments.model)
+    with explained_loading("model", arguments.model), without_load_report():  # of a head that is not needed here
+        model = AutoModel.from_pretrained(arguments.model).to(device).eval()
+        tokenizer = AutoTokenizer.from_pretrained(arguments.model)
     vectors = extract_features(
-        model.to(device).eval(),
-        AutoTokenizer.from_pretrained(arguments.model),
+        model,
+        tokenizer,
         texts,
         layers=arguments.layers,
         mix=arguments.mix,
@@ -68,6 +78,7 @@ def main() -> None:
         show_progress=True,
     )
     # Under another name first: a file of that name is a complete one.
+    output.parent.mkdir(parents=True, exist_ok=True)
     temporary = output.with_name(f"{output.stem}.tmp{output.suffix}")
     if arguments.pooling == "tokens":
         matrices: dict[str, Any] = {str(number): matrix for number, matrix in enumerate(vectors)}

@@ -13,7 +13,8 @@ Your own files (.json, .jsonl, .csv, .tsv, .parquet), with the names of their co
 
 Labels may be names or numbers; lists of them are several labels of one text; fractions are a regression. With --seeds
 the training is repeated, and the median, best and worst of the main score are told. --from_scratch starts from random
-weights of the same size, to see what pre-training gives. All options may also stand in one JSON file.
+weights of the same size, to see what pre-training gives. The same command again goes on where a stopped one was. All
+options may also stand in one JSON file.
 """
 
 import logging
@@ -23,16 +24,22 @@ from dataclasses import dataclass, field
 from datasets import Dataset, load_dataset
 from transformers import (
     AutoModelForSequenceClassification,
-    AutoTokenizer,
     DataCollatorWithPadding,
     Trainer,
 )
 
 import hf_vanilla  # noqa: F401  (the Auto classes learn our models)
-from hf_vanilla.command_line import check_files, check_output_dir, run
+from hf_vanilla.command_line import check_output_dir, run
 from hf_vanilla.data.labelled import Labels, infer_labels, load_rows
 from hf_vanilla.metrics import ClassificationMetrics
-from hf_vanilla.task_command_line import CommonTaskArguments, build_model, parse_task_arguments, train_and_report
+from hf_vanilla.task_command_line import (
+    TestedTaskArguments,
+    build_model,
+    given_files,
+    load_tokenizer,
+    parse_task_arguments,
+    train_and_report,
+)
 from hf_vanilla.training import FinetuningArguments, FinetuningTask
 
 
@@ -50,19 +57,19 @@ GLUE: dict[str, tuple[tuple[str, ...], str]] = {
     "stsb": (("sentence1", "sentence2"), "spearman"),
     "wnli": (("sentence1", "sentence2"), "accuracy"),
 }
-MAIN_SCORES = {
-    "single_label_classification": "accuracy",
-    "multi_label_classification": "f1_micro",
-    "regression": "spearman",
+# What `ClassificationMetrics` gives, the main score first.
+SCORES = {
+    "single_label_classification": ("accuracy", "f1", "matthews"),
+    "multi_label_classification": ("f1_micro", "f1_macro", "accuracy"),
+    "regression": ("spearman", "pearson", "mse"),
 }
 
 
 @dataclass
-class TaskArguments(CommonTaskArguments):
+class TaskArguments(TestedTaskArguments):
     """Which model, which data, how often."""
 
     task_name: str | None = field(default=None, metadata={"help": f"A task of GLUE: {', '.join(GLUE)}."})
-    test_file: str | None = field(default=None, metadata={"help": "The same, scored once at the end."})
     text_column: str = field(default="text", metadata={"help": "Column of the text."})
     text_pair_column: str | None = field(default=None, metadata={"help": "Column of the second text of a pair."})
     label_column: str = field(default="label", metadata={"help": "Column of the label."})
@@ -92,12 +99,8 @@ def load_splits(arguments: TaskArguments) -> tuple[dict[str, Dataset], list[str]
         loaded = load_dataset("nyu-mll/glue", arguments.task_name)
         validation = "validation_matched" if arguments.task_name == "mnli" else "validation"
         return {"train": loaded["train"], "validation": loaded[validation]}, list(GLUE[arguments.task_name][0])
-    files = {name: getattr(arguments, f"{name}_file") for name in ("train", "validation", "test")}
-    check_files(**{f"{name}_file": path for name, path in files.items()})
     texts = [name for name in (arguments.text_column, arguments.text_pair_column) if name is not None]
-    splits = {
-        name: load_rows(path, [*texts, arguments.label_column]) for name, path in files.items() if path is not None
-    }
+    splits = {name: load_rows(path, [*texts, arguments.label_column]) for name, path in given_files(arguments).items()}
     if arguments.label_column != "label":
         splits = {name: split.rename_column(arguments.label_column, "label") for name, split in splits.items()}
     return splits, texts
@@ -136,8 +139,11 @@ def prepare(arguments: TaskArguments, training_args: FinetuningArguments) -> Fin
     # 1. data
     splits, texts = load_splits(arguments)
     labels = get_labels(arguments, splits["train"])
-    default = GLUE[arguments.task_name][1] if arguments.task_name else MAIN_SCORES[labels.problem_type]
-    tokenizer = AutoTokenizer.from_pretrained(arguments.model_name_or_path)
+    scores = [*SCORES[labels.problem_type], "loss"]
+    main_score = arguments.main_score or (GLUE[arguments.task_name][1] if arguments.task_name else scores[0])
+    if main_score not in scores:
+        raise ValueError(f"`main_score` must be one of {', '.join(scores)}; got {main_score!r}.")
+    tokenizer = load_tokenizer(arguments)
     data = encode(splits, texts, labels, tokenizer, arguments.max_length)
     named = ", ".join(labels.names[:10])
     logger.info(f"{labels.problem_type}, labels: {named}; {len(data['train']):,} training rows")
@@ -155,7 +161,7 @@ def prepare(arguments: TaskArguments, training_args: FinetuningArguments) -> Fin
         )
 
     held_out = {name: split for name, split in data.items() if name != "train"}
-    return FinetuningTask(make_trainer, held_out, arguments.main_score or default)
+    return FinetuningTask(make_trainer, held_out, main_score)
 
 
 def main() -> None:

@@ -5,9 +5,9 @@ r"""Fine-tune BERT to choose the right ending, from any checkpoint or from nothi
         --train_file train.jsonl --validation_file val.jsonl --output_dir runs/endings
 
 Each row of the files (.json, .jsonl, .parquet, perhaps .gz) has a beginning (`sent1`), a list of `endings`, and as
-`label` the number of the right one, from 0. With --seeds the training is repeated, and the
-median, best and worst accuracy is told. --from_scratch starts from random weights of the same size, to see what
-pre-training gives. All options may also stand in one JSON file.
+`label` the number of the right one, from 0. With --seeds the training is repeated, and the median, best and worst
+accuracy is told. --from_scratch starts from random weights of the same size, to see what pre-training gives. The same
+command again goes on where a stopped one was. All options may also stand in one JSON file.
 """
 
 import logging
@@ -17,16 +17,22 @@ from dataclasses import dataclass, field
 from datasets import Dataset
 from transformers import (
     AutoModelForMultipleChoice,
-    AutoTokenizer,
     DataCollatorForMultipleChoice,
     Trainer,
 )
 
 import hf_vanilla  # noqa: F401  (the Auto classes learn our models)
-from hf_vanilla.command_line import check_files, check_output_dir, run
+from hf_vanilla.command_line import check_output_dir, run
 from hf_vanilla.data.labelled import load_rows
 from hf_vanilla.metrics import ClassificationMetrics
-from hf_vanilla.task_command_line import CommonTaskArguments, build_model, parse_task_arguments, train_and_report
+from hf_vanilla.task_command_line import (
+    TestedTaskArguments,
+    build_model,
+    given_files,
+    load_tokenizer,
+    parse_task_arguments,
+    train_and_report,
+)
 from hf_vanilla.training import FinetuningArguments, FinetuningTask
 
 
@@ -34,10 +40,9 @@ logger = logging.getLogger("finetune_multiple_choice")
 
 
 @dataclass
-class TaskArguments(CommonTaskArguments):
+class TaskArguments(TestedTaskArguments):
     """Which model, which data, how often."""
 
-    test_file: str | None = field(default=None, metadata={"help": "The same, scored once at the end."})
     text_column: str = field(default="sent1", metadata={"help": "Column of the beginning."})
     endings_column: str = field(default="endings", metadata={"help": "Column of the endings."})
     label_column: str = field(default="label", metadata={"help": "Column of the number of the right one."})
@@ -47,13 +52,14 @@ class TaskArguments(CommonTaskArguments):
 def encode(name: str, rows: Dataset, arguments: TaskArguments, tokenizer) -> Dataset:
     """Pair the beginning with each ending."""
     columns: dict[str, list] = {"labels": []}
-    choices = len(rows[0][arguments.endings_column])
+    choices = None
     for number, row in enumerate(rows, start=1):
         beginning, endings, label = (
             row[column] for column in (arguments.text_column, arguments.endings_column, arguments.label_column)
         )
         if not isinstance(endings, list) or not all(isinstance(each, str) for each in endings):
             raise ValueError(f"{name}, row {number}: the endings must be a list of strings, got {endings!r}.")
+        choices = choices or len(endings)
         if len(endings) != choices:
             raise ValueError(f"{name}, row {number}: there must be {choices} endings as in row 1, got {len(endings)}.")
         if not isinstance(label, int) or not 0 <= label < choices:
@@ -69,17 +75,15 @@ def encode(name: str, rows: Dataset, arguments: TaskArguments, tokenizer) -> Dat
 
 def prepare(arguments: TaskArguments, training_args: FinetuningArguments) -> FinetuningTask:
     """Load the data, and say how model and trainer are made."""
-    files = {name: getattr(arguments, f"{name}_file") for name in ("train", "validation", "test")}
-    check_files(**{f"{name}_file": path for name, path in files.items()})
+    files = given_files(arguments)
     check_output_dir(training_args.output_dir)
 
     # 1. data
     columns = [arguments.text_column, arguments.endings_column, arguments.label_column]
-    tokenizer = AutoTokenizer.from_pretrained(arguments.model_name_or_path)
+    tokenizer = load_tokenizer(arguments)
     data = {
         name: encode(f"the {name} data", load_rows(path, columns), arguments, tokenizer)
         for name, path in files.items()
-        if path is not None
     }
     logger.info(f"{len(data['train']):,} training rows")
 

@@ -10,7 +10,8 @@ some questions of the training data have no answer, as in SQuAD 2.0, "no answer"
 
 Each model's folder gets `predictions.json` ({id: answer}) and `nbest_predictions.json`, on the validation data. With
 --seeds the training is repeated, and the median, best and worst F1 is told. --from_scratch starts from random weights
-of the same size, to see what pre-training gives. All options may also stand in one JSON file.
+of the same size, to see what pre-training gives. The same command again goes on where a stopped one was. All options
+may also stand in one JSON file.
 """
 
 import json
@@ -21,17 +22,23 @@ from pathlib import Path
 
 from transformers import (
     AutoModelForQuestionAnswering,
-    AutoTokenizer,
     DataCollatorWithPadding,
     EvalPrediction,
 )
 
 import hf_vanilla  # noqa: F401  (the Auto classes learn our models)
-from hf_vanilla.command_line import check_files, check_output_dir, run
+from hf_vanilla.command_line import check_output_dir, run
 from hf_vanilla.data.question_answering import find_answers, load_questions, tokenize_questions
 from hf_vanilla.generation.line_files import replacing_file
 from hf_vanilla.metrics.question_answering import squad_scores
-from hf_vanilla.task_command_line import CommonTaskArguments, build_model, parse_task_arguments, train_and_report
+from hf_vanilla.task_command_line import (
+    CommonTaskArguments,
+    build_model,
+    given_files,
+    load_tokenizer,
+    parse_task_arguments,
+    train_and_report,
+)
 from hf_vanilla.training import FinetuningArguments, FinetuningTask, OrderedEvaluationTrainer
 
 
@@ -85,16 +92,16 @@ def write_answers(folder: Path, answers) -> None:
 
 def prepare(arguments: TaskArguments, training_args: FinetuningArguments) -> FinetuningTask:
     """Load the data, and say how model and trainer are made."""
-    check_files(train_file=arguments.train_file, validation_file=arguments.validation_file)
+    files = given_files(arguments)
     check_output_dir(training_args.output_dir)
 
     # 1. data; windows of like length stand together, which saves padding
     questions = {
-        "train": load_split(str(arguments.train_file), arguments.max_train_questions),
-        "validation": load_split(str(arguments.validation_file)),
+        "train": load_split(files["train"], arguments.max_train_questions),
+        "validation": load_split(files["validation"]),
     }
     with_no_answer = any(not answers["text"] for answers in questions["train"]["answers"])
-    tokenizer = AutoTokenizer.from_pretrained(arguments.model_name_or_path)
+    tokenizer = load_tokenizer(arguments)
     windows = {
         name: tokenize_questions(split, tokenizer, max_length=arguments.max_length, doc_stride=arguments.doc_stride)
         for name, split in questions.items()

@@ -6,7 +6,8 @@ r"""Fine-tune BERT to tag words, such as the names in a sentence, from any check
 
 Each row of the files (.json, .jsonl, .parquet, perhaps .gz) has a list of words and a list of as many tags in BIO.
 With --seeds the training is repeated, and the median, best and worst F1 is told. --from_scratch starts from random
-weights of the same size, to see what pre-training gives. All options may also stand in one JSON file.
+weights of the same size, to see what pre-training gives. The same command again goes on where a stopped one was. All
+options may also stand in one JSON file.
 """
 
 import logging
@@ -15,17 +16,23 @@ from dataclasses import dataclass, field
 
 from transformers import (
     AutoModelForTokenClassification,
-    AutoTokenizer,
     DataCollatorForTokenClassification,
     Trainer,
 )
 
 import hf_vanilla  # noqa: F401  (the Auto classes learn our models)
-from hf_vanilla.command_line import check_files, check_output_dir, run
+from hf_vanilla.command_line import check_output_dir, run
 from hf_vanilla.data.labelled import Labels, load_rows
-from hf_vanilla.data.token_classification import tag_names, tokenize_tagged_words
+from hf_vanilla.data.token_classification import check_tagged_words, tag_names, tokenize_tagged_words
 from hf_vanilla.metrics import EntityMetrics
-from hf_vanilla.task_command_line import CommonTaskArguments, build_model, parse_task_arguments, train_and_report
+from hf_vanilla.task_command_line import (
+    TestedTaskArguments,
+    build_model,
+    given_files,
+    load_tokenizer,
+    parse_task_arguments,
+    train_and_report,
+)
 from hf_vanilla.training import FinetuningArguments, FinetuningTask
 
 
@@ -33,10 +40,9 @@ logger = logging.getLogger("finetune_token_classification")
 
 
 @dataclass
-class TaskArguments(CommonTaskArguments):
+class TaskArguments(TestedTaskArguments):
     """Which model, which data, how often."""
 
-    test_file: str | None = field(default=None, metadata={"help": "The same, scored once at the end."})
     tokens_column: str = field(default="tokens", metadata={"help": "Column of the words."})
     tags_column: str = field(default="tags", metadata={"help": "Column of their tags."})
     max_length: int = field(default=128, metadata={"help": "Most tokens of a sentence; more is cut."})
@@ -47,16 +53,17 @@ class TaskArguments(CommonTaskArguments):
 
 def prepare(arguments: TaskArguments, training_args: FinetuningArguments) -> FinetuningTask:
     """Load the data, and say how model and trainer are made."""
-    files = {name: getattr(arguments, f"{name}_file") for name in ("train", "validation", "test")}
-    check_files(**{f"{name}_file": path for name, path in files.items()})
+    files = given_files(arguments)
     check_output_dir(training_args.output_dir)
 
     # 1. data
     columns = [arguments.tokens_column, arguments.tags_column]
-    rows = {name: load_rows(path, columns) for name, path in files.items() if path is not None}
+    rows = {name: load_rows(path, columns) for name, path in files.items()}
+    for name, split in rows.items():
+        check_tagged_words(split, arguments.tokens_column, arguments.tags_column, f"the {name} data")
     names = tag_names(rows["train"][arguments.tags_column][:])
     labels = Labels("single_label_classification", names)
-    tokenizer = AutoTokenizer.from_pretrained(arguments.model_name_or_path)
+    tokenizer = load_tokenizer(arguments)
     data = {
         name: tokenize_tagged_words(
             split,

@@ -13,11 +13,10 @@ On from any BERT, with text of your own field: --model_name_or_path google-bert/
 Nine tenths of the updates have sequences of 128 tokens, the last tenth of 512, as in the paper. In a short run a small
 model gets past the mere frequencies of words sooner if it begins with still shorter ones: --phase_lengths 32 128 512
 --phase_shares 0.15 0.75 0.1. The optimiser is the paper's unless you say otherwise. Run the same command again to go
-on with a run that was stopped. `accelerate launch` and `torchrun` in place of `python` use several devices. All
-options may also stand in one JSON file, which is then the only argument.
+on with a run that was stopped; with other options it is refused. `accelerate launch` and `torchrun` in place of
+`python` use several devices. All options may also stand in one JSON file, which is then the only argument.
 """
 
-import json
 import logging
 import math
 import sys
@@ -30,7 +29,14 @@ import transformers
 from transformers import AutoTokenizer, DataCollatorForLanguageModeling, set_seed
 
 from hf_vanilla import VanillaBertConfig, VanillaBertForMaskedLM, VanillaBertForPreTraining
-from hf_vanilla.command_line import check_files, check_models, check_output_dir, parse_arguments, run
+from hf_vanilla.command_line import (
+    check_files,
+    check_models,
+    check_output_dir,
+    explained_loading,
+    parse_arguments,
+    run,
+)
 from hf_vanilla.data import (
     WholeWordMaskingCollator,
     build_masked_language_dataset,
@@ -45,8 +51,15 @@ from hf_vanilla.training import (
     Phase,
     PretrainingTrainer,
     VanillaTrainingArguments,
-    last_complete_checkpoint,
+    checkpoint_to_resume,
+    decisive_options,
+    folder_of_tokenizer,
+    hold_folder,
+    is_finished,
+    keep_options,
+    save_final_model,
     told_how_to_go_on,
+    train_to_end,
 )
 
 
@@ -54,6 +67,8 @@ logger = logging.getLogger("pretrain_bert")
 
 MODEL_SIZES = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
 REGULARISATION = ("hidden_dropout_prob", "attention_probs_dropout_prob")
+# Of the options of training, those that decide which examples come when.
+DATA_ORDER = ("seed", "data_seed", "max_tokens_per_batch")
 # Of the tokens in a batch that is evaluated; its logits over the whole vocabulary exist at once.
 MOST_PREDICTIONS = 0.15
 
@@ -159,7 +174,6 @@ def check_phases(data_args: DataArguments) -> None:
 
 def load_corpora(arguments: DataArguments) -> dict[str, Any]:
     """Load the documents as `train` and perhaps `validation`."""
-    check_files(train_files=arguments.train_files, validation_files=arguments.validation_files)
     corpora = {
         "train": load_documents(
             arguments.dataset_name,
@@ -177,13 +191,13 @@ def load_corpora(arguments: DataArguments) -> dict[str, Any]:
     return corpora
 
 
-def get_tokenizer(arguments: ModelArguments, documents, output_dir: Path, *, is_trained: bool):
+def get_tokenizer(arguments: ModelArguments, documents, output_dir: Path, trained_in: Path | None):
     """Load the tokenizer, or train it, and save it."""
-    path = arguments.tokenizer_name_or_path or arguments.model_name_or_path
-    if is_trained:
-        return AutoTokenizer.from_pretrained(output_dir)
+    path = trained_in or arguments.tokenizer_name_or_path or arguments.model_name_or_path
     if path is not None:
-        tokenizer = AutoTokenizer.from_pretrained(path)
+        option = "tokenizer_name_or_path" if arguments.tokenizer_name_or_path else "model_name_or_path"
+        with explained_loading(option, path):
+            tokenizer = AutoTokenizer.from_pretrained(path)
     else:
         logger.info("Counting words for the vocabulary.")
         tokenizer = train_wordpiece_tokenizer(
@@ -192,7 +206,8 @@ def get_tokenizer(arguments: ModelArguments, documents, output_dir: Path, *, is_
             lowercase=not arguments.cased,
             alphabet_size=arguments.alphabet_size,
         )
-    tokenizer.save_pretrained(output_dir)
+    if trained_in != output_dir:
+        tokenizer.save_pretrained(output_dir)
     return tokenizer
 
 
@@ -258,15 +273,8 @@ def get_model(arguments: ModelArguments, tokenizer, longest: int):
     return model_class(config)
 
 
-def is_finished(output_dir: Path, checkpoint: Path, max_steps: int) -> bool:
-    """Tell whether a run has ended and been measured, so that its results are not written over."""
-    state = json.loads((checkpoint / "trainer_state.json").read_text(encoding="utf-8"))
-    is_saved = (output_dir / "model.safetensors").is_file() and (output_dir / "train_results.json").is_file()
-    return is_saved and state["global_step"] >= max_steps
-
-
 def main() -> None:
-    """Go from documents to a pre-trained model, in four steps."""
+    """Check the options, and train unless another run is at work in the same folder."""
     model_args, data_args, training_args = parse_arguments(
         ModelArguments, DataArguments, PretrainingArguments, description=__doc__
     )
@@ -277,21 +285,33 @@ def main() -> None:
     check_models(
         model_name_or_path=model_args.model_name_or_path, tokenizer_name_or_path=model_args.tokenizer_name_or_path
     )
-    set_seed(training_args.seed)
+    check_files(train_files=data_args.train_files, validation_files=data_args.validation_files)
+    with hold_folder(training_args.output_dir, is_main_process=training_args.should_save):
+        train(model_args, data_args, training_args)
 
-    output_dir = Path(training_args.output_dir)
-    checkpoint = training_args.resume_from_checkpoint or last_complete_checkpoint(output_dir)
+
+def train(model_args: ModelArguments, data_args: DataArguments, training_args: PretrainingArguments) -> None:
+    """Go from documents to a pre-trained model, in four steps."""
+    set_seed(training_args.seed)
+    output_dir = Path(str(training_args.output_dir))
+    checkpoint = checkpoint_to_resume(output_dir, training_args.resume_from_checkpoint)
+    if training_args.should_save:
+        order = {name: getattr(training_args, name) for name in DATA_ORDER}
+        options = decisive_options({**vars(model_args), **vars(data_args), **order})
+        keep_options(output_dir, options, checkpoint)
     if checkpoint is not None:
         logger.info(f"Going on from {checkpoint}; for a new run give another --output_dir.")
-        if is_finished(output_dir, Path(checkpoint), training_args.max_steps):
-            logger.info(f"That run has all its {training_args.max_steps:,} updates: nothing is left to do.")
+        if is_finished(checkpoint, training_args):
+            logger.info("That run has all its updates and its final model: nothing is left to do.")
             return
 
     # 1. documents -> tokenizer -> examples; the first process does the work and the others find it done
     with training_args.main_process_first(local=False, desc="preparing the data"):
         corpora = load_corpora(data_args)
-        is_trained = checkpoint is not None or training_args.process_index > 0
-        tokenizer = get_tokenizer(model_args, corpora["train"], output_dir, is_trained=is_trained)
+        trained_in = folder_of_tokenizer(checkpoint) if checkpoint is not None else None
+        if training_args.process_index > 0:
+            trained_in = output_dir
+        tokenizer = get_tokenizer(model_args, corpora["train"], output_dir, trained_in)
         phases, held_out = build_examples(model_args, data_args, corpora, tokenizer, training_args.seed)
     lengths = [
         length for length, share in zip(data_args.phase_lengths, data_args.phase_shares, strict=True) if share > 0
@@ -322,16 +342,14 @@ def main() -> None:
 
     # 3. training, from the last checkpoint if there is one
     with told_how_to_go_on(output_dir):
-        result = trainer.train(resume_from_checkpoint=checkpoint)
-    trainer.log_metrics("train", result.metrics)
-    trainer.save_metrics("train", result.metrics)
+        train_to_end(trainer, checkpoint)
 
     # 4. the final model: measured, saved
     if held_out is not None:
         measured = trainer.evaluate()
         trainer.log_metrics("eval", measured)
         trainer.save_metrics("eval", measured)
-    trainer.save_model()
+    save_final_model(trainer)
     trainer.save_state()
     logger.info(f"The model is in {output_dir}. To fine-tune it, give this folder as --model_name_or_path.")
 

@@ -30,7 +30,7 @@ import finetune_token_classification
 
 from hf_vanilla.command_line import run, write_report
 from hf_vanilla.task_command_line import parse_task_arguments
-from hf_vanilla.training import PAPER_GRID, command_of_process, search_settings
+from hf_vanilla.training import PAPER_GRID, command_of_process, hold_folder, search_settings
 
 
 logger = logging.getLogger("sweep")
@@ -105,15 +105,15 @@ def main() -> None:
     task = script.prepare(arguments, training_args)
     grid = {single: getattr(grid_args, several) for single, several in SETTINGS.items()}
     folder = Path(training_args.output_dir)
-    folder.mkdir(parents=True, exist_ok=True)
-    ranking = search_settings(
-        task,
-        training_args,
-        arguments.seeds,
-        folder / "search.journal",
-        grid=grid,
-        study_name=fingerprint(arguments, training_args, grid_args),
-    )
+    with hold_folder(folder, is_main_process=training_args.should_save):
+        ranking = search_settings(
+            task,
+            training_args,
+            arguments.seeds,
+            folder / "search.journal",
+            grid=grid,
+            study_name=fingerprint(arguments, training_args, grid_args),
+        )
     if not training_args.should_save:
         return
     for place, found in enumerate(ranking, start=1):

@@ -37,7 +37,14 @@ from transformers import (
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from hf_vanilla import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
-from hf_vanilla.command_line import check_files, check_models, check_output_dir, parse_arguments, run
+from hf_vanilla.command_line import (
+    check_files,
+    check_models,
+    check_output_dir,
+    explained_loading,
+    parse_arguments,
+    run,
+)
 from hf_vanilla.data import load_parallel_dataset, tokenize_parallel_dataset
 from hf_vanilla.metrics import TranslationMetrics
 from hf_vanilla.models.text_batches import TARGET_TOKENIZER
@@ -47,11 +54,18 @@ from hf_vanilla.training import (
     VanillaTrainer,
     VanillaTrainingArguments,
     average_checkpoints,
+    checkpoint_to_resume,
+    decisive_options,
+    folder_of_tokenizer,
+    hold_folder,
+    is_finished,
+    keep_options,
     last_checkpoints,
-    last_complete_checkpoint,
     noam_learning_rate,
     paper_optimizers,
+    save_final_model,
     told_how_to_go_on,
+    train_to_end,
 )
 
 
@@ -60,6 +74,8 @@ logger = logging.getLogger("train_translation")
 MODEL_SIZES = ("d_model", "d_ff", "num_heads", "d_k", "d_v", "encoder_layers", "decoder_layers")
 MODEL_CHOICES = ("norm_position", "position_type")
 REGULARISATION = ("dropout", "label_smoothing", "label_smoothing_type")
+# Of the options of training, those that decide which examples come when.
+DATA_ORDER = ("seed", "data_seed", "max_tokens_per_batch", "per_device_train_batch_size")
 
 
 @dataclass
@@ -237,19 +253,25 @@ def load_data(arguments: DataArguments):
     )
 
 
-def get_tokenizers(arguments: ModelArguments, pairs, output_dir: Path, *, is_trained: bool):
+def get_tokenizers(arguments: ModelArguments, pairs, output_dir: Path, trained_in: Path | None):
     """Load the tokenizers of source and target, or train them, and save them; they are one object unless separate."""
-    path = arguments.tokenizer_name_or_path or arguments.model_name_or_path
-    if is_trained:
-        return load_tokenizers(output_dir)
+    path = trained_in or arguments.tokenizer_name_or_path or arguments.model_name_or_path
     if path is not None:
-        tokenizer, target_tokenizer = load_tokenizers(path)
+        option = "tokenizer_name_or_path" if arguments.tokenizer_name_or_path else "model_name_or_path"
+        with explained_loading(option, path):
+            tokenizer, target_tokenizer = load_tokenizers(path)
     else:
         tokenizer, target_tokenizer = train_tokenizers(arguments, pairs)
+    if trained_in != output_dir:
+        save_tokenizers(tokenizer, target_tokenizer, output_dir)
+    return tokenizer, target_tokenizer
+
+
+def save_tokenizers(tokenizer, target_tokenizer, output_dir: Path) -> None:
+    """Save them where `load_tokenizers` finds them."""
     tokenizer.save_pretrained(output_dir)
     if target_tokenizer is not tokenizer:
         target_tokenizer.save_pretrained(output_dir / TARGET_TOKENIZER)
-    return tokenizer, target_tokenizer
 
 
 def train_tokenizers(arguments: ModelArguments, pairs):
@@ -327,7 +349,7 @@ def use_average_of_last(trainer: Seq2SeqTrainer, count: int) -> None:
 
 
 def main() -> None:
-    """Go from raw text to a trained model, in four steps."""
+    """Check the options, and train unless another run is at work in the same folder."""
     model_args, data_args, training_args = parse_arguments(
         ModelArguments, DataArguments, TranslationTrainingArguments, description=__doc__
     )
@@ -337,18 +359,32 @@ def main() -> None:
     check_models(
         model_name_or_path=model_args.model_name_or_path, tokenizer_name_or_path=model_args.tokenizer_name_or_path
     )
-    set_seed(training_args.seed)
+    with hold_folder(training_args.output_dir, is_main_process=training_args.should_save):
+        train(model_args, data_args, training_args)
 
-    output_dir = Path(training_args.output_dir)
-    checkpoint = training_args.resume_from_checkpoint or last_complete_checkpoint(output_dir)
+
+def train(model_args: ModelArguments, data_args: DataArguments, training_args: TranslationTrainingArguments) -> None:
+    """Go from raw text to a trained model, in four steps."""
+    set_seed(training_args.seed)
+    output_dir = Path(str(training_args.output_dir))
+    checkpoint = checkpoint_to_resume(output_dir, training_args.resume_from_checkpoint)
+    if training_args.should_save:
+        order = {name: getattr(training_args, name) for name in DATA_ORDER}
+        options = decisive_options({**vars(model_args), **vars(data_args), **order})
+        keep_options(output_dir, options, checkpoint)
     if checkpoint is not None:
         logger.info(f"Going on from {checkpoint}; for a new run give another --output_dir.")
+        if is_finished(checkpoint, training_args):
+            logger.info("That run has all its updates and its final model: nothing is left to do.")
+            return
 
     # 1. text -> tokenizers -> token ids; the first process does the work and the others find it done
     with training_args.main_process_first(local=False, desc="preparing the data"):
         data = load_data(data_args)
-        is_trained = checkpoint is not None or training_args.process_index > 0
-        tokenizer, target_tokenizer = get_tokenizers(model_args, data["train"], output_dir, is_trained=is_trained)
+        trained_in = folder_of_tokenizer(checkpoint) if checkpoint is not None else None
+        if training_args.process_index > 0:
+            trained_in = output_dir
+        tokenizer, target_tokenizer = get_tokenizers(model_args, data["train"], output_dir, trained_in)
         data = tokenize_parallel_dataset(
             data,
             tokenizer,
@@ -366,9 +402,7 @@ def main() -> None:
 
     # 3. training, from the last checkpoint if there is one
     with told_how_to_go_on(output_dir):
-        result = trainer.train(resume_from_checkpoint=checkpoint)
-    trainer.log_metrics("train", result.metrics)
-    trainer.save_metrics("train", result.metrics)
+        train_to_end(trainer, checkpoint)
 
     # 4. the final model: averaged if asked for, measured, saved
     if training_args.average_last > 0:
@@ -378,7 +412,7 @@ def main() -> None:
         metrics["eval_perplexity"] = math.exp(min(metrics["eval_loss"], 700.0))
         trainer.log_metrics("eval", metrics)
         trainer.save_metrics("eval", metrics)
-    trainer.save_model()
+    save_final_model(trainer)
     trainer.save_state()
     logger.info(f"The model is in {output_dir}. To translate: scripts/translate.py --model {output_dir}")
 

@@ -4,6 +4,7 @@ import logging
 from dataclasses import dataclass, field
 
 import pytest
+import torch
 from transformers import TrainingArguments
 
 from hf_vanilla.command_line import INTERRUPTED, check_models, parse_arguments, run, without_load_report
@@ -41,8 +42,9 @@ def test_the_help_has_the_own_options_first_and_none_without_effect(capsys, monk
 def test_an_interrupted_training_says_how_to_go_on(tmp_path, capsys, is_saved):
     if is_saved:
         (tmp_path / "checkpoint-40").mkdir()
-        for name in ("trainer_state.json", "optimizer.pt", "scheduler.pt"):
-            (tmp_path / "checkpoint-40" / name).write_text("{}")
+        (tmp_path / "checkpoint-40" / "trainer_state.json").write_text("{}")
+        for name in ("optimizer.pt", "scheduler.pt"):
+            torch.save({}, tmp_path / "checkpoint-40" / name)
 
     def train():
         with told_how_to_go_on(tmp_path):

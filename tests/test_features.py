@@ -1,5 +1,7 @@
 """Vectors against hidden states computed one text at a time."""
 
+import re
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -65,9 +67,13 @@ def test_no_texts_give_no_vectors(model, tokenizer):
         ({"layers": (4,)}, r"`layers` must be in \[-4, 3\], got 4"),
         ({"layers": ()}, r"`layers` must name at least one"),
         ({"mix": "sum"}, r"`mix` must be one of mean, concatenate; got 'sum'"),
+        ({"max_length": 0}, r"`max_length` must be in \[3, .* got 0"),
+        ({"max_length": 2}, r"`max_length` must be in \[3, .* got 2"),
+        ({"max_length": -5}, r"`max_length` must be in \[3, .* got -5"),
+        ({"max_length": 100_000}, r"`max_length` must be in .* to the model's limit; got 100000"),
         ({"pooling": "last"}, r"`pooling` must be one of mean, cls, max, tokens; got 'last'"),
     ],
-    ids=["layer", "no-layer", "mix", "pooling"],
+    ids=["layer", "no-layer", "mix", "no-length", "short", "negative", "long", "pooling"],
 )
 def test_bad_input_is_named(model, tokenizer, options, message):
     with pytest.raises(ValueError, match=message):
@@ -87,11 +93,36 @@ def test_the_script_writes_arrays(model, tokenizer, tmp_path):
     (tmp_path / "texts.txt").write_text("\n".join(TEXTS) + "\n")
     script = Path(__file__).parents[1] / "scripts" / "extract_features.py"
     command = [sys.executable, script, "--model", tmp_path / "bert", "--input", tmp_path / "texts.txt", "--output"]
-    subprocess.run([*command, tmp_path / "v.npy"], check=True, capture_output=True, timeout=200)
+    output = tmp_path / "new" / "v.npy"
+    subprocess.run([*command, output], check=True, capture_output=True, timeout=200)
     expected = np.stack(extract_features(model, tokenizer, TEXTS))
-    np.testing.assert_allclose(np.load(tmp_path / "v.npy"), expected, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(np.load(output), expected, rtol=1e-5, atol=1e-6)
     refused = subprocess.run(
         [*command, tmp_path / "v.npy", "--pooling", "tokens"], capture_output=True, text=True, timeout=200, check=False
     )
     assert refused.returncode == 2
     assert "--output must end in .npz" in refused.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({}, "--input .*empty.txt. must have at least one line"),
+        (
+            {"--model": "runs/nothing"},
+            "`model` .runs/nothing. is no folder, and no model of the Hub",
+        ),
+    ],
+    ids=["empty", "no-model"],
+)
+def test_the_script_names_bad_input(tmp_path, monkeypatch, capsys, options, message):
+    (tmp_path / "empty.txt").write_text("")
+    script = str(Path(__file__).parents[1] / "scripts" / "extract_features.py")
+    given = {"--model": tmp_path, "--input": tmp_path / "empty.txt", "--output": tmp_path / "v.npy", **options}
+    if options:
+        (tmp_path / "empty.txt").write_text("a text\n")
+    monkeypatch.setattr(sys, "argv", [script, *(str(word) for option in given.items() for word in option)])
+    with pytest.raises(SystemExit) as ending:
+        runpy.run_path(script, run_name="__main__")
+    assert ending.value.code == 1
+    assert re.search(f"^error: {message}", capsys.readouterr().err)

@@ -15,7 +15,7 @@ import nupunkt
 from datasets import Dataset, Features, IterableDataset, Value, load_dataset
 from transformers.utils import logging
 
-from .text_files import check_text, kind_of_file, read_json_objects, read_lines
+from .text_files import check_text, csv_reader, kind_of_file, read_json_objects, read_lines
 
 
 logger = logging.get_logger(__name__)
@@ -158,8 +158,7 @@ def _read_plain_text(path: str) -> Iterator[str]:
 
 def _read_csv(path: str, text_column: str) -> Iterator[str]:
     """Yield one column of a CSV file with a header."""
-    csv.field_size_limit(2**31 - 1)  # a document is longer than the 128 KiB that csv takes for an error
-    reader = csv.DictReader(read_lines(path), strict=True)
+    reader = csv_reader(path)
     try:
         _check_column(text_column, list(reader.fieldnames or ()), path)
         for row in reader:
@@ -168,7 +167,7 @@ def _read_csv(path: str, text_column: str) -> Iterator[str]:
                 raise ValueError(f"{path}, line {reader.line_num}: must have {fields} fields as the header.")
             yield row[text_column]
     except csv.Error as error:
-        raise ValueError(f"{path} must be valid CSV, but line {reader.line_num}: {error}.") from None
+        raise ValueError(f"{path} must be valid CSV, but line {reader.reader.line_num}: {error}.") from None
 
 
 def _texts_of_table(table: Any, text_column: str, where: str) -> Any:

@@ -10,7 +10,7 @@ from typing import Any
 from datasets import Dataset, load_dataset
 from datasets.exceptions import DatasetGenerationError
 
-from .text_files import kind_of_file, read_json_objects, read_lines
+from .text_files import csv_reader, kind_of_file, read_json_objects
 
 
 REGRESSION = "regression"
@@ -201,7 +201,7 @@ def _natural_order(value: Any) -> tuple[int, float, str]:
 def _read_table(path: str, kind: str) -> Any:
     """Yield (line number, place, row) of a table with a header."""
     dialect: dict[str, Any] = {"delimiter": "\t", "quoting": csv.QUOTE_NONE} if kind == ".tsv" else {}
-    reader = csv.DictReader(read_lines(path), strict=True, **dialect)
+    reader = csv_reader(path, **dialect)
     try:
         for row in reader:
             where = f"{path}, line {reader.line_num}"
@@ -209,7 +209,7 @@ def _read_table(path: str, kind: str) -> Any:
                 raise ValueError(f"{where}: must have {len(reader.fieldnames or ())} fields as the header.")
             yield reader.line_num, where, row
     except csv.Error as error:
-        raise ValueError(f"{path} must be a valid table, but line {reader.line_num}: {error}.") from None
+        raise ValueError(f"{path} must be a valid table, but line {reader.reader.line_num}: {error}.") from None
 
 
 def _check_columns(columns: Sequence[str], existing: Sequence[str], where: str) -> None:

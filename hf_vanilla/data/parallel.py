@@ -26,7 +26,7 @@ from datasets import (
 from transformers import PreTrainedTokenizerBase
 from transformers.utils import logging
 
-from .text_files import check_text, kind_of_file, read_json_objects, read_lines
+from .text_files import check_text, csv_reader, kind_of_file, read_json_objects, read_lines
 
 
 logger = logging.get_logger(__name__)
@@ -255,21 +255,16 @@ def _read_text_files(source_file: str, target_file: str) -> Iterator[NumberedPai
 
 def _read_csv(path: str, columns: tuple[str, str]) -> Iterator[NumberedPair]:
     """Yield the two columns of a CSV file with a header; a field may hold newline characters."""
-    reader = csv.reader(read_lines(path), strict=True)
+    reader = csv_reader(path)
+    header = list(reader.fieldnames or ())
+    _check_columns(columns, header, path)
     try:
-        header = next(reader, [])
-        _check_columns(columns, header, path)
-        indices = [header.index(column) for column in columns]
         for row in reader:
-            if not row:
-                continue
-            if len(row) != len(header):
-                raise ValueError(
-                    f"{path}, line {reader.line_num}: must have {len(header)} fields as the header, got {len(row)}."
-                )
-            yield reader.line_num, row[indices[0]], row[indices[1]]
+            if None in row or None in row.values():
+                raise ValueError(f"{path}, line {reader.line_num}: must have {len(header)} fields as the header.")
+            yield reader.line_num, row[columns[0]], row[columns[1]]
     except csv.Error as error:
-        raise ValueError(f"{path} must be valid CSV, but line {reader.line_num}: {error}.") from None
+        raise ValueError(f"{path} must be valid CSV, but line {reader.reader.line_num}: {error}.") from None
 
 
 def _read_json(path: str, columns: tuple[str, str]) -> Iterator[NumberedPair]:

@@ -1,5 +1,7 @@
 """Local text files, read line by line, with errors that name the file and the line."""
 
+import codecs
+import csv
 import gzip
 import itertools
 import json
@@ -43,12 +45,41 @@ def read_lines(path: str) -> Iterator[str]:
             for number, line in enumerate(file, start=1):
                 yield line.decode("utf-8-sig" if number == 1 else "utf-8")
         except UnicodeDecodeError as error:
+            is_utf16 = number == 1 and error.object.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
+            advice = "for it is UTF-16: `iconv -f UTF-16" if is_utf16 else "if it is Latin-1: `iconv -f LATIN1"
             raise ValueError(
                 f"{path} must be UTF-8, but line {number} is not: {error.reason} at byte {error.start} of the line "
-                f"(0x{error.object[error.start]:02x}). Convert it: `iconv -f LATIN1 -t UTF-8`, if it is Latin-1."
+                f"(0x{error.object[error.start]:02x}). Convert it, {advice} -t UTF-8`."
             ) from None
         except (gzip.BadGzipFile, EOFError, zlib.error) as error:
             raise ValueError(f"{path} must be a whole gzip file, but after line {number}: {error}.") from None
+
+
+def csv_reader(path: str, **dialect: Any) -> csv.DictReader:
+    """Open a table with a header; fields may be of any length.
+
+    Args:
+        path (`str`):
+            The file; `.gz` is decompressed.
+        **dialect (`Any`):
+            How fields are separated and quoted, as for `csv.DictReader`.
+
+    Returns:
+        `csv.DictReader`: of rows.
+
+    Raises:
+        ValueError: if two columns have one name, or the header is broken.
+    """
+    csv.field_size_limit(2**31 - 1)  # a text is longer than the 128 KiB that csv takes for an error
+    reader = csv.DictReader(read_lines(path), strict=True, **dialect)
+    try:
+        names = list(reader.fieldnames or ())
+    except csv.Error as error:
+        raise ValueError(f"{path} must be a valid table, but line {reader.reader.line_num}: {error}.") from None
+    for name in names:
+        if names.count(name) > 1:
+            raise ValueError(f"{path} must have columns of different names, but {name!r} stands twice in its header.")
+    return reader
 
 
 def read_json_objects(path: str) -> Iterator[tuple[int, str, dict[str, Any]]]:

@@ -13,6 +13,31 @@ logger = logging.get_logger(__name__)
 IGNORED_LABEL = -100
 
 
+def check_tagged_words(rows: Dataset, tokens_column: str, tags_column: str, where: str) -> None:
+    """Check that every row has a list of words and a list of names of tags.
+
+    Args:
+        rows (`Dataset`):
+            With words and tags.
+        tokens_column (`str`):
+            Column of the words.
+        tags_column (`str`):
+            Column of their tags.
+        where (`str`):
+            What the message calls the data set.
+
+    Raises:
+        ValueError: if one has something else; row and column are named.
+    """
+    for column in (tokens_column, tags_column):
+        for row, values in enumerate(rows[column][:], start=1):
+            if not isinstance(values, list):
+                raise ValueError(f"{where}, row {row}: {column!r} must be a list of strings, got {values!r}.")
+            for value in values:
+                if not isinstance(value, str):
+                    raise ValueError(f"{where}, row {row}: {column!r} must hold strings alone, but has {value!r}.")
+
+
 def tag_names(tags: Sequence[Sequence[str]]) -> list[str]:
     """Collect the tags of the training data.
 

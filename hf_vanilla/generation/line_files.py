@@ -1,5 +1,6 @@
 """Texts that stand in files line by line: read strictly, written whole or not at all."""
 
+import codecs
 import gzip
 import os
 import sys
@@ -46,9 +47,11 @@ def read_lines(path: str) -> list[str]:
         try:
             texts.append(line.removesuffix(b"\r").decode("utf-8"))
         except UnicodeDecodeError as error:
+            is_utf16 = content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
+            advice = "for it is UTF-16: `iconv -f UTF-16" if is_utf16 else "if it is Latin-1: `iconv -f LATIN1"
             raise ValueError(
                 f"{name} must be UTF-8, but line {number} is not: {error.reason} at byte {error.start} of the line "
-                f"(0x{line[error.start]:02x}). Convert it: `iconv -f LATIN1 -t UTF-8`, if it is Latin-1."
+                f"(0x{line[error.start]:02x}). Convert it, {advice} -t UTF-8`."
             ) from None
     return texts
 

@@ -43,16 +43,22 @@ def check_evaluation_mode(model: PreTrainedModel) -> None:
         raise ValueError("`model` must be in evaluation mode, or dropout changes what it says; call `model.eval()`.")
 
 
-def check_input_ids(name: str, input_ids: torch.Tensor, vocab_size: int) -> None:
-    """Check that every id is in the vocabulary, where looking is free: on a CPU, outside of compiled code.
+def check_input_ids(
+    name: str,
+    input_ids: torch.Tensor,
+    size: int,
+    advice: str = "These are the ids of the vocabulary: do tokenizer and model belong together?",
+) -> None:
+    """Check that every id is in its table, where looking is free: on a CPU, outside of compiled code.
 
     Args:
         name (`str`): What the caller's argument is called.
         input_ids (`torch.Tensor` of shape `(batch, length)`): The ids.
-        vocab_size (`int`): Number of words.
+        size (`int`): Number of ids that there are, such as that of the words.
+        advice (`str`, *optional*): What is told to whoever has other ids.
 
     Raises:
-        ValueError: if an id is negative or not below `vocab_size`, or `input_ids` has not two dimensions.
+        ValueError: if an id is negative or not below `size`, or `input_ids` has not two dimensions.
         TypeError: if `input_ids` are no integers.
     """
     if input_ids.dim() != 2:
@@ -62,11 +68,11 @@ def check_input_ids(name: str, input_ids: torch.Tensor, vocab_size: int) -> None
     if torch.compiler.is_compiling() or input_ids.device.type != "cpu" or input_ids.numel() == 0:
         return
     lowest, highest = torch.aminmax(input_ids)
-    if lowest < 0 or highest >= vocab_size:
-        row, column = ((input_ids < 0) | (input_ids >= vocab_size)).nonzero()[0].tolist()
+    if lowest < 0 or highest >= size:
+        row, column = ((input_ids < 0) | (input_ids >= size)).nonzero()[0].tolist()
         raise ValueError(
-            f"`{name}` must be in [0, {vocab_size}), the vocabulary; got {input_ids[row, column].item()} "
-            f"at row {row}, position {column}. Do tokenizer and model belong together?"
+            f"`{name}` must be in [0, {size}); got {input_ids[row, column].item()} at row {row}, position {column}. "
+            f"{advice}"
         )
 
 
@@ -229,25 +235,25 @@ class Frame(NamedTuple):
     Attributes:
         rows: Number of rows.
         length: That of the longest.
-        index: Where in `(rows * length)` the tokens are, row after row; shape `(tokens,)`.
+        positions: Where in `(rows * length)` the tokens are, row after row; shape `(tokens,)`.
         attention_mask: True for tokens; shape `(rows, 1, 1, length)`. `None` if there is no padding.
     """
 
     rows: int
     length: int
-    index: torch.Tensor
+    positions: torch.Tensor
     attention_mask: torch.Tensor | None
 
     def unpack(self, tokens: torch.Tensor) -> torch.Tensor:
         """Lay tokens `(tokens, width)` out as `(rows, length, width)`, zero where there is none."""
         if self.attention_mask is not None:
-            tokens = _ScatterRows.apply(tokens, self.index, self.rows * self.length)
+            tokens = _ScatterRows.apply(tokens, self.positions, self.rows * self.length)
         return tokens.view(self.rows, self.length, -1)
 
     def pack(self, padded: torch.Tensor) -> torch.Tensor:
         """Take the tokens `(tokens, width)` out of `(rows, length, width)`."""
         padded = padded.flatten(0, 1)
-        return padded if self.attention_mask is None else _GatherRows.apply(padded, self.index)
+        return padded if self.attention_mask is None else _GatherRows.apply(padded, self.positions)
 
 
 class Packing(NamedTuple):
@@ -256,26 +262,28 @@ class Packing(NamedTuple):
     Attributes:
         batch: Rows of the batch.
         length: Its length with padding.
-        index: Where in `(batch * length)` the tokens are, frame after frame; shape `(tokens,)`.
+        positions: Where in `(batch * length)` the tokens are, frame after frame; shape `(tokens,)`.
         frames: Rows of like length, for attention.
     """
 
     batch: int
     length: int
-    index: torch.Tensor
+    positions: torch.Tensor
     frames: tuple[Frame, ...]
 
     def pack(self, padded: torch.Tensor) -> torch.Tensor:
         """Take the tokens `(1, tokens, width)` out of `(batch, length, width)`."""
-        return _GatherRows.apply(padded.flatten(0, 1), self.index)[None]
+        return _GatherRows.apply(padded.flatten(0, 1), self.positions)[None]
 
     def unpack(self, tokens: torch.Tensor) -> torch.Tensor:
         """Put tokens `(1, tokens, width)` back to `(batch, length, width)`, zero where there is none."""
-        return _ScatterRows.apply(tokens[0], self.index, self.batch * self.length).view(self.batch, self.length, -1)
+        return _ScatterRows.apply(tokens[0], self.positions, self.batch * self.length).view(
+            self.batch, self.length, -1
+        )
 
     def split(self, tokens: torch.Tensor) -> list[tuple[Frame, torch.Tensor]]:
         """Part tokens `(1, tokens, width)` into the frames' `(tokens, width)`."""
-        parts = tokens[0].split([frame.index.shape[0] for frame in self.frames])
+        parts = tokens[0].split([frame.positions.shape[0] for frame in self.frames])
         return list(zip(self.frames, parts, strict=True))
 
 

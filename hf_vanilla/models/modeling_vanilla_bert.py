@@ -55,7 +55,9 @@ from .loss import cross_entropy_sum, projected_cross_entropy_sum, smoothed_targe
 
 IGNORED_LABEL = -100
 # Rows of a padded batch are sorted into so many groups of like length for attention.
-FRAMES = 4
+FRAMES = 8
+
+OF_VOCABULARY = "These are the ids of the vocabulary: do tokenizer and model belong together?"
 
 # From the names in every BERT's file to those in this module; transformers applies it at loading, reversed at saving.
 BERT_NAMES = [
@@ -90,27 +92,37 @@ TIED_PROJECTION = {
 }
 
 
-def check_labels(name: str, labels: torch.Tensor, shape: tuple[int, ...], num_labels: int) -> None:
+def check_labels(
+    name: str,
+    labels: torch.Tensor,
+    shape: tuple[int, ...],
+    size: int,
+    advice: str = "`num_labels` of the config sets the number of classes.",
+) -> None:
     """Check the shape of labels, and their values where looking is free: on a CPU, outside of compiled code.
 
     Args:
         name (`str`): What the caller's argument is called.
         labels (`torch.Tensor`): Class numbers; -100 is ignored.
         shape (`tuple[int, ...]`): The shape that they must have.
-        num_labels (`int`): Number of classes.
+        size (`int`): Number of classes.
+        advice (`str`, *optional*): What is told to whoever has other labels.
 
     Raises:
-        ValueError: if the shape is another one, or a label is neither -100 nor in [0, num_labels).
+        ValueError: if the shape is another one, or a label is neither -100 nor in [0, size).
+        TypeError: if the labels are no integers.
     """
     if tuple(labels.shape) != shape:
         raise ValueError(f"`{name}` must have shape {shape}, got {tuple(labels.shape)}.")
+    if labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool:
+        raise TypeError(f"`{name}` must be integers (torch.long), got {labels.dtype}.")
     if torch.compiler.is_compiling() or labels.device.type != "cpu" or labels.numel() == 0:
         return
-    wrong = labels[((labels < 0) | (labels >= num_labels)) & (labels != IGNORED_LABEL)]
+    labels = labels.long()  # of small integers, -100 would be another number
+    wrong = labels[((labels < 0) | (labels >= size)) & (labels != IGNORED_LABEL)]
     if wrong.numel():
         raise ValueError(
-            f"`{name}` must be in [0, {num_labels}), or {IGNORED_LABEL} where there is none; got {wrong[0].item()}. "
-            "`num_labels` of the config sets the number of classes."
+            f"`{name}` must be in [0, {size}), or {IGNORED_LABEL} where there is none; got {wrong[0].item()}. {advice}"
         )
 
 
@@ -150,6 +162,7 @@ def classification_loss(
         ValueError: if a label is no class.
     """
     check_labels("labels", labels, tuple(logits.shape[:-1]), logits.shape[-1])
+    labels = labels.long()
     loss_sum = nn.functional.cross_entropy(
         logits.flatten(0, -2).float(), labels.flatten(), ignore_index=IGNORED_LABEL, reduction="sum"
     )
@@ -295,7 +308,8 @@ class MaskedTokenHead(nn.Module):
         """
         if labels is None:
             return None, self(hidden_states)
-        check_labels("labels", labels, tuple(hidden_states.shape[:2]), self.decoder.out_features)
+        check_labels("labels", labels, tuple(hidden_states.shape[:2]), self.decoder.out_features, OF_VOCABULARY)
+        labels = labels.long()
         target = smoothed_target(0.0, "uniform", self.decoder.out_features, 0)
         if not self.training:
             logits = self(hidden_states)
@@ -455,6 +469,10 @@ class VanillaBertModel(VanillaBertPreTrainedModel):
             check_input_ids("input_ids", input_ids, self.embeddings.word_embeddings.num_embeddings)
             inputs_embeds = self.embeddings.word_embeddings(input_ids)
         inputs_embeds = cast(torch.Tensor, inputs_embeds)  # (batch, length, d_model)
+        if inputs_embeds.dim() != 3:
+            raise ValueError(
+                f"`inputs_embeds` must have shape (batch, length, d_model), got {tuple(inputs_embeds.shape)}."
+            )
         self._check_inputs(inputs_embeds, attention_mask, token_type_ids, position_ids)
 
         hidden_states = self.embeddings(inputs_embeds, token_type_ids, position_ids)
@@ -488,14 +506,22 @@ class VanillaBertModel(VanillaBertPreTrainedModel):
         check_attention_mask("attention_mask", attention_mask, batch, length)
         limit = self.config.max_position_embeddings
         if token_type_ids is not None:
-            check_input_ids("token_type_ids", token_type_ids, self.config.type_vocab_size)
+            segments = "`type_vocab_size` of the config is the number of segments."
+            check_input_ids("token_type_ids", token_type_ids, self.config.type_vocab_size, segments)
             if tuple(token_type_ids.shape) != (batch, length):
                 raise ValueError(
                     f"`token_type_ids` must have shape (batch, length) = ({batch}, {length}), "
                     f"got {tuple(token_type_ids.shape)}."
                 )
         if position_ids is not None:
-            check_input_ids("position_ids", position_ids, limit)
+            check_input_ids(
+                "position_ids", position_ids, limit, "`max_position_embeddings` of the config is the limit."
+            )
+            if position_ids.shape[1] != length or position_ids.shape[0] not in (1, batch):
+                raise ValueError(
+                    f"`position_ids` must have shape ({batch}, {length}) or (1, {length}), got "
+                    f"{tuple(position_ids.shape)}."
+                )
         elif length > limit:
             raise ValueError(
                 f"A sequence of {length} tokens exceeds `max_position_embeddings` ({limit}); truncate the input "
@@ -595,11 +621,12 @@ class VanillaBertForPreTraining(VanillaBertPreTrainedModel):
     ) -> torch.Tensor:
         """Average over pairs; over a step of several batches, each pair weighs as many as it has masked tokens."""
         next_sentence_label = next_sentence_label.flatten()
-        check_labels("next_sentence_label", next_sentence_label, (logits.shape[0],), 2)
+        rule = "0 means that B follows A, and 1 that it is a random segment."
+        check_labels("next_sentence_label", next_sentence_label, (logits.shape[0],), 2, rule)
         if labels is None or num_items_in_batch is None:
             return classification_loss(logits, next_sentence_label)
         losses = nn.functional.cross_entropy(
-            logits.float(), next_sentence_label, ignore_index=IGNORED_LABEL, reduction="none"
+            logits.float(), next_sentence_label.long(), ignore_index=IGNORED_LABEL, reduction="none"
         )  # (batch,)
         return mean_loss((losses * (labels != IGNORED_LABEL).sum(1)).sum(), 1, num_items_in_batch)
 
@@ -809,7 +836,7 @@ class VanillaBertForSequenceClassification(VanillaBertPreTrainedModel):
         """Compute the loss that `problem_type` names, or that fits the labels."""
         problem_type = self.config.problem_type
         if problem_type is None:
-            is_class = labels.dtype in (torch.int64, torch.int32)
+            is_class = not (labels.is_floating_point() or labels.dtype == torch.bool)
             several = "single_label_classification" if is_class else "multi_label_classification"
             problem_type = "regression" if self.num_labels == 1 else several
         if problem_type == "single_label_classification":
@@ -921,7 +948,7 @@ class VanillaBertForQuestionAnswering(VanillaBertPreTrainedModel):
     ) -> QuestionAnsweringModelOutput:
         """Score starts and ends, and with their positions compute the loss, the mean of both.
 
-        A position behind the input's end is ignored.
+        A position behind the input's end, or of -100, is ignored; other negative ones count as 0, as in transformers.
 
         Args:
             input_ids (`torch.LongTensor` of shape `(batch, length)`, *optional*): Tokens.
@@ -964,11 +991,12 @@ class VanillaBertForQuestionAnswering(VanillaBertPreTrainedModel):
         )
 
     def _position_loss(self, name: str, logits: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        """Compute the cross-entropy over positions; those outside of the input are ignored."""
+        """Compute the cross-entropy over positions; those behind the input's end, and -100, are ignored."""
         batch, length = logits.shape
         if positions.numel() != batch:
             raise ValueError(f"`{name}` must have shape ({batch},), got {tuple(positions.shape)}.")
-        positions = positions.flatten().clamp(min=0)
+        positions = positions.flatten().long()
+        positions = positions.clamp(min=0).masked_fill(positions == IGNORED_LABEL, IGNORED_LABEL)
         return classification_loss(logits, positions.masked_fill(positions >= length, IGNORED_LABEL))
 
 

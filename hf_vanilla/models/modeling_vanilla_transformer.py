@@ -615,11 +615,10 @@ class VanillaTransformerForConditionalGeneration(VanillaTransformerPreTrainedMod
             check_input_ids("labels", labels.masked_fill(labels == -100, 0), self.config.vocab_size)
             if decoder_input_ids is None and decoder_inputs_embeds is None:
                 decoder_input_ids = self.prepare_decoder_input_ids_from_labels(labels)
-            target = decoder_input_ids if decoder_inputs_embeds is None else decoder_inputs_embeds
-            if self.training and decoder_attention_mask is None and labels.shape == target.shape[:2]:
-                # Nothing depends on what stands behind the last label.
-                needed = (labels != -100).flip(1).cummax(1).values.flip(1)
-                kwargs["decoder_packing"] = pack_padding(self.config, needed, **kwargs)
+                if self.training and decoder_attention_mask is None:
+                    # Nothing depends on what stands behind the last label.
+                    needed = (labels != -100).flip(1).cummax(1).values.flip(1)
+                    kwargs["decoder_packing"] = pack_padding(self.config, needed, **kwargs)
         outputs: Seq2SeqModelOutput = self.model(
             input_ids=input_ids,
             attention_mask=attention_mask,

@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import tempfile
+import zipfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,6 +15,8 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
+from transformers import Trainer
+from transformers.tokenization_utils_base import TOKENIZER_CONFIG_FILE
 from transformers.trainer import OPTIMIZER_NAME, OPTIMIZER_NAME_BIN, SCHEDULER_NAME, TRAINER_STATE_NAME
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from transformers.utils import CONFIG_NAME, SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME, WEIGHTS_NAME, logging
@@ -149,8 +152,8 @@ def last_complete_checkpoint(run_dir: str | os.PathLike) -> str | None:
     """Find the newest checkpoint from which a run can be resumed.
 
     It must have the state of the run, which `Trainer` writes last, and so not where the writing was cut off, and the
-    state of the optimizer and of the schedule, which `save_only_model` leaves out. What is newer is passed over with a
-    warning.
+    state of the optimizer and of the schedule, which `save_only_model` leaves out, and none of its files may be cut
+    off. What is newer is passed over with a warning.
 
     Args:
         run_dir (`str`):
@@ -161,11 +164,74 @@ def last_complete_checkpoint(run_dir: str | os.PathLike) -> str | None:
     """
     folders = _folders_by_step(Path(run_dir)) if Path(run_dir).is_dir() else {}
     for folder in reversed(folders.values()):
-        missing = _missing_for_resuming(folder)
-        if missing is None:
+        trouble = _trouble_for_resuming(folder)
+        if trouble is None:
             return str(folder)
-        logger.warning(f"Passed over {folder}: no run can be resumed from it, because it has no {missing}.")
+        logger.warning(f"Passed over {folder}: no run can be resumed from it, because it has {trouble}.")
     return None
+
+
+def checkpoint_to_resume(run_dir: str | os.PathLike, given: str | None = None) -> str | None:
+    """Find the checkpoint that a run goes on from: the one that is named, or else its own newest complete one.
+
+    Args:
+        run_dir (`str`):
+            The `output_dir` of a `Trainer`.
+        given (`str`, *optional*):
+            `resume_from_checkpoint`: a checkpoint, also one of another run.
+
+    Returns:
+        `str`: the folder, or `None` if none is named and there is none.
+
+    Raises:
+        ValueError: if no run can be resumed from the one that is named.
+    """
+    if given is None:
+        return last_complete_checkpoint(run_dir)
+    if not Path(given).is_dir():
+        raise ValueError(f"`resume_from_checkpoint` must name the folder of a checkpoint, but {given} is none.")
+    trouble = _trouble_for_resuming(Path(given))
+    if trouble is not None:
+        raise ValueError(f"`resume_from_checkpoint` ({given}) can't be resumed from: it has {trouble}; name another.")
+    return given
+
+
+def folder_of_tokenizer(checkpoint: str | os.PathLike) -> Path:
+    """Find the tokenizer of a checkpoint: in the folder of its run, or in the checkpoint where that stands alone.
+
+    Args:
+        checkpoint (`str`):
+            The checkpoint.
+
+    Returns:
+        `Path`: the folder.
+    """
+    run_dir = Path(checkpoint).parent
+    return run_dir if (run_dir / TOKENIZER_CONFIG_FILE).is_file() else Path(checkpoint)
+
+
+def save_final_model(trainer: Trainer) -> None:
+    """Save model and tokenizer in the folder of the run, so that an error on the way leaves what was there whole.
+
+    They are written to a folder in it, and then moved file by file.
+
+    Args:
+        trainer (`Trainer`):
+            The trainer; all processes must call this.
+    """
+    folder = Path(str(trainer.args.output_dir))
+    temporary = folder / "_saving"
+    if trainer.args.should_save:
+        shutil.rmtree(temporary, ignore_errors=True)
+    try:
+        trainer.save_model(str(temporary), _internal_call=True)  # not yet to the Hub
+        if trainer.args.should_save:
+            _move_files(temporary, folder)
+    finally:
+        if trainer.args.should_save:
+            shutil.rmtree(temporary, ignore_errors=True)
+    if trainer.args.push_to_hub:
+        trainer.push_to_hub(commit_message="Model save", revision=trainer.args.hub_revision)
 
 
 @contextmanager
@@ -401,19 +467,50 @@ def _folders_by_step(run_dir: Path) -> dict[int, Path]:
     return dict(sorted(found.items()))
 
 
-def _missing_for_resuming(folder: Path) -> str | None:
-    """Return what a run would lack that is resumed from `folder`, or `None`."""
+def _trouble_for_resuming(folder: Path) -> str | None:
+    """Return what keeps a run from being resumed from `folder`, or `None`."""
     try:
         _read_json(folder / TRAINER_STATE_NAME)
     except ValueError:
-        return f"readable {TRAINER_STATE_NAME}"
+        return f"no readable {TRAINER_STATE_NAME}"
     # DeepSpeed keeps the optimizer, and its own schedules too, in a folder of this name.
     if any(folder.glob("global_step*")):
         return None
     has_optimizer_file = any((folder / name).is_file() for name in (OPTIMIZER_NAME, OPTIMIZER_NAME_BIN))
     if not has_optimizer_file and not any(path.is_dir() for path in folder.glob("optimizer*")):
-        return "state of the optimizer"
-    return None if (folder / SCHEDULER_NAME).is_file() else SCHEDULER_NAME
+        return "no state of the optimizer"
+    if not (folder / SCHEDULER_NAME).is_file():
+        return f"no {SCHEDULER_NAME}"
+    broken = next((path for path in _files_to_check(folder) if not _is_whole(path)), None)
+    return None if broken is None else f"a cut-off or broken {broken.name}"
+
+
+def _files_to_check(folder: Path) -> list[Path]:
+    """Return the files of a checkpoint of which it can be told without reading them whether they are whole."""
+    states = [folder / name for name in (OPTIMIZER_NAME, SCHEDULER_NAME)]
+    return [*sorted(folder.glob("*.safetensors")), *(path for path in states if path.is_file())]
+
+
+def _is_whole(path: Path) -> bool:
+    """Tell whether a file has its end: safetensors files say how long they are, and torch's are zip archives."""
+    if path.suffix != ".safetensors":
+        return zipfile.is_zipfile(path)
+    try:
+        with safe_open(path, framework="pt"):
+            return True
+    except (SafetensorError, OSError):
+        return False
+
+
+def _move_files(source: Path, folder: Path) -> None:
+    """Move all files of `source`; of weights that are in other files now, the old ones go."""
+    moved = [path.relative_to(source) for path in sorted(source.rglob("*")) if path.is_file()]
+    for name in moved:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        os.replace(source / name, folder / name)
+    for path in folder.glob("model*.safetensors*"):
+        if path.relative_to(folder) not in moved:
+            path.unlink()
 
 
 def _checkpoints_by_step(run_dir: Path) -> dict[int, Path]:

@@ -1,10 +1,11 @@
 """Fine-tuning as the paper does it: a few epochs over labelled data, several seeds, and what came of them."""
 
 import functools
+import json
 import shlex
 import statistics
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,9 +15,14 @@ from torch.utils.data import SequentialSampler
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.utils import logging
 
+from ..generation.line_files import replacing_file
+from .checkpoints import last_complete_checkpoint, save_final_model
+from .run_folder import decisive_options, keep_options
+
 
 logger = logging.get_logger(__name__)
 
+SCORES_FILE = "scores.json"
 # Scores that are the better, the lower they are.
 LOSSES = ("loss", "mse")
 FEW_UPDATES = 100
@@ -80,7 +86,8 @@ class FinetuningArguments(TrainingArguments):
             raise ValueError("`output_dir` is missing: say where the models shall go, as in --output_dir runs/task.")
         if self.resume_from_checkpoint is not None:
             raise ValueError(
-                "`resume_from_checkpoint` has no effect on a fine-tuning, which starts anew; leave it out."
+                "`resume_from_checkpoint` has no effect on a fine-tuning, which goes on from the checkpoints in its "
+                "`output_dir`; leave it out."
             )
         # transformers refuses bf16 on a machine without an accelerator unless it is told that this is meant.
         if not torch.accelerator.is_available():
@@ -147,9 +154,15 @@ class FinetuningTask(NamedTuple):
 
 
 def train_with_seeds(
-    task: FinetuningTask, args: FinetuningArguments, seeds: Sequence[int]
+    task: FinetuningTask,
+    args: FinetuningArguments,
+    seeds: Sequence[int],
+    task_options: Mapping[str, Any] | None = None,
 ) -> dict[str, dict[str, dict[str, float]]]:
     """Train once with each seed, save each model, and score it.
+
+    With `task_options` a fine-tuning that was stopped goes on: a seed that has its scores keeps them, and another one
+    goes on from its last checkpoint, if `save_strategy` has left one.
 
     Args:
         task (`FinetuningTask`):
@@ -158,26 +171,58 @@ def train_with_seeds(
             How to train; the seed and the subfolder of `output_dir` are filled in.
         seeds (`Sequence[int]`):
             The seeds.
+        task_options (`Mapping[str, Any]`, *optional*):
+            What decides the scores beside `args`: model, data and the like. The default trains all seeds anew.
 
     Returns:
         `dict[str, dict[str, dict[str, float]]]`: for each seed, for each set, its scores.
+
+    Raises:
+        ValueError: if `args` or `task_options` are others than those of the run that would be gone on with.
     """
-    results: dict[str, dict[str, dict[str, float]]] = {}
+    runs: dict[int, tuple[FinetuningArguments, str | None]] = {}
     for seed in seeds:
-        changes: dict[str, Any] = {"output_dir": str(Path(str(args.output_dir)) / f"seed-{seed}"), "seed": seed}
-        trainer = task.make_trainer(replace(args, **changes))
-        trainer.add_callback(FewUpdatesWarning())
-        trainer.train()
-        trainer.save_model()  # before it is scored, so that no error there loses it
-        results[str(seed)] = {
-            name: {
-                score.removeprefix("eval_"): value
-                for score, value in trainer.evaluate(dataset).items()
-                if not score.endswith(_NO_SCORES)
-            }
-            for name, dataset in task.evaluation_sets.items()
-        }
+        folder = Path(str(args.output_dir)) / f"seed-{seed}"
+        changes: dict[str, Any] = {"output_dir": str(folder), "seed": seed}
+        seed_args = replace(args, **changes)
+        checkpoint = None
+        if task_options is not None:
+            checkpoint = last_complete_checkpoint(folder)
+            if args.should_save:
+                keep_options(folder, decisive_options({**task_options, **seed_args.to_dict()}), checkpoint)
+        runs[seed] = (seed_args, checkpoint)
+    results: dict[str, dict[str, dict[str, float]]] = {}
+    for seed, (seed_args, checkpoint) in runs.items():
+        path = Path(str(seed_args.output_dir)) / SCORES_FILE
+        if task_options is not None and path.is_file():
+            logger.warning(f"Seed {seed} is done; its scores are those of {path}.")
+            results[str(seed)] = json.loads(path.read_text(encoding="utf-8"))
+            continue
+        if checkpoint is not None:
+            logger.warning(f"Seed {seed} goes on from {checkpoint}.")
+        results[str(seed)] = _train_and_score(task, seed_args, checkpoint)
+        if task_options is not None and args.should_save:
+            with replacing_file(str(path)) as file:
+                file.write(json.dumps(results[str(seed)], indent=1) + "\n")
     return results
+
+
+def _train_and_score(
+    task: FinetuningTask, args: FinetuningArguments, checkpoint: str | None
+) -> dict[str, dict[str, float]]:
+    """Train with one seed, save the model, and return its scores on each set."""
+    trainer = task.make_trainer(args)
+    trainer.add_callback(FewUpdatesWarning())
+    trainer.train(resume_from_checkpoint=checkpoint)
+    save_final_model(trainer)  # before it is scored, so that no error there loses it
+    return {
+        name: {
+            score.removeprefix("eval_"): value
+            for score, value in trainer.evaluate(dataset).items()
+            if not score.endswith(_NO_SCORES)
+        }
+        for name, dataset in task.evaluation_sets.items()
+    }
 
 
 def summarise_seeds(results: dict[str, dict[str, dict[str, float]]], main_score: str) -> dict[str, dict[str, float]]:

@@ -22,21 +22,21 @@ class PatientPushes(Trainer):
     the way has the code of the model too, which the stock trainer leaves out.
     """
 
-    def init_hf_repo(self, token: str | None = None, private: bool | None = None) -> None:
+    def init_hf_repo(self, *args: Any, **kwargs: Any) -> None:
         """Make the repository, or leave that for later if the Hub does not answer.
 
         Args:
-            token (`str`, *optional*):
-                Token with write permission; the default is `args.hub_token`.
-            private (`bool`, *optional*):
-                Whether a new repository shall be private.
+            *args (`Any`):
+                As of the stock method, whose arguments differ between versions of transformers.
+            **kwargs (`Any`):
+                The same.
 
         Raises:
             HfHubHTTPError: if the Hub refuses before the first step.
         """
         self.push_in_progress: Any = None
         try:
-            super().init_hf_repo(token=token, private=private)
+            super().init_hf_repo(*args, **kwargs)
         except (OSError, HTTPError) as error:
             if not is_passing(error):
                 raise

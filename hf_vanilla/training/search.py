@@ -4,6 +4,7 @@ import itertools
 import os
 import statistics
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from transformers.utils import logging
@@ -32,7 +33,8 @@ def search_settings(
 ) -> list[dict[str, Any]]:
     """Train with all settings of a grid and all seeds, and rank the settings by their median score.
 
-    What is done is kept in a journal, so a search that was stopped goes on where it was.
+    What is done is kept in a journal, so a search that was stopped goes on where it was, also if it was stopped while
+    it wrote there.
 
     Args:
         task (`FinetuningTask`):
@@ -60,7 +62,6 @@ def search_settings(
     """
     try:
         import optuna
-        from optuna.storages.journal import JournalFileBackend
     except ImportError as error:
         raise ImportError('The search needs one more package: pip install "hf_vanilla[sweep]"') from error
     for name, values in grid.items():
@@ -72,7 +73,7 @@ def search_settings(
         raise ValueError("`seeds` must name at least one seed.")
     choices: dict[str, list[Any]] = {**{name: list(values) for name, values in grid.items()}, "seed": list(seeds)}
     is_loss = task.main_score in LOSSES
-    storage = optuna.storages.JournalStorage(JournalFileBackend(os.fspath(journal)))
+    storage = optuna.storages.JournalStorage(_open_journal(Path(journal), is_main_process=args.should_save))
     with args.main_process_first(local=False, desc="reading the journal"):
         study = optuna.create_study(
             study_name=study_name,
@@ -111,6 +112,21 @@ def search_settings(
             load_if_exists=True,
         )
     return _ranking(study, is_loss)
+
+
+def _open_journal(path: Path, *, is_main_process: bool) -> Any:
+    """Open the journal, without a last line that was not written to its end: optuna would append to it and then fail.
+
+    Other processes may find a line there that the main one is just writing, and leave it alone.
+    """
+    from optuna.storages.journal import JournalFileBackend
+
+    content = path.read_bytes() if path.is_file() else b""
+    whole = content.rfind(b"\n") + 1
+    if is_main_process and whole < len(content):
+        logger.warning(f"The last line of {path} is not complete, and so it is left out.")
+        os.truncate(path, whole)
+    return JournalFileBackend(os.fspath(path))
 
 
 def _finished(study: Any) -> dict[tuple[tuple[str, float], ...], float]:

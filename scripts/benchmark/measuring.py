@@ -89,18 +89,26 @@ def report(
     for name, side in sides.items():
         print(f"  {name}: {side['median']:,.4g}   ({side['lowest']:,.4g} to {side['highest']:,.4g})")
     for name, ratio in compared.items():
-        target = f", target {ratio['target']:g}" if "target" in ratio else ""
-        print(f"  {name}: {ratio['median']:.2f} x   ({ratio['lowest']:.2f} to {ratio['highest']:.2f}{target})")
+        wanted = f", target {ratio['target']:g}" if "target" in ratio else ""
+        print(f"  {name}: {ratio['median']:.2f} x   ({ratio['lowest']:.2f} to {ratio['highest']:.2f}{wanted})")
+    write_results(arguments, work, unit=unit, sides=sides, ratios=compared, settings=settings)
+
+
+def write_results(arguments: BenchmarkArguments, work: str, **figures: Any) -> None:
+    """Write figures to `output_file`, with what they were obtained with.
+
+    Args:
+        arguments (`BenchmarkArguments`): The options.
+        work (`str`): What was done.
+        **figures (`Any`): What was measured.
+    """
     if arguments.output_file is None:
         return
     written = {
         "work": work,
-        "unit": unit,
-        "sides": sides,
-        "ratios": compared,
+        **figures,
         "repeats": arguments.repeats,
         "threads": arguments.threads,
-        "settings": settings,
         "command": command_of_process(),
         "date": datetime.date.today().isoformat(),
         **describe_environment(),

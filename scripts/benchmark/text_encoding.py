@@ -40,7 +40,8 @@ def pieces(documents: list[str], count: int) -> list[str]:
     """Cut documents into texts of 4 to 300 words, as many short as long ones on a logarithmic scale."""
     draw = random.Random(0)
     words = [word for text in documents for word in text.split()]
-    texts, start = [], 0
+    texts: list[str] = []
+    start = 0
     while len(texts) < count:
         length = round(4 * 75 ** draw.random())
         texts.append(" ".join(words[start : start + length]))

@@ -23,13 +23,13 @@ import ctranslate2
 import torch
 from ctranslate2.converters.transformers import MarianMTLoader
 from measuring import BenchmarkArguments, marian_like, prepare, report, sentence_pairs, take_turns
-from transformers import MarianMTModel, set_seed
+from transformers import MarianMTModel, PreTrainedModel, set_seed
 
 from hf_vanilla import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
 from hf_vanilla.command_line import parse_arguments, run
 from hf_vanilla.generation import beam_search
 from hf_vanilla.generation.cpu_layers import fast_model
-from hf_vanilla.generation.text_batches import batches_by_length, padded
+from hf_vanilla.models.text_batches import batches_by_length, padded
 from hf_vanilla.tokenization import train_tokenizer
 
 
@@ -91,10 +91,10 @@ def main() -> None:
 
         return measure
 
-    def generate(model: torch.nn.Module, batch: list[list[int]], **options) -> None:
+    def generate(model: PreTrainedModel, batch: list[list[int]], **options) -> None:
         model.generate(
-            input_ids=padded(batch, config.pad_token_id, "cpu"),
-            attention_mask=padded([[1] * len(each) for each in batch], 0, "cpu"),
+            input_ids=padded(batch, config.pad_token_id, model.device),
+            attention_mask=padded([[1] * len(each) for each in batch], 0, model.device),
             num_beams=BEAMS,
             do_sample=False,
             max_new_tokens=max(map(len, batch)),

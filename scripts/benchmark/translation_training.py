@@ -13,6 +13,7 @@ Without a file the pairs are made from Python's own documentation.
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from datasets import Dataset
@@ -59,7 +60,7 @@ def main() -> None:
     mean_target = sum(map(len, data["labels"][:])) / len(data)
     models = build_models(arguments.quick)
 
-    def side(model_name: str, trainer_class: type, **batches: int) -> Callable[[], float]:
+    def side(model_name: str, trainer_class: type, **batches: Any) -> Callable[[], float]:
         model = models[model_name]
         tokens = batches.get("max_tokens_per_batch") or batches["per_device_train_batch_size"] * mean_target
         steps = max(3, round(arguments.tokens_per_turn / tokens)) + WARMUP_STEPS

@@ -8,6 +8,7 @@ import pytest
 from datasets import Dataset
 
 from hf_vanilla.data.labelled import Labels, infer_labels, load_rows
+from hf_vanilla.generation.line_files import read_lines
 
 
 ROWS = [{"text": "2018-01-01", "label": "no", "other": 1}, {"text": "NA", "label": "yes", "other": 2}]
@@ -78,9 +79,10 @@ def test_bad_labels_are_named():
         ("a.jsonl", '{"text": "x", "label": 1}\n{"text": "x", "label": "a"}\n', r"must be of one type"),
         ("a.jsonl", "", r"must have at least one row"),
         ("a.csv", "text,label\nx\n", r"line 2: must have 2 fields as the header"),
+        ("a.csv", "text,label,text\nx,y,z\n", r"columns of different names, but 'text' stands twice in its header"),
         ("a.doc", "text", r"must end in .json, .jsonl, .csv, .tsv or .parquet"),
     ],
-    ids=["column", "null", "types", "empty", "fields", "ending"],
+    ids=["column", "null", "types", "empty", "fields", "twice", "ending"],
 )
 def test_bad_files_are_named(tmp_path, name, content, message):
     (tmp_path / name).write_text(content)
@@ -88,3 +90,18 @@ def test_bad_files_are_named(tmp_path, name, content, message):
         load_rows(tmp_path / name, ["text", "label"])
     with pytest.raises(FileNotFoundError, match="There is no file .*nowhere.csv"):
         load_rows(tmp_path / "nowhere.csv", ["text"])
+
+
+def test_long_fields_are_read(tmp_path):
+    (tmp_path / "a.csv").write_text(f"text,label\n{'word ' * 40_000},yes\n")
+    assert len(load_rows(tmp_path / "a.csv", ["text", "label"])["text"][0]) == 200_000
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-be"])
+def test_a_file_of_utf_16_is_known(tmp_path, encoding):
+    mark = "" if encoding == "utf-16" else "\ufeff"
+    (tmp_path / "a.csv").write_bytes(f"{mark}text,label\nx,y\n".encode(encoding))
+    with pytest.raises(ValueError, match="must be UTF-8, but line 1 .* for it is UTF-16: `iconv -f UTF-16 -t UTF-8`"):
+        load_rows(tmp_path / "a.csv", ["text", "label"])
+    with pytest.raises(ValueError, match="must be UTF-8, but line 1 .* for it is UTF-16: `iconv -f UTF-16 -t UTF-8`"):
+        read_lines(str(tmp_path / "a.csv"))

@@ -5,7 +5,7 @@ import pytest
 from datasets import Dataset
 from transformers import EvalPrediction
 
-from hf_vanilla.data.token_classification import tag_names, tokenize_tagged_words
+from hf_vanilla.data.token_classification import check_tagged_words, tag_names, tokenize_tagged_words
 from hf_vanilla.metrics import EntityMetrics
 from hf_vanilla.tokenization import train_wordpiece_tokenizer
 
@@ -58,6 +58,21 @@ def test_cut_sentences_are_counted(tokenizer, caplog):
 def test_bad_tags_are_named(tokenizer, tags, message):
     with pytest.raises(ValueError, match=message):
         tokenize_tagged_words(rows(tags=[tags]), tokenizer, TAGS)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"tags": [[7], [3]]}, "the train data, row 1: 'tags' must hold strings alone, but has 7"),
+        ({"tags": [["O"], [None]]}, "the train data, row 2: 'tags' must hold strings alone, but has None"),
+        ({"tokens": ["a b", "c"]}, "the train data, row 1: 'tokens' must be a list of strings, got 'a b'"),
+    ],
+    ids=["number", "null", "string"],
+)
+def test_words_and_tags_are_lists_of_strings(given, message):
+    table = Dataset.from_dict({"tokens": [["a"], ["b"]], "tags": [["O"], ["O"]], **given})
+    with pytest.raises(ValueError, match=message):
+        check_tagged_words(table, "tokens", "tags", "the train data")
 
 
 def test_whole_entities_count():

@@ -107,7 +107,7 @@ def test_refuses_training_mode(model, pairs):
     ("changes", "options", "message"),
     [
         ({"labels": torch.ones(4, 3, dtype=torch.long)}, {}, r"as many rows as `input_ids` \(5\), got 4"),
-        ({"labels": torch.full((5, 2), 30)}, {}, r"`labels` must be in \[0, 30\), the vocabulary; got 30 at row 0"),
+        ({"labels": torch.full((5, 2), 30)}, {}, r"`labels` must be in \[0, 30\); got 30 at row 0"),
         ({"labels": torch.full((5, 2), -7)}, {}, r"`labels` must be in \[0, 30\).* got -7"),
         ({}, {"length_penalty_type": "mean"}, '`length_penalty_type` must be "gnmt" or "power"'),
     ],

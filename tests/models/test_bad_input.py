@@ -29,18 +29,14 @@ def with_value(ids, row, column, value):
 @pytest.mark.parametrize("name", ["input_ids", "decoder_input_ids"])
 def test_id_outside_the_vocabulary(model, name, value):
     inputs = {**INPUTS, name: with_value(INPUTS[name], 1, 3, value)}
-    message = (
-        rf"`{name}` must be in \[0, 13\), the vocabulary; got {value} at row 1, position 3\. Do tokenizer and model"
-    )
+    message = rf"`{name}` must be in \[0, 13\); got {value} at row 1, position 3\. .*do tokenizer and model"
     with pytest.raises(ValueError, match=message):
         model(**inputs)
 
 
 @pytest.mark.parametrize("num_beams", [1, 3])
 def test_id_outside_the_vocabulary_in_generate(model, num_beams):
-    with pytest.raises(
-        ValueError, match=r"`input_ids` must be in \[0, 13\), the vocabulary; got 13 at row 0, position 2"
-    ):
+    with pytest.raises(ValueError, match=r"`input_ids` must be in \[0, 13\); got 13 at row 0, position 2"):
         model.generate(with_value(SOURCE, 0, 2, 13), attention_mask=SOURCE_MASK, num_beams=num_beams)
     prompt = torch.tensor([[1, 20], [1, 3]])
     with pytest.raises(ValueError, match=r"`decoder_input_ids` must be in \[0, 13\).*got 20 at row 0, position 1"):
@@ -50,13 +46,9 @@ def test_id_outside_the_vocabulary_in_generate(model, num_beams):
 def test_each_side_has_its_own_vocabulary():
     model = tiny_model(source_vocab_size=9, share_encoder_decoder_embeddings=False)
     model(SOURCE, labels=LABELS)  # 8 is the source's last word, and the target may go on to 12
-    with pytest.raises(
-        ValueError, match=r"`input_ids` must be in \[0, 9\), the vocabulary; got 9 at row 0, position 0"
-    ):
+    with pytest.raises(ValueError, match=r"`input_ids` must be in \[0, 9\); got 9 at row 0, position 0"):
         model(with_value(SOURCE, 0, 0, 9), labels=LABELS)
-    with pytest.raises(
-        ValueError, match=r"`labels` must be in \[0, 13\), the vocabulary; got 13 at row 0, position 0"
-    ):
+    with pytest.raises(ValueError, match=r"`labels` must be in \[0, 13\); got 13 at row 0, position 0"):
         model(SOURCE, labels=with_value(LABELS, 0, 0, 13))
 
 
@@ -67,7 +59,7 @@ def test_label_outside_the_vocabulary(model, value, column, explicit):
     inputs = {**BATCH, "labels": with_value(LABELS, 0, column, value)}
     if explicit:
         inputs["decoder_input_ids"] = TARGET
-    with pytest.raises(ValueError, match=rf"`labels` must be in \[0, 13\), .*got {value} at row 0, position {column}"):
+    with pytest.raises(ValueError, match=rf"`labels` must be in \[0, 13\).*got {value} at row 0, position {column}"):
         model(**inputs)
 
 
@@ -226,7 +218,7 @@ def test_learned_positions_exceeded_by_the_past_and_the_present(static):
 
 def test_first_of_several_bad_ids_is_named():
     ids = torch.tensor([[1, 2, 3], [4, -7, 99]])
-    with pytest.raises(ValueError, match=r"`words` must be in \[0, 50\), the vocabulary; got -7 at row 1, position 1"):
+    with pytest.raises(ValueError, match=r"`words` must be in \[0, 50\); got -7 at row 1, position 1"):
         check_input_ids("words", ids, 50)
     check_input_ids("words", ids.clamp(0, 49), 50)
     check_input_ids("words", ids[:0], 50)

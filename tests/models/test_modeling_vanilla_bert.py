@@ -300,12 +300,18 @@ def test_fill_mask_pipeline_takes_it(caplog):
     ("task", "inputs", "message"),
     [
         ("model", {"input_ids": None}, r"either `input_ids` or `inputs_embeds`"),
-        ("model", {"input_ids": IDS + 9}, r"`input_ids` must be in \[0, 13\), the vocabulary; got 14"),
-        ("model", {"token_type_ids": SEGMENTS + 1}, r"`token_type_ids` must be in \[0, 2\)"),
+        ("model", {"input_ids": IDS + 9}, r"`input_ids` must be in \[0, 13\); got 14.*tokenizer and model"),
+        (
+            "model",
+            {"input_ids": None, "inputs_embeds": torch.ones(7, 12)},
+            r"`inputs_embeds` .*, d_model\), got \(7, 12\)",
+        ),
+        ("model", {"position_ids": torch.arange(3)[None]}, r"`position_ids` .*\(2, 7\) or \(1, 7\), got \(1, 3\)"),
+        ("model", {"token_type_ids": SEGMENTS + 1}, r"`token_type_ids` must be in \[0, 2\).*`type_vocab_size`"),
         ("model", {"token_type_ids": SEGMENTS[:, :5]}, r"`token_type_ids` must have shape .*\(2, 7\), got \(2, 5\)"),
         ("model", {"attention_mask": MASK[:, :5]}, r"`attention_mask` must have shape .*\(2, 7\), got \(2, 5\)"),
-        ("model", {"position_ids": torch.arange(5, 12)[None]}, r"`position_ids` must be in \[0, 11\)"),
-        ("masked-lm", {"labels": MASKED_LABELS + 99}, r"`labels` must be in \[0, 13\), or -100 .*; got"),
+        ("model", {"position_ids": torch.arange(5, 12)[None]}, r"`position_ids` must be in \[0, 11\).*`max_position"),
+        ("masked-lm", {"labels": MASKED_LABELS + 99}, r"`labels` must be in \[0, 13\), or -100 .*; got .*tokenizer"),
         ("masked-lm", {"labels": MASKED_LABELS[:, :5]}, r"`labels` must have shape \(2, 7\), got \(2, 5\)"),
         ("classes", {"labels": torch.tensor([5, 1])}, r"`labels` must be in \[0, 5\).*got 5.*`num_labels`"),
         ("classes", {"labels": torch.tensor([1])}, r"`labels` must have shape \(2,\), got \(1,\)"),
@@ -324,6 +330,48 @@ def test_bad_input_is_named(task, inputs, message):
         tiny_bert(task)(**{**TASKS[task][3], **inputs})
 
 
+@pytest.mark.parametrize("task", ["classes", "tokens", "masked-lm", "next-sentence", "answers", "choices"])
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int16], ids=str)
+def test_labels_may_be_any_integers(task, dtype):
+    model, inputs = tiny_bert(task), TASKS[task][3]
+    names = [name for name in inputs if "labels" in name or "positions" in name]
+    small = {name: inputs[name].to(dtype) for name in names}
+    for each in (model.eval(), model.train()):
+        torch.manual_seed(1)
+        expected = each(**inputs).loss
+        torch.manual_seed(1)
+        assert torch.equal(each(**{**inputs, **small}).loss, expected)
+
+
+def test_labels_that_are_no_integers_are_refused():
+    with pytest.raises(TypeError, match="`labels` must be integers"):
+        tiny_bert("tokens")(**TEXT, labels=torch.zeros(2, 7))
+
+
+def test_an_answer_that_is_not_there_is_ignored():
+    model, positions = tiny_bert("answers"), torch.tensor([3, -100])
+    alone = {name: tensor[:1] for name, tensor in TEXT.items()}
+    expected = model(**alone, start_positions=positions[:1], end_positions=positions[:1]).loss
+    torch.testing.assert_close(model(**TEXT, start_positions=positions, end_positions=positions).loss, expected)
+
+
 def test_too_long_an_input_is_refused():
     with pytest.raises(ValueError, match=r"12 tokens exceeds `max_position_embeddings` \(11\); truncate"):
         tiny_bert("model")(torch.ones(2, 12, dtype=torch.long))
+
+
+@pytest.mark.parametrize(
+    "device_map",
+    [
+        {"": "disk"},
+        {"bert.embeddings": "cpu", "bert.layers": "disk", "cls": "cpu"},
+        {"bert.embeddings": "disk", "bert.layers": "cpu", "cls": "disk"},
+    ],
+    ids=["everything", "layers", "ends"],
+)
+def test_what_does_not_fit_in_memory_is_read_from_disk(tmp_path, device_map):
+    model = tiny_bert("masked-lm")
+    model.save_pretrained(tmp_path)
+    offloaded = type(model).from_pretrained(tmp_path, device_map=device_map, offload_folder=tmp_path / "disk")
+    inputs = TASKS["masked-lm"][3]
+    torch.testing.assert_close(offloaded(**inputs).logits, model(**inputs).logits)

@@ -46,6 +46,36 @@ def test_loaded_model_is_the_saved_one_to_the_bit(model, folder):
             assert getattr(reloaded.config, key) == value, key
 
 
+ON_DISK = {
+    "everything": {"": "disk"},
+    "layers": {
+        "model.encoder.embed_tokens": "cpu",
+        "model.encoder.embed_positions": "cpu",
+        "model.decoder.embed_tokens": "cpu",
+        "model.decoder.embed_positions": "cpu",
+        "lm_head": "cpu",
+        "model.encoder.layers": "disk",
+        "model.encoder.norm": "cpu",
+        "model.decoder.layers": "disk",
+        "model.decoder.norm": "cpu",
+    },
+}
+
+
+@pytest.mark.parametrize("place", ON_DISK)
+def test_what_does_not_fit_in_memory_is_read_from_disk(model, folder, tmp_path, place):
+    offloaded = VanillaTransformerForConditionalGeneration.from_pretrained(
+        folder, device_map=ON_DISK[place], offload_folder=tmp_path
+    )
+    assert next(offloaded.model.encoder.layers.parameters()).device.type == "meta"
+    inputs = {"input_ids": SOURCE, "attention_mask": SOURCE_MASK}
+    assert torch.equal(
+        offloaded(**inputs, decoder_input_ids=TARGET).logits, model(**inputs, decoder_input_ids=TARGET).logits
+    )
+    options = {"num_beams": 2, "max_new_tokens": 4}
+    assert torch.equal(offloaded.generate(**inputs, **options), model.generate(**inputs, **options))
+
+
 @pytest.mark.parametrize("device_map", ["cpu", "auto", {"": "cpu"}], ids=str)
 def test_device_map_loads_the_same_model(model, folder, device_map):
     reloaded = VanillaTransformerForConditionalGeneration.from_pretrained(folder, device_map=device_map)

@@ -1,15 +1,16 @@
 """Fine-tuning as a user does it: own files, several seeds, a report; and what bad input gets."""
 
 import json
+import runpy
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from datasets import ClassLabel, Dataset, Features, Value
-from transformers import AutoModelForSequenceClassification, pipeline
+from transformers import AutoModelForSequenceClassification, AutoTokenizer, pipeline
 
-from hf_vanilla import VanillaBertConfig, VanillaBertForPreTraining
+from hf_vanilla import VanillaBertConfig, VanillaBertForPreTraining, VanillaBertForSequenceClassification
 from hf_vanilla.tokenization import train_wordpiece_tokenizer
 
 
@@ -87,6 +88,45 @@ def test_it_learns_and_reports_every_seed(folder, tmp_path):
     )  # every twentieth part, rounded up
 
 
+KILLED = """
+import os, runpy, signal, sys
+import transformers.trainer
+
+
+class Kill(transformers.TrainerCallback):
+    def on_save(self, args, state, control, **kwargs):
+        if args.output_dir.endswith("seed-3") and state.global_step == 12:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+transformers.trainer.DEFAULT_CALLBACKS.append(Kill)
+sys.argv = sys.argv[1:]
+sys.path.insert(0, os.path.dirname(sys.argv[0]))
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+def test_the_same_command_goes_on_where_a_killed_one_was(folder, tmp_path):
+    script = SCRIPTS / "finetune_classification.py"
+    options = [
+        *files(folder), *OPTIONS, "--num_train_epochs", 2, "--save_strategy", "steps", "--save_steps", 6,
+        "--seeds", 1, 2, 3, "--results_file", tmp_path / "results.json", "--output_dir", tmp_path / "run",
+    ]  # fmt: skip
+    command = list(map(str, [sys.executable, "-c", KILLED, script, *options]))
+    killed = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert killed.returncode == -9, killed.stderr
+    assert not (tmp_path / "results.json").exists()
+    weights = (tmp_path / "run" / "seed-2" / "model.safetensors").stat().st_mtime_ns
+    again = run(*options)
+    assert again.returncode == 0, again.stderr
+    for told in ("Seed 1 is done", "Seed 2 is done", f"Seed 3 goes on from {tmp_path}/run/seed-3/checkpoint-12"):
+        assert told in again.stderr
+    assert (tmp_path / "run" / "seed-2" / "model.safetensors").stat().st_mtime_ns == weights
+    report = json.loads((tmp_path / "results.json").read_text())
+    for seed in ("1", "2", "3"):
+        assert json.loads((tmp_path / "run" / f"seed-{seed}" / "scores.json").read_text()) == report["seeds"][seed]
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -103,6 +143,68 @@ def test_bad_input_ends_in_one_line(folder, tmp_path, options, message):
     assert message in finished.stderr
     assert "Traceback" not in finished.stderr
     assert not (tmp_path / "run").exists()
+
+
+def run_here(monkeypatch, script, *arguments):
+    """Run a script in this process, which is quicker, and return its exit status."""
+    monkeypatch.setattr(sys, "argv", [str(SCRIPTS / script), *map(str, arguments)])
+    with pytest.raises(SystemExit) as ending:
+        runpy.run_path(sys.argv[0], run_name="__main__")
+    return ending.value.code
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--main_score", "nonsense"], "`main_score` must be one of accuracy, f1, matthews, loss; got 'nonsense'."),
+        (["--max_length", 513], "`max_length` (513) must be at most 512, the positions of the model"),
+        (["--model_name_or_path", "runs/none"], "`model_name_or_path` (runs/none) is no folder, and no model of the"),
+    ],
+    ids=["score", "length", "model"],
+)
+def test_options_that_do_not_fit_are_named_before_any_training(
+    folder, tmp_path, monkeypatch, capsys, options, message
+):
+    given = [*files(folder), *OPTIONS, "--output_dir", tmp_path / "run", *options]
+    assert run_here(monkeypatch, "finetune_classification.py", *given) == 1
+    (told,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error: ")]
+    assert told.startswith(f"error: {message}")
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ('["a"]', "must hold one JSON object of options, got a list."),
+        ('{"max_steps": "abc"}', "`max_steps` must be int, got 'abc'."),
+        ('{"seeds": [1, "two"]}', "`seeds` must be list[int], got [1, 'two']."),
+        ('{"from_scratch": 1}', "`from_scratch` must be bool, got 1."),
+        ('{"max_stepz": 3}', "there is no option called 'max_stepz'."),
+    ],
+    ids=["list", "string", "strings", "number", "name"],
+)
+def test_options_of_a_file_have_their_types(tmp_path, monkeypatch, capsys, content, message):
+    (tmp_path / "options.json").write_text(content)
+    assert run_here(monkeypatch, "finetune_classification.py", tmp_path / "options.json") == 2
+    assert message in capsys.readouterr().err
+
+
+def test_a_model_of_other_labels_gets_a_new_head(folder, tmp_path, monkeypatch, caplog):
+    """As from MNLI with its three labels to RTE with two."""
+    config = VanillaBertConfig.from_pretrained(folder / "bert", num_labels=3)
+    three = VanillaBertForSequenceClassification(config)
+    three.save_pretrained(tmp_path / "three")
+    AutoTokenizer.from_pretrained(folder / "bert").save_pretrained(tmp_path / "three")
+    options = [
+        *files(folder), *OPTIONS, "--model_name_or_path", tmp_path / "three", "--learning_rate", "1e-9",
+        "--num_train_epochs", 1, "--output_dir", tmp_path / "run",
+    ]  # fmt: skip
+    assert run_here(monkeypatch, "finetune_classification.py", *options) == 0
+    assert f"The head of {tmp_path}/three has another number of labels than this task" in caplog.text
+    two = AutoModelForSequenceClassification.from_pretrained(tmp_path / "run" / "seed-42")
+    assert two.classifier.weight.shape == (2, 16)
+    name = "bert.embeddings.word_embeddings.weight"
+    assert (two.state_dict()[name] - three.state_dict()[name]).abs().max() < 1e-5
 
 
 def test_a_search_ranks_the_grid_and_is_not_done_twice(folder, tmp_path):

@@ -119,12 +119,22 @@ def test_answers_are_found(bert, tmp_path):
             "must be a whole number in [0, 2), got 2",
         ),
         (
+            "finetune_multiple_choice.py",
+            {"sent1": "a", "endings": 5, "label": 0},
+            "the train data, row 1: the endings must be a list of strings, got 5",
+        ),
+        (
+            "finetune_token_classification.py",
+            {"tokens": ["a", "b"], "tags": [0, 1]},
+            "the train data, row 1: 'tags' must hold strings alone, but has 0",
+        ),
+        (
             "finetune_question_answering.py",
             {"id": "7", "question": "a", "context": "b c", "answers": {"text": ["c"], "answer_start": [1]}},
             "'c' is not at 1; there is ' '",
         ),
     ],
-    ids=["tags", "choice", "answer"],
+    ids=["tags", "choice", "endings", "numbers", "answer"],
 )
 def test_bad_rows_end_in_one_line(bert, tmp_path, script, row, message):
     file = write(tmp_path / "bad.jsonl", [row])

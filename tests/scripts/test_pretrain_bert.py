@@ -1,6 +1,7 @@
 """The whole way as a user goes it: documents, pre-train, go on, fill masks; and what bad input gets."""
 
 import json
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -26,6 +27,21 @@ def run(*arguments, script="pretrain_bert.py"):
     return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
 
 
+def run_here(monkeypatch, *arguments):
+    """Run the script in this process, which is quicker, and return its exit status."""
+    monkeypatch.setattr(sys, "argv", [str(SCRIPTS / "pretrain_bert.py"), *map(str, arguments)])
+    with pytest.raises(SystemExit) as ending:
+        runpy.run_path(sys.argv[0], run_name="__main__")
+    return ending.value.code
+
+
+def files_and_steps(corpus):
+    return [
+        "--train_files", corpus / "train.txt", "--validation_files", corpus / "held_out.txt", *TINY,
+        "--max_steps", 10, "--save_steps", 6,
+    ]  # fmt: skip
+
+
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory):
     folder = tmp_path_factory.mktemp("corpus")
@@ -43,10 +59,7 @@ def corpus(tmp_path_factory):
 def run_dir(corpus, tmp_path_factory):
     """A run that is stopped after 6 of 10 updates and started again."""
     output_dir = tmp_path_factory.mktemp("runs") / "bert"
-    arguments = [
-        "--train_files", corpus / "train.txt", "--validation_files", corpus / "held_out.txt", *TINY,
-        "--max_steps", 10, "--save_steps", 6, "--output_dir", output_dir,
-    ]  # fmt: skip
+    arguments = [*files_and_steps(corpus), "--output_dir", output_dir]
     first = run(*arguments)
     assert first.returncode == 0, first.stderr
     weights = load_file(output_dir / "model.safetensors")
@@ -90,6 +103,35 @@ def test_another_script_measures_the_same(run_dir, corpus, tmp_path):
     expected = json.loads((run_dir / "eval_results.json").read_text())
     assert found["nsp_accuracy"] == pytest.approx(expected["eval_nsp_accuracy"], abs=1e-4)  # the same pairs
     assert found["mlm_loss"] == pytest.approx(expected["eval_mlm_loss"], rel=0.2)  # other masks
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (["--hidden_size", 24], "error: `hidden_size` is 24, not the 16 that the run in"),
+        (["--vocab_size", 80], "error: `vocab_size` is 80, not the 90 that the run in"),
+        (["--train_files", "held_out.txt"], "error: `train_files` has other contents than those that the run in"),
+    ],
+    ids=["size", "vocabulary", "corpus"],
+)
+def test_a_run_goes_on_with_its_own_options_alone(run_dir, corpus, monkeypatch, capsys, change, message):
+    monkeypatch.chdir(corpus)
+    before = {path.name: path.stat().st_mtime_ns for path in run_dir.iterdir()}
+    options = [*files_and_steps(corpus), "--output_dir", run_dir, *change]
+    assert run_here(monkeypatch, *options) == 1
+    told = capsys.readouterr().err.strip().splitlines()
+    assert told[-1].startswith(message)
+    assert told[-1].endswith("or another `output_dir` for a new one.")
+    assert {path.name: path.stat().st_mtime_ns for path in run_dir.iterdir()} == before
+
+
+def test_a_checkpoint_of_another_run_brings_its_tokenizer(run_dir, corpus, tmp_path, monkeypatch):
+    options = [*files_and_steps(corpus), "--resume_from_checkpoint", run_dir / "checkpoint-6"]
+    assert run_here(monkeypatch, *options, "--output_dir", tmp_path / "other") == 0
+    expected, found = (load_file(folder / "model.safetensors") for folder in (run_dir, tmp_path / "other"))
+    assert all(tensor.equal(found[name]) for name, tensor in expected.items())
+    tokenizers = [AutoTokenizer.from_pretrained(folder) for folder in (run_dir, tmp_path / "other")]
+    assert tokenizers[0].get_vocab() == tokenizers[1].get_vocab()
 
 
 def test_a_model_of_masked_tokens_alone_is_measured_on_them_alone(run_dir, corpus, tmp_path):

@@ -16,6 +16,7 @@ from hf_vanilla.training import (
     VanillaTrainingArguments,
     average_checkpoints,
     best_checkpoints,
+    checkpoint_to_resume,
     last_checkpoints,
     last_complete_checkpoint,
 )
@@ -486,17 +487,27 @@ def lose_schedule(folder):
     (folder / "scheduler.pt").unlink()
 
 
+def cut_off_weights(folder):
+    os.truncate(folder / "model.safetensors", (folder / "model.safetensors").stat().st_size - 4)
+
+
+def cut_off_optimizer(folder):
+    os.truncate(folder / "optimizer.pt", (folder / "optimizer.pt").stat().st_size - 30)
+
+
 @pytest.mark.parametrize(
-    ("damage", "missing"),
+    ("damage", "trouble"),
     [
-        (cut_off_before_the_state, "readable trainer_state.json"),
-        (cut_off_in_the_state, "readable trainer_state.json"),
-        (lose_optimizer, "state of the optimizer"),
-        (lose_schedule, "scheduler.pt"),
+        (cut_off_before_the_state, "no readable trainer_state.json"),
+        (cut_off_in_the_state, "no readable trainer_state.json"),
+        (lose_optimizer, "no state of the optimizer"),
+        (lose_schedule, "no scheduler.pt"),
+        (cut_off_weights, "a cut-off or broken model.safetensors"),
+        (cut_off_optimizer, "a cut-off or broken optimizer.pt"),
     ],
-    ids=["no state", "half a state", "no optimizer", "no schedule"],
+    ids=["no state", "half a state", "no optimizer", "no schedule", "half the weights", "half an optimizer"],
 )
-def test_a_run_is_resumed_from_the_last_complete_checkpoint(tmp_path, monkeypatch, damage, missing):
+def test_a_run_is_resumed_from_the_last_complete_checkpoint(tmp_path, monkeypatch, damage, trouble):
     train_with_checkpoints(tmp_path)
     assert last_complete_checkpoint(tmp_path) == str(tmp_path / "checkpoint-4")
     warnings = []
@@ -505,7 +516,13 @@ def test_a_run_is_resumed_from_the_last_complete_checkpoint(tmp_path, monkeypatc
     assert last_complete_checkpoint(tmp_path) == str(tmp_path / "checkpoint-3")
     (warning,) = warnings
     assert "checkpoint-4: no run can be resumed from it" in warning
-    assert warning.endswith(f"because it has no {missing}.")
+    assert warning.endswith(f"because it has {trouble}.")
+    with pytest.raises(ValueError, match=f"`resume_from_checkpoint` .*checkpoint-4. .* has {trouble}; name"):
+        checkpoint_to_resume(tmp_path, str(tmp_path / "checkpoint-4"))
+    assert checkpoint_to_resume(tmp_path, str(tmp_path / "checkpoint-2")) == str(tmp_path / "checkpoint-2")
+    assert checkpoint_to_resume(tmp_path) == str(tmp_path / "checkpoint-3")
+    with pytest.raises(ValueError, match="must name the folder of a checkpoint, but nowhere is none"):
+        checkpoint_to_resume(tmp_path, "nowhere")
 
 
 def test_a_run_without_its_optimizer_is_not_resumed(tmp_path):
@@ -529,6 +546,9 @@ def test_checkpoints_without_safetensors_weights_can_be_resumed(tmp_path, names)
     for name in (*names, "trainer_state.json"):
         (checkpoint / name).parent.mkdir(parents=True, exist_ok=True)
         (checkpoint / name).write_text("{}")
+    for name in {"optimizer.pt", "scheduler.pt", "adapter_model.safetensors"} & set(names):
+        save = save_file if name.endswith("safetensors") else torch.save
+        save({"weight": torch.ones(3)}, checkpoint / name)
     assert last_complete_checkpoint(tmp_path) == str(checkpoint)
 
 

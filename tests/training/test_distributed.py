@@ -36,6 +36,16 @@ def assert_close(actual, expected, tolerance=1e-5):
         assert (actual[name] - tensor).abs().max() <= tolerance, name
 
 
+def without_key_biases(weights):
+    """Leave out the biases of keys: their gradient is 0 but for rounding, of which Adam makes updates of full size."""
+    kept = dict(weights)
+    for name, tensor in weights.items():
+        if name.endswith("kv_proj.bias"):
+            parts = tensor.split(16)  # the d_model of the tiny model: queries, where they are here, keys and values
+            kept[name] = torch.cat((*parts[:-2], parts[-1]))
+    return kept
+
+
 def test_two_ranks_ran(ranks):
     assert sorted(ranks) == ["rank-0", "rank-1"]
     assert [rank["world_size"] for rank in ranks.values()] == [2, 2]
@@ -49,7 +59,7 @@ def test_two_ranks_train_as_one_process_with_the_same_global_batch(ranks, kind, 
     for rank in ranks.values():
         assert_close(rank[kind]["gradients"], alone["gradients"])
         assert rank[kind]["losses"] == pytest.approx(alone["losses"], abs=1e-4)
-        assert_close(rank[kind]["weights"], alone["weights"], 1e-4)
+        assert_close(without_key_biases(rank[kind]["weights"]), without_key_biases(alone["weights"]), 1e-4)
 
 
 @pytest.mark.skipif(not run_two_ranks.CAN_RESUME, reason="transformers 5.17 can't resume several processes on CPU")

@@ -1,10 +1,20 @@
-"""What is told of several seeds."""
+"""What is told of several seeds, and what of them is not done twice."""
+
+import json
 
 import pytest
-from transformers import TrainerControl, TrainerState
+from datasets import Dataset
+from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState
 from transformers.utils import logging
 
-from hf_vanilla.training import FinetuningArguments, seeds_report, summarise_seeds
+from hf_vanilla import VanillaBertConfig, VanillaBertForSequenceClassification
+from hf_vanilla.training import (
+    FinetuningArguments,
+    FinetuningTask,
+    seeds_report,
+    summarise_seeds,
+    train_with_seeds,
+)
 from hf_vanilla.training.finetuning import FewUpdatesWarning
 
 
@@ -43,3 +53,64 @@ def test_a_fine_tuning_of_few_updates_is_told_of_once(tmp_path, caplog, monkeypa
     (told,) = caplog.messages
     assert told.startswith("This fine-tuning has 21 updates, which is mostly too few")
     assert "--num_train_epochs" in told
+
+
+ROWS = Dataset.from_dict({"input_ids": [[2, 5 + n % 4, 3] for n in range(12)], "labels": [n % 2 for n in range(12)]})
+
+
+def bert():
+    config = VanillaBertConfig(
+        vocab_size=11, hidden_size=8, num_hidden_layers=1, num_attention_heads=4, intermediate_size=12
+    )
+    return VanillaBertForSequenceClassification(config)
+
+
+class Steps(TrainerCallback):
+    """Writes down the steps of each seed, and stops at one of them as Ctrl-C does."""
+
+    def __init__(self, stop_at=None):
+        self.taken = []
+        self.stop_at = stop_at
+
+    def on_step_end(self, args, state, control, **kwargs):
+        self.taken.append((args.seed, state.global_step))
+        if self.taken[-1] == self.stop_at:
+            raise KeyboardInterrupt
+
+
+def arguments(folder, **options):
+    given = {"num_train_epochs": 2, "per_device_train_batch_size": 4, "save_strategy": "epoch", **options}
+    return FinetuningArguments(output_dir=str(folder), use_cpu=True, disable_tqdm=True, report_to=[], **given)
+
+
+def train(folder, steps, seeds=(1, 2, 3), task_options=None, **options):
+    def make_trainer(args):
+        return Trainer(args=args, model_init=bert, train_dataset=ROWS, callbacks=[steps])
+
+    task = FinetuningTask(make_trainer, {"validation": ROWS}, "loss")
+    return train_with_seeds(task, arguments(folder, **options), seeds, task_options)
+
+
+def test_seeds_that_are_done_keep_their_scores_and_the_others_go_on(tmp_path):
+    expected = train(tmp_path / "whole", whole := Steps())
+    assert whole.taken == [(seed, step) for seed in (1, 2, 3) for step in range(1, 7)]
+    with pytest.raises(KeyboardInterrupt):
+        train(tmp_path / "run", Steps(stop_at=(2, 5)), task_options={"max_length": 7})
+    assert json.loads((tmp_path / "run" / "seed-1" / "scores.json").read_text()) == expected["1"]
+    assert not (tmp_path / "run" / "seed-2" / "scores.json").exists()
+    found = train(tmp_path / "run", rest := Steps(), task_options={"max_length": 7}, logging_steps=2)
+    assert rest.taken == [(2, step) for step in (4, 5, 6)] + [(3, step) for step in range(1, 7)]
+    assert found == expected
+    train(tmp_path / "run", more := Steps(), seeds=(1, 7), task_options={"max_length": 7})
+    assert {seed for seed, _ in more.taken} == {7}
+
+
+def test_seeds_of_other_options_are_refused_before_any_training(tmp_path):
+    train(tmp_path, Steps(), seeds=(2,), task_options={"max_length": 7})
+    for name, options in (
+        ("max_length", {"task_options": {"max_length": 8}}),
+        ("learning_rate", {"task_options": {"max_length": 7}, "learning_rate": 0.5}),
+    ):
+        with pytest.raises(ValueError, match=f"`{name}` is .*seed-2 was started with"):
+            train(tmp_path, steps := Steps(), **options)
+        assert steps.taken == []

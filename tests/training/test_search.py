@@ -90,6 +90,21 @@ def test_what_is_done_is_not_done_again(tmp_path, args):
     assert len(third) == 4
 
 
+def test_a_torn_last_line_of_the_journal_does_not_stop_the_search(tmp_path, args):
+    """Each time, the search goes on: what is appended must not stand behind the torn line."""
+    first, rest = [], []
+    with pytest.raises(KeyboardInterrupt):
+        search_settings(task(first, stop_after=3), args, [1, 2], tmp_path / "journal", grid=GRID)
+    with (tmp_path / "journal").open("a") as file:
+        file.write('{"op_code":6,"worker_id":"7-7","trial_')
+    with pytest.raises(KeyboardInterrupt):
+        search_settings(task(rest, stop_after=2), args, [1, 2], tmp_path / "journal", grid=GRID)
+    last = []
+    ranking = search_settings(task(last), args, [1, 2], tmp_path / "journal", grid=GRID)
+    assert sorted(first + rest + last) == sorted(itertools.product(*GRID.values(), (1, 2)))
+    assert [sorted(each["scores"]) for each in ranking] == [["1", "2"]] * 4
+
+
 def test_the_lowest_loss_comes_first(tmp_path, args):
     ranking = search_settings(task([], main_score="loss"), args, [1, 2, 3], tmp_path / "journal", grid=GRID)
     medians = [each["median"] for each in ranking]

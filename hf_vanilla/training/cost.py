@@ -1,0 +1,225 @@
+"""What a training will cost: operations by formula, time and memory from a few updates on this machine."""
+
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from transformers import PreTrainedConfig, PreTrainedModel
+
+from ..data.batching import TokenBudgetBatchSampler, measure_pair_lengths
+from ..models.configuration_vanilla_bert import VanillaBertConfig
+from ..models.configuration_vanilla_transformer import VanillaTransformerConfig
+from ..models.modeling_vanilla_bert import VanillaBertForPreTraining
+from ..models.modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
+from ..models.text_batches import padded
+
+
+IGNORED_LABEL = -100
+MASKED_SHARE = 0.15  # of the tokens of BERT's pre-training
+
+
+@dataclass
+class Estimate:
+    """What a training will cost.
+
+    Args:
+        parameters (`int`): Parameters of the model.
+        tokens_per_update (`float`): Real tokens of an update, in the mean; of pairs, those of the target.
+        flops (`float`): Operations of all matrix products of the run, for real tokens alone: two for each
+            multiplication with its addition, forward and twice that backward.
+        memory (`float`): Bytes at the peak of an update: weights, gradients, the optimizer's state, and what the
+            forward pass keeps for the backward pass.
+        seconds (`float`): Time of all updates, without evaluation and saving.
+    """
+
+    parameters: int
+    tokens_per_update: float
+    flops: float
+    memory: float
+    seconds: float
+
+
+def estimate(
+    config: PreTrainedConfig,
+    dataset: Any,
+    *,
+    updates: int,
+    max_tokens_per_batch: int,
+    bf16: bool = False,
+    probes: int = 8,
+    seed: int = 0,
+) -> Estimate:
+    """Predict what training a model on a corpus costs on this machine, from a few updates of it.
+
+    ```python
+    estimate(VanillaTransformerConfig.preset("base"), pairs, updates=100_000, max_tokens_per_batch=25_000)
+    ```
+
+    Nothing is saved, and torch's random state is as before.
+
+    Args:
+        config (`PreTrainedConfig`):
+            Of the original Transformer, or of BERT, which is then pre-trained on both tasks.
+        dataset (`datasets.Dataset`):
+            Tokenized, with `input_ids` and, for the Transformer, `labels`.
+        updates (`int`):
+            Length of the run.
+        max_tokens_per_batch (`int`):
+            Budget of a batch, as in [`VanillaTrainingArguments`].
+        bf16 (`bool`):
+            Whether products are computed in bfloat16.
+        probes (`int`):
+            Updates to try, after one to warm up.
+        seed (`int`):
+            Decides weights and batches.
+
+    Returns:
+        `Estimate`: the costs.
+
+    Raises:
+        TypeError: if `config` is of another family.
+        ValueError: if `updates` or `probes` is below 1, or the dataset lacks a column or has too long a row.
+    """
+    for name, value in (("updates", updates), ("probes", probes)):
+        if value < 1:
+            raise ValueError(f"`{name}` must be at least 1, got {value}.")
+    lengths = measure_pair_lengths(dataset)
+    if isinstance(config, VanillaTransformerConfig):
+        if lengths.target is None:
+            raise ValueError("`dataset` must have a column `labels`; tokenize the target side.")
+        source, target = torch.from_numpy(lengths.source).double(), torch.from_numpy(lengths.target).double()
+        flops, tokens = transformer_flops(config, source, target), target
+    elif isinstance(config, VanillaBertConfig):
+        tokens = torch.from_numpy(lengths.source).double()
+        flops = bert_flops(config, tokens)
+    else:
+        raise TypeError(
+            f"`config` must be a `VanillaTransformerConfig` or `VanillaBertConfig`, got {type(config).__name__}."
+        )
+    longer = lengths.longer_side()
+    sampler = TokenBudgetBatchSampler(longer, longer, max_tokens_per_batch, seed=seed)
+    batches = [batch for batch, _ in zip(sampler, range(probes + 1), strict=False)]
+    with torch.random.fork_rng(), torch.enable_grad():
+        torch.manual_seed(seed)
+        probe = _Probe(config, bf16)
+        for number, batch in enumerate(batches):
+            probe.update(dataset[batch], counts=number > 0 or len(batches) == 1)
+    examples_per_update = len(longer) / len(sampler)
+    return Estimate(
+        parameters=probe.model.num_parameters(),
+        tokens_per_update=float(tokens.mean()) * examples_per_update,
+        flops=3 * float(flops.mean()) * examples_per_update * updates,
+        memory=probe.memory(),
+        seconds=sum(probe.seconds) / len(probe.seconds) * updates,
+    )
+
+
+def transformer_flops(config: VanillaTransformerConfig, source: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    """Count the operations of all matrix products of a forward pass of the Transformer.
+
+    Args:
+        config (`VanillaTransformerConfig`):
+            The model's sizes.
+        source (`torch.Tensor` of shape `(pairs,)`):
+            Lengths of the sources.
+        target (`torch.Tensor` of shape `(pairs,)`):
+            Lengths of the targets.
+
+    Returns:
+        `torch.Tensor` of shape `(pairs,)`: the operations for each pair.
+    """
+    heads, width = config.num_heads, config.d_model
+    keys, values = heads * int(config.d_k or 0), heads * int(config.d_v or 0)  # the config has filled them in
+    mixing = 2 * (keys + values)  # for each pair of positions: a score and a weighted value
+    query, key_value, output = 2 * width * keys, 2 * width * (keys + values), 2 * values * width
+    feed_forward = 4 * width * config.d_ff
+    encoder = source * (query + key_value + output + feed_forward) + source**2 * mixing
+    self_attention = target * (query + key_value + output) + target**2 * mixing
+    cross_attention = target * (query + output) + source * key_value + source * target * mixing
+    decoder = self_attention + cross_attention + target * feed_forward
+    projection = target * 2 * width * config.vocab_size
+    return config.encoder_layers * encoder + config.decoder_layers * decoder + projection
+
+
+def bert_flops(config: VanillaBertConfig, length: torch.Tensor, masked_share: float = MASKED_SHARE) -> torch.Tensor:
+    """Count the operations of all matrix products of a forward pass of BERT's pre-training.
+
+    Args:
+        config (`VanillaBertConfig`):
+            The model's sizes.
+        length (`torch.Tensor` of shape `(examples,)`):
+            Lengths of the inputs.
+        masked_share (`float`):
+            Share of the tokens that are predicted.
+
+    Returns:
+        `torch.Tensor` of shape `(examples,)`: the operations for each example.
+    """
+    width = config.hidden_size
+    layer = length * (8 * width**2 + 4 * width * config.intermediate_size) + length**2 * 4 * width
+    prediction = length * masked_share * (2 * width**2 + 2 * width * config.vocab_size)
+    return config.num_hidden_layers * layer + prediction + 2 * width**2 + 4 * width
+
+
+class _Probe:
+    """Runs updates of a new model, and measures them."""
+
+    def __init__(self, config: PreTrainedConfig, bf16: bool) -> None:
+        is_pairs = isinstance(config, VanillaTransformerConfig)
+        model_class: Any = VanillaTransformerForConditionalGeneration if is_pairs else VanillaBertForPreTraining
+        device = torch.accelerator.current_accelerator() or torch.device("cpu")
+        self.model: PreTrainedModel = model_class(config).to(device).train()
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), fused=True)
+        self.bf16 = bf16
+        self.seconds: list[float] = []
+        self.kept_bytes: list[int] = []
+
+    def update(self, rows: dict[str, list[list[int]]], *, counts: bool) -> None:
+        """Run one update; the first one sets things up and does not count."""
+        inputs = self._inputs(rows)
+        started = time.perf_counter()
+        kept: dict[int, int] = {}
+        own = {parameter.untyped_storage().data_ptr() for parameter in self.model.parameters()}
+
+        def keep(tensor: torch.Tensor) -> torch.Tensor:
+            storage = tensor.untyped_storage()
+            if storage.data_ptr() not in own:
+                kept[storage.data_ptr()] = storage.nbytes()
+            return tensor
+
+        watched = torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor)
+        with watched, torch.autocast(self.model.device.type, torch.bfloat16, enabled=self.bf16):
+            loss = self.model(**inputs).loss
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        loss.item()  # waits for an accelerator
+        if counts:
+            self.seconds.append(time.perf_counter() - started)
+            self.kept_bytes.append(sum(kept.values()))
+
+    def memory(self) -> float:
+        """Bytes of weights, gradients and two moments, and of the largest forward pass."""
+        weights = sum(parameter.nbytes for parameter in self.model.parameters())
+        return 4 * weights + max(self.kept_bytes)
+
+    def _inputs(self, rows: dict[str, list[list[int]]]) -> dict[str, torch.Tensor]:
+        """Make a batch; of BERT's, some tokens are to be predicted."""
+        device = self.model.device
+        inputs = {
+            "input_ids": padded(rows["input_ids"], self.model.config.pad_token_id, device),
+            "attention_mask": padded([[1] * len(ids) for ids in rows["input_ids"]], 0, device),
+        }
+        if isinstance(self.model.config, VanillaTransformerConfig):
+            return {**inputs, "labels": padded(rows["labels"], IGNORED_LABEL, device)}
+        is_masked = (torch.rand(inputs["input_ids"].shape, device=device) < MASKED_SHARE) & (
+            inputs["attention_mask"] == 1
+        )
+        labels = inputs["input_ids"].masked_fill(~is_masked, IGNORED_LABEL)
+        next_sentence_label = torch.arange(len(rows["input_ids"]), device=device) % 2
+        return {**inputs, "labels": labels, "next_sentence_label": next_sentence_label}
+
+
+__all__ = ["Estimate", "bert_flops", "estimate", "transformer_flops"]

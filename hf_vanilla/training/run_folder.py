@@ -1,0 +1,203 @@
+"""The folder of a run: one process at a time works in it, and goes on there with the options the run began with."""
+
+import hashlib
+import json
+import os
+import re
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock, Timeout
+from transformers import Trainer, TrainerState, TrainingArguments
+from transformers.trainer import TRAINER_STATE_NAME
+from transformers.utils import CONFIG_NAME
+
+from ..generation.line_files import replacing_file
+
+
+# `Trainer` keeps files with these beginnings off the Hub.
+LOCK_FILE = "_run.lock"
+OPTIONS_FILE = "_run_options.json"
+# Options that decide where things go, what is told and how fast it is, and not what is learnt.
+INDIFFERENT = re.compile(
+    r"output_dir|results_file|seeds|main_score|disable_tqdm|resume_from_checkpoint|preprocessing_num_workers|local_rank|debug"
+    r"|report_to|project|run_name|use_cpu|skip_memory_metrics"
+    r"|(log|logging|save|push|hub|trackio|dataloader|ddp|torch_compile|torch_empty)_.*"
+)
+FILES = re.compile(r".*(_files?|_path)")
+
+
+@contextmanager
+def hold_folder(output_dir: str | os.PathLike[str], *, is_main_process: bool = True) -> Iterator[None]:
+    """Keep other runs out of a folder; the lock of a process that has died does not count.
+
+    Args:
+        output_dir (`str`):
+            The folder, which is made if it does not exist, and removed if nothing has been written to it.
+        is_main_process (`bool`):
+            Whether to hold it; the other processes of a run must not.
+
+    Yields:
+        Nothing.
+
+    Raises:
+        ValueError: if another run holds it.
+    """
+    if not is_main_process:
+        yield
+        return
+    folder = Path(output_dir)
+    folder.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(folder / LOCK_FILE)
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        raise ValueError(
+            f"`output_dir` ({output_dir}) is in use by another run; wait until it has ended, or give another folder."
+        ) from None
+    try:
+        yield
+    finally:
+        if {path.name for path in folder.iterdir()} <= {LOCK_FILE, OPTIONS_FILE}:
+            shutil.rmtree(folder, ignore_errors=True)
+        lock.release()
+
+
+def keep_options(
+    output_dir: str | os.PathLike[str], options: Mapping[str, Any], checkpoint: str | os.PathLike[str] | None = None
+) -> None:
+    """Write down what a run was started with, and refuse to go on with something else.
+
+    Where there is neither a checkpoint nor a model yet, any options will do.
+
+    Args:
+        output_dir (`str`):
+            Folder of the run.
+        options (`Mapping[str, Any]`):
+            As [`decisive_options`] gives them.
+        checkpoint (`str`, *optional*):
+            The checkpoint that is resumed from, also one of another run.
+
+    Raises:
+        ValueError: if an option is another one than that of the run which is gone on with.
+    """
+    folder = Path(output_dir) if checkpoint is None else Path(checkpoint).absolute().parent
+    given: dict[str, Any] = json.loads(json.dumps(options, default=str))
+    if (folder / OPTIONS_FILE).is_file() and (checkpoint is not None or (folder / CONFIG_NAME).is_file()):
+        _check_same(given, json.loads((folder / OPTIONS_FILE).read_text(encoding="utf-8")), folder)
+    Path(output_dir).mkdir(parents=True, exist_ok=True)
+    with replacing_file(str(Path(output_dir) / OPTIONS_FILE)) as file:
+        file.write(json.dumps(given, indent=1, ensure_ascii=False) + "\n")
+
+
+def decisive_options(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Pick the options that decide what is learnt. Of files and models their contents count, not where they are.
+
+    Args:
+        options (`Mapping[str, Any]`):
+            All options by name.
+
+    Returns:
+        `dict[str, Any]`: those that must be the same for a run to go on.
+    """
+    return {
+        name: _contents(value) if FILES.fullmatch(name) else value
+        for name, value in options.items()
+        if not INDIFFERENT.fullmatch(name)
+    }
+
+
+def train_to_end(trainer: Trainer, checkpoint: str | os.PathLike[str] | None = None) -> None:
+    """Train, from a checkpoint if there is one, and save what was measured on the way.
+
+    A run that has had all its updates gets no more: transformers' `Trainer` would add one. Only its weights are taken
+    out of the checkpoint, for what is still to be done.
+
+    Args:
+        trainer (`Trainer`):
+            The trainer; all processes must call this.
+        checkpoint (`str`, *optional*):
+            The checkpoint to go on from.
+    """
+    if checkpoint is None or not has_all_updates(checkpoint, trainer.args):
+        result = trainer.train(resume_from_checkpoint=checkpoint)
+        trainer.log_metrics("train", result.metrics)
+        trainer.save_metrics("train", result.metrics)
+        return
+    trainer.model.load_state_dict(type(trainer.model).from_pretrained(checkpoint).state_dict())
+    trainer.state = TrainerState.load_from_json(str(Path(checkpoint) / TRAINER_STATE_NAME))
+
+
+def has_all_updates(checkpoint: str | os.PathLike[str], args: TrainingArguments) -> bool:
+    """Tell whether a run had all its updates at a checkpoint.
+
+    Args:
+        checkpoint (`str`):
+            The checkpoint.
+        args (`TrainingArguments`):
+            How long the run shall be.
+
+    Returns:
+        `bool`: true if nothing is left to train.
+    """
+    state = TrainerState.load_from_json(str(Path(checkpoint) / TRAINER_STATE_NAME))
+    if args.max_steps > 0:
+        return state.global_step >= args.max_steps
+    return (state.epoch or 0.0) >= args.num_train_epochs
+
+
+def is_finished(checkpoint: str | os.PathLike[str], args: TrainingArguments) -> bool:
+    """Tell whether a run has had all its updates and its final model is saved.
+
+    Args:
+        checkpoint (`str`):
+            Its last checkpoint.
+        args (`TrainingArguments`):
+            How long the run shall be, and its folder.
+
+    Returns:
+        `bool`: true if nothing is left to do.
+    """
+    folder = Path(str(args.output_dir))
+    if Path(checkpoint).absolute().parent != folder.absolute():  # it goes on from another run
+        return False
+    return any(folder.glob("model*.safetensors")) and has_all_updates(checkpoint, args)
+
+
+def _check_same(options: dict[str, Any], earlier: dict[str, Any], folder: Path) -> None:
+    """Name the options that differ; one that only one of two versions knows does not count."""
+    differing = [name for name, value in options.items() if name in earlier and earlier[name] != value]
+    if not differing:
+        return
+    name, *others = differing
+    told = f"is {options[name]!r}, not the {earlier[name]!r}"
+    if FILES.fullmatch(name):
+        told = "has other contents than those"
+    also = f" (and so {', '.join(others)})" if others else ""
+    raise ValueError(
+        f"`{name}` {told} that the run in {folder} was started with{also}. Give the same options to go on with that "
+        "run, or another `output_dir` for a new one."
+    )
+
+
+def _contents(value: Any) -> Any:
+    """Return a checksum in place of the name of a file, or of a folder with a model; other names as they are."""
+    if isinstance(value, list | tuple):
+        return [_contents(each) for each in value]
+    path = Path(str(value))
+    if value is None or not path.exists():
+        return value
+    files = [path]
+    if path.is_dir():
+        files = sorted([*path.glob("*.safetensors"), *path.glob("config.json"), *path.glob("tokenizer.json")])
+    checksum = hashlib.sha256()
+    for each in files:
+        with each.open("rb") as file:
+            checksum.update(hashlib.file_digest(file, "sha256").digest())
+    return f"sha256 {checksum.hexdigest()}"
+
+
+__all__ = ["decisive_options", "has_all_updates", "hold_folder", "is_finished", "keep_options", "train_to_end"]

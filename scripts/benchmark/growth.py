@@ -1,0 +1,153 @@
+#!/usr/bin/env python
+r"""How costs grow: a training step against tokens, length, layers and vocabulary; decoding against length.
+
+Each curve varies one size and leaves the others at the middle. A straight line is fitted to each, and told is how far
+the points are from it; with it a user can predict a run (`hf_vanilla.training.estimate` does so for one model).
+
+    python scripts/benchmark/growth.py --picture growth.png
+"""
+
+import sys
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from measuring import BenchmarkArguments, prepare, spread, write_results
+from tqdm.auto import tqdm
+from transformers import set_seed
+
+from hf_vanilla import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
+from hf_vanilla.command_line import parse_arguments, run
+from hf_vanilla.generation import beam_search
+from hf_vanilla.generation.cpu_layers import fast_model
+
+
+MIDDLE = {"sentences": 64, "length": 32, "layers": 2, "vocab_size": 8000}
+CURVES = {
+    "sentences": (16, 32, 64, 128, 256),
+    "length": (8, 16, 32, 64, 128, 256),
+    "layers": (1, 2, 4, 6, 8),
+    "vocab_size": (2000, 4000, 8000, 16000, 32000),
+    "decoded_length": (16, 32, 64, 128, 256),
+}
+WIDTH = 256
+
+
+@dataclass
+class GrowthArguments(BenchmarkArguments):
+    """Options of this benchmark."""
+
+    picture: str | None = field(default=None, metadata={"help": "File for a picture of all curves (.png, .svg)."})
+
+
+def build(layers: int, vocab_size: int) -> VanillaTransformerForConditionalGeneration:
+    """Build a model of a quarter of the base width's work."""
+    set_seed(0)
+    return VanillaTransformerForConditionalGeneration(
+        VanillaTransformerConfig(
+            vocab_size=vocab_size,
+            d_model=WIDTH,
+            d_ff=4 * WIDTH,
+            num_heads=4,
+            encoder_layers=layers,
+            decoder_layers=layers,
+        )
+    )
+
+
+def step_seconds(repeats: int, sentences: int, length: int, layers: int, vocab_size: int) -> list[float]:
+    """Time training steps in bfloat16."""
+    model = build(layers, vocab_size).train()
+    optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+    ids = torch.randint(3, vocab_size, (sentences, length))
+    seconds = []
+    for _ in range(repeats + 1):
+        started = time.perf_counter()
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = model(input_ids=ids, labels=ids).loss
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        seconds.append(time.perf_counter() - started)
+    return seconds[1:]
+
+
+def decoding_seconds(repeats: int, length: int) -> list[float]:
+    """Time beam search for so many tokens from short sources, the time of encoding included."""
+    config = MIDDLE["layers"], MIDDLE["vocab_size"]
+    model = fast_model(build(*config).eval().to(torch.bfloat16), 64)
+    ids = torch.randint(3, MIDDLE["vocab_size"], (16, 16))
+    seconds = []
+    for _ in range(repeats + 1):
+        started = time.perf_counter()
+        model.generate(
+            input_ids=ids,
+            custom_generate=beam_search,
+            num_beams=4,
+            do_sample=False,
+            max_new_tokens=length,
+            suppress_tokens=[model.config.pad_token_id, model.config.eos_token_id],
+        )
+        seconds.append(time.perf_counter() - started)
+    return seconds[1:]
+
+
+def measure(repeats: int, name: str, size: int) -> list[float]:
+    """Time what a point of a curve stands for."""
+    if name == "decoded_length":
+        return decoding_seconds(repeats, size)
+    return step_seconds(repeats, **{**MIDDLE, name: size})
+
+
+def fit(sizes: tuple[int, ...], seconds: list[float]) -> dict[str, Any]:
+    """Fit a line through the medians, with errors in per cent, and find the exponent of the upper half."""
+    x, y = np.array(sizes, dtype=float), np.array(seconds)
+    slope, start = np.polyfit(x, y, 1, w=1 / y)
+    errors = (slope * x + start) / y - 1
+    half = len(x) // 2
+    exponent = np.polyfit(np.log(x[half:]), np.log(y[half:]), 1)[0]
+    return {
+        "seconds_per_unit": float(f"{slope:.4g}"),
+        "seconds_at_zero": float(f"{start:.4g}"),
+        "largest_error_of_the_line": round(float(np.abs(errors).max()), 3),
+        "exponent_of_the_upper_half": round(float(exponent), 2),
+    }
+
+
+def draw(curves: dict[str, Any], picture: str) -> None:
+    """Draw all curves with their lines."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(3.2 * len(curves), 3.2), layout="constrained")
+    for axes, (name, curve) in zip(figure.subplots(1, len(curves)), curves.items(), strict=True):
+        sizes = np.array(curve["sizes"])
+        medians = [point["median"] for point in curve["seconds"]]
+        axes.plot(sizes, medians, "o", color="#0072B2")
+        axes.plot(sizes, curve["seconds_per_unit"] * sizes + curve["seconds_at_zero"], "-", color="#999999")
+        axes.set(xlabel=name.replace("_", " "), ylabel="seconds", xlim=(0, None), ylim=(0, None))
+    figure.savefig(picture, dpi=120)
+
+
+def main() -> None:
+    """Measure all curves, fit, draw, report."""
+    (arguments,) = parse_arguments(GrowthArguments, description=__doc__)
+    prepare(arguments)
+    repeats = 1 if arguments.quick else arguments.repeats
+    wanted = {name: sizes[:3] if arguments.quick else sizes for name, sizes in CURVES.items()}
+    curves = {}
+    progress = tqdm([(name, size) for name, sizes in wanted.items() for size in sizes], unit="point")
+    measured = {(name, size): spread(measure(repeats, name, size)) for name, size in progress}
+    for name, sizes in wanted.items():
+        seconds = [measured[name, size] for size in sizes]
+        curves[name] = {"sizes": sizes, "seconds": seconds, **fit(sizes, [each["median"] for each in seconds])}
+        told = "  ".join(f"{size}: {each['median']:.3g} s" for size, each in zip(sizes, seconds, strict=True))
+        print(f"{name}: {told}; within {curves[name]['largest_error_of_the_line']:.0%} of a line")
+    if arguments.picture is not None:
+        draw(curves, arguments.picture)
+    write_results(arguments, "growth of costs, bfloat16", curves=curves, others=MIDDLE, d_model=WIDTH)
+
+
+if __name__ == "__main__":
+    sys.exit(run(main))

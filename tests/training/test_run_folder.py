@@ -1,0 +1,179 @@
+"""One run at a time in a folder, and the options that a run goes on with."""
+
+import errno
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+import safetensors.torch
+import torch
+from datasets import Dataset
+from tiny_translation import tiny_collator, tiny_model, tiny_pairs, weights_of
+from transformers import AutoTokenizer, Seq2SeqTrainer, Trainer, TrainingArguments
+
+from hf_vanilla import VanillaBertConfig, VanillaBertForSequenceClassification
+from hf_vanilla.tokenization import train_wordpiece_tokenizer
+from hf_vanilla.training import (
+    VanillaTrainer,
+    VanillaTrainingArguments,
+    decisive_options,
+    hold_folder,
+    is_finished,
+    keep_options,
+    last_complete_checkpoint,
+    save_final_model,
+    train_to_end,
+)
+
+
+HOLD = """
+import sys
+from hf_vanilla.training import hold_folder
+with hold_folder(sys.argv[1]):
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_the_folder_of_a_living_run_is_refused_and_that_of_a_dead_one_is_not(tmp_path):
+    folder = tmp_path / "run"
+    with subprocess.Popen(
+        [sys.executable, "-c", HOLD, folder], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as other:
+        assert other.stdout.readline() == "held\n"
+        with pytest.raises(ValueError, match="`output_dir` .* is in use by another run"), hold_folder(folder):
+            pass
+        with hold_folder(folder, is_main_process=False):
+            pass
+        other.send_signal(signal.SIGKILL)
+    assert folder.is_dir()
+    with hold_folder(folder):
+        (folder / "result").write_text("7")
+    with hold_folder(folder):
+        assert (folder / "result").read_text() == "7"
+
+
+def test_a_folder_that_nothing_was_written_to_goes(tmp_path):
+    with pytest.raises(KeyError), hold_folder(tmp_path / "run"):
+        raise KeyError
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.fixture
+def options(tmp_path):
+    (tmp_path / "a.txt").write_text("text")
+    (tmp_path / "bert").mkdir()
+    (tmp_path / "bert" / "config.json").write_text("{}")
+    return {
+        "hidden_size": 16, "train_files": [str(tmp_path / "a.txt")], "model_name_or_path": str(tmp_path / "bert"),
+        "tokenizer_name_or_path": "google-bert/bert-base-uncased", "validation_file": None, "logging_steps": 5,
+        "phase_lengths": (16, 32),
+    }  # fmt: skip
+
+
+def kept(folder, options, checkpoint=None):
+    keep_options(folder, decisive_options(options), checkpoint)
+
+
+def test_a_run_goes_on_with_its_own_options_alone(tmp_path, options):
+    run = tmp_path / "run"
+    kept(run, options)
+    kept(run, {**options, "hidden_size": 24})  # nothing has come of the first
+    kept(run, options)
+    (run / "config.json").write_text("{}")
+    (tmp_path / "b.txt").write_text("text")
+    kept(run, {**options, "logging_steps": 6, "train_files": [tmp_path / "b.txt"], "of_a_later_version": 1})
+    with pytest.raises(
+        ValueError, match=r"`hidden_size` is 24, not the 16 that the run in .*run was started with\. G"
+    ):
+        kept(run, {**options, "hidden_size": 24})
+    (tmp_path / "b.txt").write_text("TEXT")
+    with pytest.raises(ValueError, match=r"`hidden_size` is 24, .* with \(and so train_files\)\. Give the same"):
+        kept(run, {**options, "hidden_size": 24, "train_files": [tmp_path / "b.txt"]})
+    (tmp_path / "bert" / "config.json").write_text('{"hidden_size": 7}')
+    with pytest.raises(ValueError, match="`model_name_or_path` has other contents than those that the run in"):
+        kept(run, options)
+    with pytest.raises(ValueError, match="`model_name_or_path` has other contents"):
+        kept(tmp_path / "elsewhere", options, run / "checkpoint-4")
+    assert not (tmp_path / "elsewhere").exists()
+
+
+def trainer(folder, weight):
+    config = VanillaBertConfig(
+        vocab_size=9, hidden_size=8, num_hidden_layers=1, num_attention_heads=4, intermediate_size=12
+    )
+    model = VanillaBertForSequenceClassification(config)
+    torch.nn.init.constant_(model.classifier.weight, weight)
+    tokenizer = train_wordpiece_tokenizer(["a b c d"] * 9, 9, show_progress=False)
+    rows = Dataset.from_dict({"input_ids": [[2, 5, 3]], "labels": [0]})
+    args = TrainingArguments(output_dir=str(folder), use_cpu=True, report_to=[])
+    return Trainer(model, args, train_dataset=rows, processing_class=tokenizer)
+
+
+def test_a_full_disk_leaves_the_model_that_was_there(tmp_path, monkeypatch):
+    save_final_model(trainer(tmp_path, 1.0))
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    assert {"model.safetensors", "config.json", "tokenizer.json"} <= before.keys()
+
+    def write_half(tensors, filename, **kwargs):
+        with open(filename, "wb") as file:
+            file.write(b"half")
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(safetensors.torch, "save_file", write_half)
+        patch.setattr("transformers.modeling_utils.safe_save_file", write_half)
+        with pytest.raises(OSError, match="No space left"):
+            save_final_model(trainer(tmp_path, 2.0))
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+    (tmp_path / "model-00001-of-00002.safetensors").write_bytes(b"old")
+    save_final_model(trainer(tmp_path, 2.0))
+    assert {path.name for path in tmp_path.iterdir()} == before.keys()
+    loaded = VanillaBertForSequenceClassification.from_pretrained(tmp_path)
+    assert (loaded.classifier.weight == 2.0).all()
+    assert len(AutoTokenizer.from_pretrained(tmp_path)) == json.loads(before["config.json"])["vocab_size"] == 9
+
+
+@pytest.mark.parametrize("length", [{"max_steps": 3}, {"num_train_epochs": 1}], ids=["updates", "epochs"])
+@pytest.mark.parametrize("trainer_class", [Seq2SeqTrainer, VanillaTrainer])
+def test_a_run_with_all_its_updates_gets_no_more(tmp_path, trainer_class, length):
+    def start(**changes):
+        arguments = VanillaTrainingArguments(
+            tmp_path,
+            save_steps=1,
+            use_cpu=True,
+            report_to="none",
+            disable_tqdm=True,
+            per_device_train_batch_size=4,
+            **{**length, **changes},
+        )
+        model = tiny_model()
+        return trainer_class(model, arguments, tiny_collator(model), train_dataset=tiny_pairs(12))
+
+    first = start()
+    train_to_end(first)
+    checkpoint = last_complete_checkpoint(tmp_path)
+    assert checkpoint.endswith("checkpoint-3")
+    assert not is_finished(checkpoint, first.args)  # its model is not saved yet
+
+    again = start()
+    train_to_end(again, checkpoint)
+    assert again.state.global_step == 3
+    for name, weight in weights_of(first).items():
+        assert torch.equal(weights_of(again)[name], weight), name
+    save_final_model(again)
+    assert is_finished(checkpoint, again.args)
+    assert last_complete_checkpoint(tmp_path) == checkpoint
+
+    longer = start(max_steps=5)
+    assert not is_finished(checkpoint, longer.args)
+    train_to_end(longer, checkpoint)
+    assert longer.state.global_step == 5
+
+
+def test_a_checkpoint_of_another_run_finishes_none(tmp_path):
+    (tmp_path / "checkpoint-3").mkdir()
+    assert not is_finished(tmp_path / "checkpoint-3", TrainingArguments(str(tmp_path / "new"), max_steps=3))
