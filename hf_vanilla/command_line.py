@@ -2,19 +2,21 @@
 
 import argparse
 import json
+import logging
 import os
 import platform
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import torch
-from huggingface_hub.errors import StrictDataclassError
+from huggingface_hub.errors import HTTPError, StrictDataclassError
 from safetensors import SafetensorError
 from transformers import HfArgumentParser
 
@@ -25,8 +27,36 @@ from .generation.line_files import replacing_file
 INTERRUPTED = 130
 
 
+# Options of transformers' trainer that no script reads: each does all of its work.
+WITHOUT_EFFECT = ("do_train", "do_eval", "do_predict")
+
+
 class HelpFormatter(argparse.RawDescriptionHelpFormatter, argparse.ArgumentDefaultsHelpFormatter):
-    """Keeps the line breaks of the examples, and tells the defaults that there are."""
+    """Keeps the line breaks of the examples, tells the defaults that there are, and puts a script's own options first.
+
+    Args:
+        *args (`Any`): As argparse's.
+        own (`Collection[str]`): Names of the script's own options.
+        **kwargs (`Any`): As argparse's.
+    """
+
+    def __init__(self, *args: Any, own: Collection[str] = (), **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.own = ("help", *own)
+
+    def add_arguments(self, actions: Iterable[argparse.Action]) -> None:
+        """List options: the script's own ones, and behind them those of transformers' trainer.
+
+        Args:
+            actions (`Iterable[argparse.Action]`): The options.
+        """
+        shown = [action for action in actions if action.dest not in WITHOUT_EFFECT]
+        super().add_arguments([action for action in shown if action.dest in self.own])
+        others = [action for action in shown if action.dest not in self.own]
+        if others:
+            self.end_section()
+            self.start_section("options of transformers' trainer")
+            super().add_arguments(others)
 
     def _get_help_string(self, action: argparse.Action) -> str | None:
         return action.help if action.default is None else super()._get_help_string(action)
@@ -42,12 +72,19 @@ def parse_arguments(*dataclass_types: Any, description: str | None) -> tuple[Any
     Returns:
         `tuple[Any, ...]`: one instance of each dataclass. A wrong option ends the program with status 2.
     """
+    own = [
+        name
+        for dataclass_type in dataclass_types
+        for each in dataclass_type.__mro__
+        if not each.__module__.startswith("transformers.")
+        for name in vars(each).get("__annotations__", ())
+    ]
     parser = HfArgumentParser(
         dataclass_types,
         # argparse would list all options here, and transformers' training arguments alone fill a screen.
         usage="%(prog)s --option value ... | options.json",
         description=description,
-        formatter_class=HelpFormatter,
+        formatter_class=partial(HelpFormatter, own=own),
         allow_abbrev=False,
     )
     try:
@@ -139,6 +176,44 @@ def check_files(**files: str | list[str] | None) -> None:
 
 
 @contextmanager
+def without_load_report() -> Iterator[None]:
+    """Keep transformers from listing which weights are new and which are left over, where that is what is wanted.
+
+    Yields:
+        Nothing: the block loads a model.
+    """
+    reporter = logging.getLogger("transformers.modeling_utils")
+    reporter.addFilter(_is_no_load_report)  # a level of its own would make it tell something else
+    try:
+        yield
+    finally:
+        reporter.removeFilter(_is_no_load_report)
+
+
+def _is_no_load_report(record: logging.LogRecord) -> bool:
+    return "LOAD REPORT" not in record.getMessage()
+
+
+def check_models(**models: str | None) -> None:
+    """Find out now, and not from the Hub, that a folder of a model does not exist.
+
+    Args:
+        **models (`str`, *optional*): Name of the option, and the folder or name on the Hub that was given.
+
+    Raises:
+        ValueError: if what was given can only be a folder, as its beginning or a folder above it tells, and there is
+            none.
+    """
+    for option, given in models.items():
+        if given is None or Path(given).is_dir():
+            continue
+        path = Path(given)
+        has_parent = path.parent != Path() and path.parent.is_dir()
+        if path.is_absolute() or given.startswith((".", "~")) or has_parent or len(path.parts) > 2:
+            raise ValueError(f"`{option}` must name a folder or a model of the Hub, but there is no folder {given}.")
+
+
+@contextmanager
 def explained_loading(option: str, name_or_path: str | os.PathLike[str] | None) -> Iterator[None]:
     """Say in one line that a model is not there, where transformers tells much else.
 
@@ -217,10 +292,10 @@ def run(main: Callable[[], None]) -> int:
     """
     try:
         main()
-    except (ValueError, TypeError, OSError, ImportError, SafetensorError, StrictDataclassError) as error:
+    except (ValueError, TypeError, OSError, ImportError, HTTPError, SafetensorError, StrictDataclassError) as error:
         sys.stderr.write(f"error: {error}\n")
         return 1
-    except KeyboardInterrupt:
-        sys.stderr.write("\ninterrupted\n")
+    except KeyboardInterrupt as interrupt:
+        sys.stderr.write("\n".join(["", "interrupted", *getattr(interrupt, "__notes__", ()), ""]))
         return INTERRUPTED
     return 0

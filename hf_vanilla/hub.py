@@ -13,7 +13,7 @@ import os
 import re
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, TypeVar
 
@@ -27,7 +27,7 @@ from transformers import AutoConfig, AutoTokenizer
 from transformers.utils import logging
 
 from .hub_trouble import is_passing, status_of
-from .model_card import CardFacts, card_of_folder
+from .model_card import CURVE, CardFacts, card_of_folder, draw_curve
 from .registration import AUTO_CLASSES
 
 
@@ -41,7 +41,7 @@ TRAINING_STATE = ("optimizer.pt", "scheduler.pt", "scaler.pt", "rng_state*.pth",
 NEVER = (
     "training_args.bin",
     "checkpoint-*/*",
-    "averaged/*",
+    "averaged*/*",
     "runs/*",
     "logs/*",
     "_run*",
@@ -71,6 +71,8 @@ class Publication:
         uploaded: Files that are new or changed.
         deleted: Files that are gone: weights that the model no longer has.
         unchanged: Files that were there already.
+        card: The model card that was written, or would be; none if the folder's README.md stays as it is.
+        trouble: Why a dry run could not ask the Hub what is there already; none if it answered.
     """
 
     repo_id: str
@@ -78,6 +80,8 @@ class Publication:
     uploaded: tuple[str, ...]
     deleted: tuple[str, ...]
     unchanged: tuple[str, ...]
+    card: str | None = None
+    trouble: str | None = None
 
 
 def publish(
@@ -120,7 +124,7 @@ def publish(
         with_training_state (`bool`):
             Whether optimizer, scheduler and random states go too, to train on from. They are pickles.
         dry_run (`bool`):
-            Only find out what would be done. The Hub is read; nothing is changed, there or here.
+            Only find out what would be done. The Hub is read, if it can be reached; nothing is changed, there or here.
         token (`str`, *optional*):
             By default the one that `hf auth login` or `HF_TOKEN` gave.
 
@@ -134,28 +138,28 @@ def publish(
     """
     files = check_folder(folder, with_training_state=with_training_state, token=token)
     api = HfApi(token=token)
-    if "/" not in repo_id:
-        repo_id = f"{_retry(api.whoami)['name']}/{repo_id}"
-    card = None
+    head: str | None = None
+    remote: dict[str, _FileHash] = {}
+    trouble: str | None = None
+    if dry_run:
+        try:
+            repo_id = _whole_name(api, repo_id)
+            head, remote = _head_and_tree(api, repo_id, revision, may_be_missing=True)
+        except (OSError, HTTPError) as error:
+            trouble = _first_line(error)
+    else:
+        repo_id = _retry(lambda: _whole_name(api, repo_id))
+    made = {}
     if facts is not None or results is not None or "README.md" not in files:
-        card = str(card_of_folder(folder, repo_id, facts, results, draw=not dry_run)).encode()
-        if _has_token(io.BytesIO(card), _secrets(token)):
-            raise ValueError(
-                "The model card would have a token of the Hub in it; take it out of `facts` or `results`."
-            )
-        if not dry_run:
-            (Path(folder) / "README.md").write_bytes(card)
-            files = _files_of(Path(folder), with_training_state=with_training_state)
-    hashes = {}
-    for name in files:
-        with (Path(folder) / name).open("rb") as file:
-            hashes[name] = _hash_of(file)
-    if card is not None:
-        hashes["README.md"] = _hash_of(io.BytesIO(card))
+        made = _make_card(Path(folder), repo_id, facts, results, token)
     if not dry_run:
+        for name, content in made.items():
+            (Path(folder) / name).write_bytes(content)
         _retry(lambda: api.create_repo(repo_id, private=private, exist_ok=True))
-    head, remote = _retry(lambda: _head_and_tree(api, repo_id, revision, may_be_missing=dry_run))
+        head, remote = _retry(lambda: _head_and_tree(api, repo_id, revision))
+    hashes = _hashes(Path(folder), files, made)
     plan = _plan(repo_id, head, hashes, remote)
+    plan = replace(plan, card=made["README.md"].decode() if made else None, trouble=trouble)
     if tag is not None and head is not None:
         _check_tag(api, plan, tag)
     if dry_run:
@@ -168,7 +172,7 @@ def publish(
     _verify(api, repo_id, str(commit), hashes)
     if tag is not None:
         _tag(api, repo_id, str(commit), tag)
-    return Publication(repo_id, commit, plan.uploaded, plan.deleted, plan.unchanged)
+    return replace(plan, commit=commit)
 
 
 def roll_back(
@@ -231,7 +235,9 @@ def check_folder(
     """
     root = Path(folder)
     if not (root / "config.json").is_file():
-        raise ValueError(f"`folder` must be a folder with a config.json, but {root} has none.")
+        models = sorted(str(path.parent) for path in root.glob("*/config.json"))
+        hint = f" These have one: {', '.join(models[:5])}; give the one to publish." if models else ""
+        raise ValueError(f"`folder` must be a folder with a config.json, but {root} has none.{hint}")
     names = _files_of(root, with_training_state=with_training_state)
     pickles = [name for name in names if name.endswith(PICKLE_SUFFIXES) and not _matches(name, TRAINING_STATE)]
     if pickles:
@@ -283,6 +289,34 @@ def _check_model(root: Path) -> None:
             f"`pad_token_id` of config.json ({config.pad_token_id}) and of the tokenizer ({tokenizer.pad_token_id}) "
             "must be the same."
         )
+
+
+def _whole_name(api: HfApi, repo_id: str) -> str:
+    """Put the name of the account before a name without one."""
+    return repo_id if "/" in repo_id else f"{api.whoami()['name']}/{repo_id}"
+
+
+def _make_card(
+    folder: Path, repo_id: str, facts: CardFacts | None, results: dict[str, Any] | None, token: str | None
+) -> dict[str, bytes]:
+    """Make the card, and the picture in it if there is one to draw; nothing is written."""
+    picture = draw_curve(folder)
+    has_curve = picture is not None or (folder / CURVE).is_file()
+    card = str(card_of_folder(folder, repo_id, facts, results, has_curve=has_curve)).encode()
+    if _has_token(io.BytesIO(card), _secrets(token)):
+        raise ValueError("The model card would have a token of the Hub in it; take it out of `facts` or `results`.")
+    return {"README.md": card} | ({} if picture is None else {CURVE: picture})
+
+
+def _hashes(folder: Path, files: list[str], made: dict[str, bytes]) -> dict[str, "_FileHash"]:
+    """Hash the files of a folder and those that are yet to be written there."""
+    hashes = {}
+    for name in files:
+        if name not in made:
+            with (folder / name).open("rb") as file:
+                hashes[name] = _hash_of(file)
+    hashes.update({name: _hash_of(io.BytesIO(content)) for name, content in made.items()})
+    return dict(sorted(hashes.items()))
 
 
 def _matches(name: str, patterns: tuple[str, ...]) -> bool:

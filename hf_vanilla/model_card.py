@@ -1,16 +1,21 @@
-"""Model cards: what a model is, how to load it, what it was trained on, what it scores and where its limits are.
+"""Model cards: what a model is, how to use it, what it was trained on, what it scores and where its limits are.
 
-Every number of a card comes from a file of results; what no file can tell, the terms of the data and the limits, comes
-from [`CardFacts`].
+Every number of a card comes from a file of results, or from what a training left in the model's folder; what no file
+can tell, the terms of the data and the limits, comes from [`CardFacts`].
 """
 
+import io
 import json
+import math
 import os
+import re
+import shlex
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
+from safetensors import safe_open
 from transformers import AutoConfig
 from transformers.utils import logging
 
@@ -19,15 +24,17 @@ logger = logging.get_logger(__name__)
 
 TEMPLATE = Path(__file__).with_name("model_card_template.md")
 CURVE = "training_curve.png"
-NOT_TOLD = "Nobody has said yet."
-# What the scores of the result files are called where models are compared.
+# For each score of the result files: its name on the Hub, and what it is called where models are compared.
 SCORES = {
-    "bleu": "BLEU",
-    "chrf": "chrF",
-    "mlm_loss": "loss of masked tokens, nats",
-    "mlm_accuracy": "accuracy of masked tokens",
-    "nsp_accuracy": "accuracy of next sentences",
+    "bleu": ("bleu", "BLEU"),
+    "chrf": ("chrf", "chrF"),
+    "mlm_loss": ("loss", "loss of masked tokens, nats"),
+    "mlm_accuracy": ("accuracy", "accuracy of masked tokens"),
+    "nsp_accuracy": ("accuracy", "accuracy of next sentences"),
 }
+TOLD_ELSEWHERE = ("parameters", "test_set")  # notes that stand above or in the table
+# What a trainer measures beside scores.
+NO_SCORES = ("loss", "perplexity", "gen_len", "runtime", "per_second", "epoch")
 PAPERS = {
     "vanilla_transformer": "The encoder-decoder Transformer of Vaswani et al. 2017 ([paper](https://arxiv.org/abs/1706.03762)).",
     "vanilla_bert": "BERT of Devlin et al. 2018 ([paper](https://arxiv.org/abs/1810.04805)).",
@@ -42,31 +49,98 @@ TASKS = {
     "AutoModelForMultipleChoice": "multiple-choice",
     "AutoModelForNextSentencePrediction": "text-classification",
 }
+# Tasks whose pipelines transformers does not have; the package has them under other names.
+OWN_PIPELINES = {"translation": "vanilla-translation", "question-answering": "vanilla-question-answering"}
+# How a pipeline is called, and what is printed of its answer.
+CALLS = {
+    "translation": 'print(pipe({example})[0]["translation_text"])',
+    "fill-mask": 'for guess in pipe({example}):\n    print(guess["score"], guess["sequence"])',
+    "text-classification": "print(pipe({example}))",
+    "token-classification": "print(pipe({example}))",
+    "question-answering": 'print(pipe("Who has two dogs?", "Ben has two dogs and a cat."))',
+}
+EXAMPLES = {"fill-mask": "The capital of France is [MASK]."}
+EXAMPLE = "A dog runs."
+PIPELINE = """from transformers import pipeline
+
+pipe = pipeline("{task}", model={repo_id}{trust})
+{call}
+"""
+LOADING = """from transformers import AutoTokenizer, {auto_class}
+
+tokenizer = AutoTokenizer.from_pretrained({repo_id})
+model = {auto_class}.from_pretrained({repo_id}{trust})
+"""
+# What comes behind the loading where there is no pipeline.
+USES = {
+    "AutoModelForMultipleChoice": """
+beginning, endings = "She opened the door", ["and went in.", "and swam away."]
+inputs = tokenizer([beginning] * len(endings), endings, padding=True, return_tensors="pt")
+scores = model(**{name: each.unsqueeze(0) for name, each in inputs.items()}).logits
+print(endings[scores.argmax()])
+""",
+    "AutoModelForNextSentencePrediction": """
+inputs = tokenizer("She opened the door.", "Then she went in.", return_tensors="pt")
+print(model(**inputs).logits.softmax(-1)[0, 0])  # probability that the second follows the first
+""",
+}
+_LOCAL_PATH = re.compile(r"(?:--?[\w-]+=)?(~?(?:/[^/^*{}|;\n]+)+/?)")
 
 
 @dataclass
 class CardFacts:
-    """What a file of results does not tell.
+    """What no file tells.
 
     Args:
-        title (`str`): First line of the card.
+        title (`str`, *optional*): First line of the card; the default is the name of the repository.
         language (`list[str]`): Codes of the languages, such as `["en", "de"]`.
         license (`str`, *optional*): As the Hub names it, such as `"apache-2.0"`; `"other"` needs `license_name`.
         license_name (`str`, *optional*): Name of another licence.
         datasets (`list[str]`): Names of the data sets.
-        training_data (`str`): What the model was trained on, and the terms of it.
-        limits (`str`): What it must not be used for, and where it fails.
+        training_data (`str`, *optional*): What the model was trained on, and the terms of it.
+        limits (`str`, *optional*): What it must not be used for, and where it fails.
+        example (`str`, *optional*): A text to try it with.
         base_model (`str`, *optional*): The model that was fine-tuned.
     """
 
-    title: str = "Model"
+    title: str | None = None
     language: list[str] = field(default_factory=list)
     license: str | None = None
     license_name: str | None = None
     datasets: list[str] = field(default_factory=list)
-    training_data: str = NOT_TOLD
-    limits: str = NOT_TOLD
+    training_data: str | None = None
+    limits: str | None = None
+    example: str | None = None
     base_model: str | None = None
+
+
+class Figure(NamedTuple):
+    """A score.
+
+    Attributes:
+        dataset: What it was measured on.
+        metric: Name of the metric as the Hub knows it.
+        name: What people call it.
+        value: The score.
+    """
+
+    dataset: str
+    metric: str
+    name: str
+    value: float
+
+
+def missing_facts(facts: CardFacts | None) -> list[str]:
+    """Name what a card would not tell although readers look for it.
+
+    Args:
+        facts (`CardFacts`, *optional*): What is known.
+
+    Returns:
+        `list[str]`: names of fields.
+    """
+    wanted = ("language", "license", "datasets", "training_data", "limits")
+    return [name for name in wanted if not getattr(facts, name, None)]
 
 
 def model_card(
@@ -75,10 +149,10 @@ def model_card(
     *,
     model_type: str,
     auto_class: str,
-    parameters: int | None = None,
     results: dict[str, Any] | None = None,
+    seed: str | None = None,
     has_curve: bool = False,
-    own_pipeline: str | None = None,
+    has_pipeline: bool = True,
 ) -> ModelCard:
     """Fill the template.
 
@@ -91,14 +165,14 @@ def model_card(
             `"vanilla_transformer"` or `"vanilla_bert"`.
         auto_class (`str`):
             Name of the Auto class that loads it with its head.
-        parameters (`int`, *optional*):
-            Number of parameters.
         results (`dict[str, Any]`, *optional*):
-            A file of results, as the scripts write them.
+            A file of results, as the scripts write them, or what [`results_of_folder`] finds.
+        seed (`str`, *optional*):
+            Which of the seeds in the results the model is.
         has_curve (`bool`):
             Whether `training_curve.png` lies beside the card.
-        own_pipeline (`str`, *optional*):
-            Task of the pipeline that the model brings along.
+        has_pipeline (`bool`):
+            Whether the model brings the pipeline of its task along where transformers has none.
 
     Returns:
         `ModelCard`: with metadata that the Hub reads, the scores as a `model-index` among them.
@@ -111,8 +185,9 @@ def model_card(
     if auto_class not in TASKS and auto_class != "AutoModel":
         raise ValueError(f"`auto_class` must be one of {', '.join(TASKS)} or AutoModel; got {auto_class!r}.")
     results = results or {}
-    figures = figures_of(results)
+    figures = figures_of(results, seed)
     task = TASKS.get(auto_class, "feature-extraction")
+    name = repo_id.rstrip("/").split("/")[-1]
     data = ModelCardData(
         language=facts.language or None,
         license=facts.license,
@@ -122,38 +197,29 @@ def model_card(
         tags=["hf_vanilla", model_type],
         datasets=facts.datasets or None,
         base_model=facts.base_model,
-        model_name=repo_id.split("/")[-1],
-        eval_results=[
-            EvalResult(
-                task_type=task,
-                dataset_type=_slug(dataset),
-                dataset_name=dataset,
-                metric_type=_slug(score),
-                metric_name=score,
-                metric_value=value,
-            )
-            for dataset, score, value in figures
-        ]
-        or None,
+        model_name=name,
+        eval_results=[_eval_result(figure, task) for figure in figures] or None,
     )
-    parameters = parameters or int(results.get("parameters") or results.get("notes", {}).get("parameters", 0))
+    notes = results.get("notes", {})
+    parameters = int(results.get("parameters") or notes.get("parameters", 0))
     size = f" {parameters:,} parameters." if parameters else ""
-    return ModelCard.from_template(
+    commands = results.get("commands") or ([results["command"]] if "command" in results else [])
+    filled = ModelCard.from_template(
         data,
         template_path=str(TEMPLATE),
-        title=facts.title,
+        title=facts.title or name,
         description=PAPERS[model_type] + size,
-        auto_class=auto_class,
-        repo_id=repo_id,
+        use=_use(auto_class, repo_id, facts, with_package=True),
+        use_without_package=_use(auto_class, repo_id, facts, with_package=False, has_pipeline=has_pipeline),
         training_data=facts.training_data,
         limits=facts.limits,
-        commands=results.get("commands") or ([results["command"]] if "command" in results else []),
-        notes={name.replace("_", " "): value for name, value in results.get("notes", {}).items()},
+        commands=[without_local_paths(command).strip() for command in commands],
+        notes={name.replace("_", " "): value for name, value in notes.items() if name not in TOLD_ELSEWHERE},
         figures=figures,
         environment=_environment(results),
         has_curve=has_curve,
-        own_pipeline=own_pipeline,
     )
+    return ModelCard(re.sub(r"\n{3,}", "\n\n", str(filled)).strip() + "\n")
 
 
 def card_of_folder(
@@ -162,7 +228,7 @@ def card_of_folder(
     facts: CardFacts | None = None,
     results: dict[str, Any] | None = None,
     *,
-    draw: bool = True,
+    has_curve: bool | None = None,
 ) -> ModelCard:
     """Make the card of a model's folder out of what lies there.
 
@@ -174,9 +240,10 @@ def card_of_folder(
         facts (`CardFacts`, *optional*):
             What the folder does not tell.
         results (`dict[str, Any]`, *optional*):
-            A file of results.
-        draw (`bool`):
-            Whether to draw the training curve into the folder, if there is one to draw and matplotlib is installed.
+            A file of results; its scores take the place of those in the folder. Of several seeds a folder `seed-3` has
+            its own score, and any other the median.
+        has_curve (`bool`, *optional*):
+            Whether `training_curve.png` will lie beside the card; by default whether it does.
 
     Returns:
         `ModelCard`: the card, which is not written yet.
@@ -192,46 +259,168 @@ def card_of_folder(
         )
     names = {model_class.__name__: name for name, model_class in config.auto_classes().items()}
     auto_class = names.get(next(iter(config.architectures or []), ""), "AutoModel")
-    facts = facts or CardFacts(title=repo_id.split("/")[-1])
+    found = results_of_folder(folder)
+    if results is not None:
+        notes = {**found.pop("notes"), **results.get("notes", {})}
+        found = {"parameters": found["parameters"], **results, "notes": notes}
+    seed = re.fullmatch(r"seed-(\d+)", Path(folder).absolute().name)
     offered = getattr(config, "custom_pipelines", {})
     return model_card(
-        facts,
+        facts or CardFacts(),
         repo_id,
         model_type=config.model_type,
         auto_class=auto_class if auto_class in TASKS else "AutoModel",
-        results=results,
-        has_curve=_draw_curve(Path(folder)) if draw else (Path(folder) / CURVE).is_file(),
-        own_pipeline=next((task for task in config.pipelines() if task in offered), None),
+        results=found,
+        seed=seed[1] if seed else None,
+        has_curve=(Path(folder) / CURVE).is_file() if has_curve is None else has_curve,
+        has_pipeline=any(task in offered for task in config.pipelines()),
     )
 
 
-def figures_of(results: dict[str, Any]) -> list[tuple[str, str, float]]:
+def results_of_folder(folder: str | os.PathLike[str]) -> dict[str, Any]:
+    """Gather what a training has left beside its model.
+
+    Args:
+        folder (`str`):
+            The folder.
+
+    Returns:
+        `dict[str, Any]`: number of `parameters`; `scores` for each set, from `eval_results.json`, as the training
+        scripts write it, or `scores.json`, as fine-tunings do; `notes`, about the length of the training.
+    """
+    root = Path(folder)
+    updates = _read(root / "trainer_state.json").get("global_step")
+    notes = {"updates": f"{updates:,}"} if updates else {}
+    scores = _read(root / "scores.json")
+    measured = _read(root / "eval_results.json")
+    if measured:
+        scores = {"validation": {name.removeprefix("eval_"): value for name, value in measured.items()}}
+    return {"parameters": _count_parameters(root), "scores": scores, "notes": notes}
+
+
+def figures_of(results: dict[str, Any], seed: str | None = None) -> list[Figure]:
     """List the scores of a file of results.
 
     Args:
         results (`dict[str, Any]`):
-            Of a translation, a pre-training or a fine-tuning.
+            Of a translation, a pre-training or a fine-tuning, or what [`results_of_folder`] finds.
+        seed (`str`, *optional*):
+            The one of the seeds whose scores to list; by default, or if there is no such seed, it is their median.
 
     Returns:
-        `list[tuple[str, str, float]]`: data set, name of the score, value.
+        `list[Figure]`: the scores.
     """
     if "bleu" in results:
         dataset = results.get("notes", {}).get("test_set", "test")
-        return [(dataset, SCORES[name], results[name]) for name in ("bleu", "chrf")]
+        return [_figure(dataset, name, results[name]) for name in ("bleu", "chrf")]
     if "files" in results:
         return [
-            (Path(dataset).name, SCORES[name], figures[name])
+            _figure(Path(dataset).name, name, figures[name])
             for dataset, figures in results["files"].items()
             for name in ("mlm_loss", "mlm_accuracy", "nsp_accuracy")
             if name in figures
         ]
-    score = results.get("main_score", "")
-    seeds = len(results.get("seeds", ()))
-    of = f", median of {seeds} seeds" if seeds > 1 else ""
-    return [
-        (dataset, f"{score}{of}", round(figures["median"], 4))
-        for dataset, figures in results.get("summary", {}).items()
-    ]
+    if "scores" in results:
+        return [
+            _figure(dataset, name, value)
+            for dataset, figures in results["scores"].items()
+            for name, value in figures.items()
+            if not name.endswith(NO_SCORES)
+        ]
+    score, seeds = results.get("main_score", ""), results.get("seeds", {})
+    if seed in seeds:
+        return [_figure(dataset, score, figures[score]) for dataset, figures in seeds[seed].items()]
+    of = f" (median of {len(seeds)} seeds)" if len(seeds) > 1 else ""
+    return [_figure(dataset, score, each["median"], of) for dataset, each in results.get("summary", {}).items()]
+
+
+def without_local_paths(command: str) -> str:
+    """Shorten the absolute paths of a command, which tell of a machine and help nobody, to their last part.
+
+    Args:
+        command (`str`): A command line.
+
+    Returns:
+        `str`: the same with names of files and folders alone.
+    """
+    try:
+        words = shlex.split(command)
+    except ValueError:  # an open quotation mark
+        words = command.split()
+    paths = [found[1] for found in map(_LOCAL_PATH.fullmatch, words) if found]
+    for path in sorted(paths, key=len, reverse=True):
+        command = command.replace(path, Path(path).name)
+    return command
+
+
+def draw_curve(folder: str | os.PathLike[str]) -> bytes | None:
+    """Draw the training curve of a model's folder.
+
+    Args:
+        folder (`str`): The folder, perhaps with `trainer_state.json`.
+
+    Returns:
+        `bytes`: a picture in PNG; `None` if less than two losses were logged, or matplotlib is not installed.
+    """
+    history = _read(Path(folder) / "trainer_state.json").get("log_history", [])
+    if sum("loss" in entry for entry in history) < 2:
+        return None
+    try:
+        from .visualization import plot_training_curve
+
+        figure = plot_training_curve(history)
+    except ImportError as error:
+        logger.warning(f"The card has no training curve: {error}")
+        return None
+    picture = io.BytesIO()
+    figure.savefig(picture, format="png")
+    return picture.getvalue()
+
+
+def _figure(dataset: str, score: str, value: float, of: str = "") -> Figure:
+    metric, name = SCORES.get(score, (score, score.replace("_", " ")))
+    return Figure(dataset, metric, name + of, round(value, 2 if metric in ("bleu", "chrf") else 4))
+
+
+def _eval_result(figure: Figure, task: str) -> EvalResult:
+    return EvalResult(
+        task_type=task,
+        dataset_type=_slug(figure.dataset),
+        dataset_name=figure.dataset,
+        metric_type=figure.metric,
+        metric_name=figure.name,
+        metric_value=figure.value,
+    )
+
+
+def _use(auto_class: str, repo_id: str, facts: CardFacts, *, with_package: bool, has_pipeline: bool = True) -> str:
+    """Write a program that loads the model, uses it once and prints what comes out."""
+    task = TASKS.get(auto_class, "")
+    trust = "" if with_package else ", trust_remote_code=True"
+    quoted = json.dumps(repo_id, ensure_ascii=False)
+    is_pair = auto_class == "AutoModelForNextSentencePrediction"
+    if task in CALLS and not is_pair and (has_pipeline or task not in OWN_PIPELINES):
+        example = json.dumps(facts.example or EXAMPLES.get(task, EXAMPLE), ensure_ascii=False)
+        named = OWN_PIPELINES.get(task, task) if with_package else task
+        call = CALLS[task].format(example=example)
+        program = PIPELINE.format(task=named, repo_id=quoted, trust=trust, call=call)
+    else:
+        program = LOADING.format(auto_class=auto_class, repo_id=quoted, trust=trust) + USES.get(auto_class, "")
+    return ("import hf_vanilla  # transformers learns the model\n" if with_package else "") + program
+
+
+def _count_parameters(root: Path) -> int:
+    """Count the weights of a folder without reading them."""
+    count = 0
+    for path in root.glob("model*.safetensors"):
+        with safe_open(path, framework="pt") as file:
+            count += sum(math.prod(file.get_slice(name).get_shape()) for name in file.keys())  # noqa: SIM118
+    return count
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """Read a JSON file that a training leaves, if there is one."""
+    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
 
 
 def _environment(results: dict[str, Any]) -> str:
@@ -247,19 +436,3 @@ def _slug(name: str) -> str:
     """Turn a name into an identifier as the Hub's metadata has them."""
     words = "".join(character if character.isalnum() else " " for character in name.lower()).split()
     return "_".join(words)
-
-
-def _draw_curve(folder: Path) -> bool:
-    """Draw the training curve beside the card, if the folder has one to draw and matplotlib is there."""
-    state = folder / "trainer_state.json"
-    if not state.is_file():
-        return (folder / CURVE).is_file()
-    try:
-        from .visualization import plot_training_curve
-
-        figure = plot_training_curve(json.loads(state.read_text(encoding="utf-8")).get("log_history", []))
-    except (ImportError, ValueError) as error:
-        logger.warning(f"The card has no training curve: {error}")
-        return False
-    figure.savefig(folder / CURVE)
-    return True

@@ -1,7 +1,10 @@
 """What the fine-tuning scripts share: common options, the model with its new head, and the report."""
 
+import functools
 import logging
+import sys
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import transformers
@@ -9,13 +12,16 @@ from transformers import AutoConfig, AutoTokenizer, PreTrainedModel, PreTrainedT
 
 from .command_line import (
     check_files,
+    check_models,
     check_results_file,
     explained_loading,
     parse_arguments,
     show_report,
+    without_load_report,
     write_report,
 )
 from .training import FinetuningArguments, FinetuningTask, hold_folder, seeds_report, train_with_seeds
+from .training.finetuning import LOSSES
 
 
 logger = logging.getLogger(__name__)
@@ -62,6 +68,7 @@ class CommonTaskArguments:
                 f"`max_length` must be at least {SHORTEST}, for a word and the special tokens; got {longest}."
             )
         check_results_file(self.results_file)
+        check_models(model_name_or_path=self.model_name_or_path)
 
     def needed(self) -> tuple[str, ...]:
         """Name the options that must be given.
@@ -141,10 +148,22 @@ def build_model(auto_class: Any, arguments: CommonTaskArguments, **fields: Any) 
     name = arguments.model_name_or_path
     if arguments.from_scratch:
         return auto_class.from_config(AutoConfig.from_pretrained(name, **fields))
-    model, loading = auto_class.from_pretrained(name, ignore_mismatched_sizes=True, output_loading_info=True, **fields)
+    with without_load_report():
+        model, loading = auto_class.from_pretrained(
+            name, ignore_mismatched_sizes=True, output_loading_info=True, **fields
+        )
     if loading["mismatched_keys"]:
         logger.warning(f"The head of {name} has another number of labels than this task, and so it begins anew.")
+    new = sorted({key.rpartition(".")[0] for key in loading["missing_keys"]})
+    if new:
+        _tell_once(f"New in the model, with random weights: {', '.join(new)}; all else comes from {name}.")
     return model
+
+
+@functools.cache
+def _tell_once(message: str) -> None:
+    """Say what every training of a process would say again."""
+    logger.info(message)
 
 
 def parse_task_arguments(*dataclass_types: Any, description: str | None) -> tuple[Any, ...]:
@@ -184,9 +203,26 @@ def train_and_report(
         ValueError: if the file can't be written, the folder is in use, or has the seeds of a run with other options.
     """
     with hold_folder(str(training_args.output_dir), is_main_process=training_args.should_save):
-        results = train_with_seeds(task, training_args, arguments.seeds, vars(arguments))
+        try:
+            results = train_with_seeds(task, training_args, arguments.seeds, vars(arguments))
+        except KeyboardInterrupt as interrupt:
+            interrupt.add_note("The same command again goes on; seeds that are done are not trained again.")
+            raise
         report = seeds_report(results, task.main_score)
         show_report(report)
+        if training_args.should_save:
+            _show_folders(report, Path(str(training_args.output_dir)))
         if arguments.results_file is not None and training_args.should_save:
             write_report(arguments.results_file, report)
     return report
+
+
+def _show_folders(report: dict[str, Any], output_dir: Path) -> None:
+    """Tell where the model of each seed is, and which one is the best on the validation data."""
+    main_score = report["main_score"]
+    scores = {seed: each["validation"][main_score] for seed, each in report["seeds"].items()}
+    for seed, score in scores.items():
+        sys.stderr.write(f"The model is in {output_dir / f'seed-{seed}'} (validation {main_score} {score:.4f}).\n")
+    if len(scores) > 1:
+        best = (min if main_score in LOSSES else max)(scores, key=lambda seed: scores[seed])
+        sys.stderr.write(f"The best on the validation data is {output_dir / f'seed-{best}'}.\n")

@@ -178,7 +178,8 @@ def plot_training_curve(log_history: Sequence[Mapping[str, Any]], *, title: str 
         title (`str`, *optional*): Line above the picture.
 
     Returns:
-        `matplotlib.figure.Figure`: one panel with the losses in training and evaluation, and one for each other score.
+        `matplotlib.figure.Figure`: one panel with the losses in training and evaluation, and one for each other score;
+            a panel with one point alone is left out if another one has more.
 
     Raises:
         ImportError: if matplotlib is missing.
@@ -319,7 +320,11 @@ def _logged_curves(log_history: Sequence[Mapping[str, Any]]) -> dict[str, dict[s
             "`log_history` must hold entries with `loss` or `eval_...`, as `trainer.state.log_history` does; "
             f"got none in {len(log_history)} entries."
         )
-    return panels
+    # A panel with one point tells less than the number would, so it goes where another one has more.
+    curves_with_a_course = {
+        name: curves for name, curves in panels.items() if any(len(points) > 1 for points in curves.values())
+    }
+    return curves_with_a_course or panels
 
 
 def _cell_size(across: int, down: int, largest: float) -> float:

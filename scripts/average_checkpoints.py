@@ -6,7 +6,8 @@ like any checkpoint: `AutoModelForSeq2SeqLM.from_pretrained("averaged")` loads i
 
 For example, the last five checkpoints of the run in the folder `out`:
     python scripts/average_checkpoints.py --run_dir out --last 5 --output_dir averaged
-the five with the highest BLEU on the validation data:
+the five with the highest BLEU on the validation data, of a run with --eval_strategy steps and --eval_steps equal to
+its --save_steps:
     python scripts/average_checkpoints.py --run_dir out --best 5 --metric eval_bleu --output_dir averaged
 or these two:
     python scripts/average_checkpoints.py --checkpoints out/checkpoint-900 out/checkpoint-1000 --output_dir averaged
@@ -26,7 +27,13 @@ from hf_vanilla.training import average_checkpoints, best_checkpoints, last_chec
 class AverageArguments:
     """What to average, and where to write it. Say which checkpoints in one way: `last`, `best` or `checkpoints`."""
 
-    output_dir: str = field(metadata={"help": "Folder to write the averaged model to; it must be new or empty."})
+    output_dir: str | None = field(
+        default=None,
+        metadata={
+            "help": "Folder to write the averaged model to; it must be new or empty. Default: a subfolder of "
+            "--run_dir, as averaged-best-5."
+        },
+    )
     run_dir: str | None = field(
         default=None,
         metadata={
@@ -57,6 +64,10 @@ class AverageArguments:
             raise ValueError(f"Say which checkpoints with one of --last, --best and --checkpoints; got {given}.")
         if (self.run_dir is None) != (ways == ["checkpoints"]):
             raise ValueError("--last and --best need --run_dir, and --checkpoints stands without it.")
+        if self.output_dir is None and self.run_dir is None:
+            raise ValueError("--checkpoints needs --output_dir: say where the average shall go.")
+        if self.output_dir is None:
+            self.output_dir = str(Path(str(self.run_dir)) / f"averaged-{ways[0]}-{getattr(self, ways[0])}")
         if self.metric is not None and self.best is None:
             raise ValueError("--metric is for --best, which is not given.")
 

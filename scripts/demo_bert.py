@@ -14,7 +14,7 @@ from transformers import DataCollatorForLanguageModeling, ProgressCallback, pipe
 from transformers.utils import logging
 
 from hf_vanilla import VanillaBertConfig, VanillaBertForPreTraining
-from hf_vanilla.command_line import parse_arguments, run
+from hf_vanilla.command_line import parse_arguments, run, without_load_report
 from hf_vanilla.data import build_pretraining_dataset, mask_statically, python_documentation
 from hf_vanilla.metrics import PretrainingMetrics
 from hf_vanilla.tokenization import train_wordpiece_tokenizer
@@ -114,7 +114,8 @@ def main() -> None:
         f"and {measured['eval_nsp_accuracy']:.1%} of the next sentences are right.\n"
     )
     trainer.save_model()
-    fill = pipeline("fill-mask", model=arguments.output_dir, device=-1)  # through AutoModelForMaskedLM
+    with without_load_report():  # of the head for next sentences, which this task does not need
+        fill = pipeline("fill-mask", model=arguments.output_dir, device=-1)  # through AutoModelForMaskedLM
     for question in QUESTIONS:
         words = ", ".join(f"{guess['token_str']} {guess['score']:.0%}" for guess in fill(question, top_k=4))
         print(f"  {question}\n      {words}")

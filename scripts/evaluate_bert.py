@@ -19,7 +19,7 @@ from transformers import AutoModelForPreTraining, AutoTokenizer, DataCollatorFor
 from transformers.utils import logging
 
 import hf_vanilla  # noqa: F401  (the Auto classes learn our models)
-from hf_vanilla.command_line import check_files, check_results_file, parse_arguments, run, write_report
+from hf_vanilla.command_line import check_files, check_models, check_results_file, parse_arguments, run, write_report
 from hf_vanilla.data import build_pretraining_dataset, load_documents, mask_statically
 from hf_vanilla.metrics import PretrainingMetrics
 from hf_vanilla.training import VanillaTrainer, VanillaTrainingArguments
@@ -96,6 +96,7 @@ def main() -> None:
     logging.set_verbosity_error()
     check_files(files=arguments.files)
     check_results_file(arguments.results_file)
+    check_models(model=arguments.model)
     tokenizer = AutoTokenizer.from_pretrained(arguments.model)
     model, loading = AutoModelForPreTraining.from_pretrained(arguments.model, output_loading_info=True)
     if any(name.startswith(TOKEN_HEAD) for name in loading["missing_keys"]):

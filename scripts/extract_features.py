@@ -3,7 +3,7 @@ r"""Compute vectors of texts, or of their tokens, with BERT: one text a line in,
 
     python scripts/extract_features.py --model runs/bert --input texts.txt --output vectors.npy
     python scripts/extract_features.py --model runs/bert --input texts.txt --output tokens.npz \
-        --layers -4 -3 -2 -1 --mix concatenate --pooling tokens
+        --layers -2 -1 --mix concatenate --pooling tokens
 
 A .npy file holds one matrix with a row for each line; tokens go to a .npz file with one matrix for each line, named by
 its number from 0. numpy.load reads both.
@@ -18,7 +18,14 @@ import numpy as np
 import torch
 from transformers import AutoModel, AutoTokenizer
 
-from hf_vanilla.command_line import check_output_dir, explained_loading, parse_arguments, run
+from hf_vanilla.command_line import (
+    check_models,
+    check_output_dir,
+    explained_loading,
+    parse_arguments,
+    run,
+    without_load_report,
+)
 from hf_vanilla.features import extract_features
 from hf_vanilla.generation.line_files import read_lines
 
@@ -51,11 +58,12 @@ def main() -> None:
     (arguments,) = parse_arguments(FeatureArguments, description=__doc__)
     output = Path(arguments.output)
     check_output_dir(str(output.absolute().parent))
+    check_models(model=arguments.model)
     texts = read_lines(arguments.input)
     if not texts:
         raise ValueError(f"--input ({arguments.input}) must have at least one line, but is empty.")
     device = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else torch.device("cpu")
-    with explained_loading("model", arguments.model):
+    with explained_loading("model", arguments.model), without_load_report():  # of a head that is not needed here
         model = AutoModel.from_pretrained(arguments.model).to(device).eval()
         tokenizer = AutoTokenizer.from_pretrained(arguments.model)
     vectors = extract_features(

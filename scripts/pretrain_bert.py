@@ -29,7 +29,14 @@ import transformers
 from transformers import AutoTokenizer, DataCollatorForLanguageModeling, set_seed
 
 from hf_vanilla import VanillaBertConfig, VanillaBertForMaskedLM, VanillaBertForPreTraining
-from hf_vanilla.command_line import check_files, check_output_dir, explained_loading, parse_arguments, run
+from hf_vanilla.command_line import (
+    check_files,
+    check_models,
+    check_output_dir,
+    explained_loading,
+    parse_arguments,
+    run,
+)
 from hf_vanilla.data import (
     WholeWordMaskingCollator,
     build_masked_language_dataset,
@@ -40,6 +47,7 @@ from hf_vanilla.data import (
 from hf_vanilla.metrics import PretrainingMetrics
 from hf_vanilla.tokenization import train_wordpiece_tokenizer
 from hf_vanilla.training import (
+    LongWarmupWarning,
     Phase,
     PretrainingTrainer,
     VanillaTrainingArguments,
@@ -50,6 +58,7 @@ from hf_vanilla.training import (
     is_finished,
     keep_options,
     save_final_model,
+    told_how_to_go_on,
     train_to_end,
 )
 
@@ -135,8 +144,12 @@ class PretrainingArguments(VanillaTrainingArguments):
     )
     max_steps: int = field(default=1_000_000, metadata={"help": "Number of updates, over all phases."})
     learning_rate: float = field(default=1e-4, metadata={"help": "Peak learning rate."})
-    warmup_steps: float = field(default=10_000, metadata={"help": "Updates over which the learning rate grows."})
+    warmup_steps: float = field(
+        default=10_000,
+        metadata={"help": "Updates over which the learning rate grows; a third of max_steps, or fewer."},
+    )
     weight_decay: float = field(default=0.01, metadata={"help": "Weight decay, off biases and norms."})
+    logging_steps: float = field(default=50, metadata={"help": "Tell the loss every so many updates."})
     adam_epsilon: float = field(default=1e-6, metadata={"help": "Adam's epsilon (the authors' code)."})
 
     def __post_init__(self):
@@ -269,6 +282,9 @@ def main() -> None:
     transformers.utils.logging.set_verbosity(training_args.get_process_log_level())
     check_phases(data_args)
     check_output_dir(training_args.output_dir)
+    check_models(
+        model_name_or_path=model_args.model_name_or_path, tokenizer_name_or_path=model_args.tokenizer_name_or_path
+    )
     check_files(train_files=data_args.train_files, validation_files=data_args.validation_files)
     with hold_folder(training_args.output_dir, is_main_process=training_args.should_save):
         train(model_args, data_args, training_args)
@@ -320,11 +336,13 @@ def train(model_args: ModelArguments, data_args: DataArguments, training_args: P
         eval_dataset=held_out,
         processing_class=tokenizer,
         compute_metrics=metrics,
+        callbacks=[LongWarmupWarning()],
         preprocess_logits_for_metrics=metrics.preprocess_logits,
     )
 
     # 3. training, from the last checkpoint if there is one
-    train_to_end(trainer, checkpoint)
+    with told_how_to_go_on(output_dir):
+        train_to_end(trainer, checkpoint)
 
     # 4. the final model: measured, saved
     if held_out is not None:

@@ -8,8 +8,16 @@ Log in first: `hf auth login`, or set HF_TOKEN. The folder must load, model and 
 no pickle and no token in it; checkpoints, optimizer states and the like stay at home. If the push is stopped, run the
 same command again: it sends only what is missing.
 
-A folder without README.md gets a model card. --card makes it say more, a JSON file with the fields of `CardFacts`
-(title, language, license, datasets, training_data, limits, ...), and --results, the file that a script wrote.
+A folder without README.md gets a model card, and --dry_run shows it. It says what the folder tells: scores, size, how
+long it was trained. --results takes the scores from the file that a script wrote, and --card adds what no file tells.
+It is a JSON file like this one; each field may be left out:
+
+    {"title": "English to German captions", "language": ["en", "de"], "license": "apache-2.0",
+     "datasets": ["bentrevett/multi30k"], "training_data": "29,000 pairs of captions of photographs.",
+     "limits": "It knows captions and nothing else.", "example": "A dog runs."}
+
+`example` is a text to try the model with. Further fields: "license_name" if the license is "other", "base_model" if it
+was fine-tuned.
 
 To go back to an earlier state, as one new commit:
 
@@ -25,7 +33,7 @@ from typing import Any
 
 from hf_vanilla import publish, roll_back
 from hf_vanilla.command_line import check_files, parse_arguments, run
-from hf_vanilla.model_card import CardFacts
+from hf_vanilla.model_card import CardFacts, missing_facts
 
 
 @dataclass
@@ -38,12 +46,18 @@ class PushArguments:
     tag: str | None = field(default=None, metadata={"help": "Name for the new state, as v1.0."})
     private: bool | None = field(default=None, metadata={"help": "Make a new repository private."})
     commit_message: str = field(default="Upload model", metadata={"help": "First line of the commit's message."})
-    card: str | None = field(default=None, metadata={"help": "JSON file with the facts of the model card."})
+    card: str | None = field(
+        default=None,
+        metadata={
+            "help": "JSON file for the model card, with title, language, license, license_name, datasets, "
+            "training_data, limits, example, base_model, or some of them; above stands an example."
+        },
+    )
     results: str | None = field(default=None, metadata={"help": "JSON file of results, for the model card."})
     with_training_state: bool = field(
         default=False, metadata={"help": "Publish optimizer, scheduler and random states too, to train on from."}
     )
-    dry_run: bool = field(default=False, metadata={"help": "Only tell what would be done."})
+    dry_run: bool = field(default=False, metadata={"help": "Only tell what would be done, and show the model card."})
     roll_back_to: str | None = field(
         default=None, metadata={"help": "Publish nothing, but go back to this commit or tag."}
     )
@@ -75,12 +89,14 @@ def read_facts(arguments: PushArguments) -> tuple[CardFacts | None, dict[str, An
 def main() -> None:
     """Publish or go back, and tell what was done."""
     (arguments,) = parse_arguments(PushArguments, description=__doc__)
+    missing: list[str] = []
     if arguments.roll_back_to is not None:
         done = roll_back(
             arguments.repo_id, arguments.roll_back_to, revision=arguments.revision, dry_run=arguments.dry_run
         )
     else:
         facts, results = read_facts(arguments)
+        missing = missing_facts(facts)
         done = publish(
             arguments.folder,
             arguments.repo_id,
@@ -97,6 +113,12 @@ def main() -> None:
         for name in names:
             print(f"{sign} {name}")
     if arguments.dry_run:
+        if done.card is not None:
+            print(f"README.md would be:\n\n{done.card}")
+            if missing:
+                print(f"The card does not tell {', '.join(missing)}; --card does, see --help.")
+        if done.trouble is not None:
+            print(f"The Hub could not be asked what is there already: {done.trouble}")
         print(f"Nothing was done: that is what would change in {done.repo_id} ({arguments.revision}).")
     else:
         print(f"{done.repo_id} ({arguments.revision}) is at {done.commit}.")

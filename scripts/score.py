@@ -22,7 +22,7 @@ import torch
 from accelerate import PartialState
 from accelerate.utils import gather_object
 
-from hf_vanilla.command_line import parse_arguments, run
+from hf_vanilla.command_line import check_models, parse_arguments, run
 from hf_vanilla.generation import load_translator, score_texts
 from hf_vanilla.generation.line_files import STANDARD_STREAM, on_first_process, read_lines, replacing_file
 
@@ -108,6 +108,7 @@ def score_lines(
 def main() -> None:
     """Read, score, write: the first process reads and writes, all score."""
     (arguments,) = parse_arguments(ScoreArguments, description=__doc__)
+    check_models(model=arguments.model)
     processes = PartialState(cpu=arguments.device == "cpu" or not torch.accelerator.is_available())
     with replacing_file(arguments.output) if processes.is_main_process else nullcontext() as file:
         sources, targets = on_first_process(partial(read_pairs, arguments))

@@ -37,12 +37,20 @@ from transformers import (
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from hf_vanilla import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
-from hf_vanilla.command_line import check_files, check_output_dir, explained_loading, parse_arguments, run
+from hf_vanilla.command_line import (
+    check_files,
+    check_models,
+    check_output_dir,
+    explained_loading,
+    parse_arguments,
+    run,
+)
 from hf_vanilla.data import load_parallel_dataset, tokenize_parallel_dataset
 from hf_vanilla.metrics import TranslationMetrics
 from hf_vanilla.models.text_batches import TARGET_TOKENIZER
 from hf_vanilla.tokenization import load_tokenizers, train_tokenizer
 from hf_vanilla.training import (
+    LongWarmupWarning,
     VanillaTrainer,
     VanillaTrainingArguments,
     average_checkpoints,
@@ -56,6 +64,7 @@ from hf_vanilla.training import (
     noam_learning_rate,
     paper_optimizers,
     save_final_model,
+    told_how_to_go_on,
     train_to_end,
 )
 
@@ -149,12 +158,15 @@ class TranslationTrainingArguments(VanillaTrainingArguments):
         default=None, metadata={"help": "Peak learning rate. Default: d_model^-0.5 * warmup_steps^-0.5, the paper's."}
     )
     lr_scheduler_type: str = field(default="inverse_sqrt", metadata={"help": "inverse_sqrt (the paper), linear, ..."})
-    warmup_steps: float = field(default=4000, metadata={"help": "Updates over which the learning rate grows."})
+    warmup_steps: float = field(
+        default=4000, metadata={"help": "Updates over which the learning rate grows; a third of max_steps, or fewer."}
+    )
     adam_beta2: float = field(default=0.98, metadata={"help": "Adam's second decay rate."})
     adam_epsilon: float = field(default=1e-9, metadata={"help": "Adam's epsilon."})
     max_grad_norm: float = field(
         default=0.0, metadata={"help": "Clip gradients at this norm; 0 does not (the paper)."}
     )
+    logging_steps: float = field(default=50, metadata={"help": "Tell the loss every so many updates."})
     predict_with_generate: bool = field(default=True, metadata={"help": "Measure BLEU and chrF when validating."})
     average_last: int = field(
         default=0, metadata={"help": "The final model is the mean of this many last checkpoints (the paper: 5 or 20)."}
@@ -312,8 +324,10 @@ def build_trainer(model, tokenizer, target_tokenizer, data, training_args, bleu_
         "eval_dataset": data.get("validation"),
         "processing_class": tokenizer,
         "data_collator": DataCollatorForSeq2Seq(tokenizer, model=model),
-        "callbacks": [] if target_tokenizer is tokenizer else [SaveTargetTokenizer(target_tokenizer)],
+        "callbacks": [LongWarmupWarning()],
     }
+    if target_tokenizer is not tokenizer:
+        kwargs["callbacks"].append(SaveTargetTokenizer(target_tokenizer))
     if training_args.predict_with_generate and "validation" in data:
         examples = None if isinstance(data["validation"], IterableDataset) else len(data["validation"])
         kwargs["compute_metrics"] = TranslationMetrics(target_tokenizer, tokenize=bleu_tokenize, num_examples=examples)
@@ -342,6 +356,9 @@ def main() -> None:
     logging.basicConfig(format="%(message)s", level=logging.INFO if training_args.should_log else logging.WARNING)
     transformers.utils.logging.set_verbosity(training_args.get_process_log_level())
     check_output_dir(training_args.output_dir)
+    check_models(
+        model_name_or_path=model_args.model_name_or_path, tokenizer_name_or_path=model_args.tokenizer_name_or_path
+    )
     with hold_folder(training_args.output_dir, is_main_process=training_args.should_save):
         train(model_args, data_args, training_args)
 
@@ -384,7 +401,8 @@ def train(model_args: ModelArguments, data_args: DataArguments, training_args: T
     trainer = build_trainer(model, tokenizer, target_tokenizer, data, training_args, data_args.bleu_tokenize)
 
     # 3. training, from the last checkpoint if there is one
-    train_to_end(trainer, checkpoint)
+    with told_how_to_go_on(output_dir):
+        train_to_end(trainer, checkpoint)
 
     # 4. the final model: averaged if asked for, measured, saved
     if training_args.average_last > 0:

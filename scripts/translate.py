@@ -25,7 +25,7 @@ import torch
 from accelerate import PartialState
 from accelerate.utils import gather_object
 
-from hf_vanilla.command_line import parse_arguments, run
+from hf_vanilla.command_line import check_models, parse_arguments, run
 from hf_vanilla.generation import Translation, load_translator, translate
 from hf_vanilla.generation.line_files import on_first_process, read_lines, replacing_file
 
@@ -146,6 +146,7 @@ def translate_lines(lines: list[str], arguments: TranslateArguments, processes: 
 def main() -> None:
     """Read, translate, write: the first process reads and writes, all translate."""
     (arguments,) = parse_arguments(TranslateArguments, description=__doc__)
+    check_models(model=arguments.model)
     processes = PartialState(cpu=arguments.device == "cpu" or not torch.accelerator.is_available())
     with replacing_file(arguments.output) if processes.is_main_process else nullcontext() as file:
         lines = on_first_process(partial(read_lines, arguments.input))

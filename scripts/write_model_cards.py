@@ -22,14 +22,17 @@ class CardsArguments:
     """Where the cards are."""
 
     folder: str = field(default="model_cards", metadata={"help": "Folder with facts.json and results."})
+    namespace: str | None = field(
+        default=None, metadata={"help": "Account on the Hub where the models are to be; unset, the cards name none."}
+    )
 
 
-def make_card(folder: Path, name: str, entry: dict) -> str:
+def make_card(folder: Path, repo_id: str, entry: dict) -> str:
     """Fill the card of one recipe."""
     results = json.loads((folder / "results" / entry["results"]).read_text(encoding="utf-8"))
     card = model_card(
         CardFacts(**entry["facts"]),
-        f"my-name/{name}",
+        repo_id,
         model_type=entry["model_type"],
         auto_class=entry["auto_class"],
         results=results,
@@ -43,7 +46,8 @@ def main() -> None:
     folder = Path(arguments.folder)
     for name, entry in json.loads((folder / "facts.json").read_text(encoding="utf-8")).items():
         with replacing_file(str(folder / f"{name}.md")) as file:
-            file.write(make_card(folder, name, entry))
+            repo_id = f"{arguments.namespace}/{name}" if arguments.namespace else name
+            file.write(make_card(folder, repo_id, entry))
 
 
 if __name__ == "__main__":

@@ -159,6 +159,47 @@ def test_a_dry_run_changes_nothing(hub, folder):
     assert len(hub.titles()) == 2
 
 
+def test_a_dry_run_shows_the_card_and_lists_the_picture(hub, folder):
+    log = [{"step": 1, "loss": 3.0}, {"step": 2, "loss": 2.0}]
+    (folder / "trainer_state.json").write_text(json.dumps({"global_step": 2, "log_history": log}))
+    plan = publish(folder, "tiny", dry_run=True)
+    assert "training_curve.png" in plan.uploaded
+    assert plan.trouble is None
+    assert not (folder / "training_curve.png").exists()
+    done = publish(folder, "tiny")
+    assert (folder / "README.md").read_text() == plan.card == done.card
+    assert done.uploaded == plan.uploaded
+    assert publish(folder, REPO, dry_run=True).card is None  # it stays as it is
+    assert publish(folder, REPO, dry_run=True).uploaded == ()
+    assert publish(folder, REPO, facts=CardFacts(), dry_run=True).uploaded == ()
+
+
+@pytest.mark.parametrize("trouble", ["offline", "down", "unknown token"])
+def test_a_dry_run_needs_no_hub(hub, folder, waits, monkeypatch, trouble):
+    if trouble == "offline":
+        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    elif trouble == "down":
+        hub.process.kill()
+    token = "hf_" + "B" * 37 if trouble == "unknown token" else None
+    plan = publish(folder, "tiny", dry_run=True, token=token)
+    assert waits == []
+    assert plan.trouble
+    assert "\n" not in plan.trouble
+    assert (plan.repo_id, plan.commit) == ("tiny", None)
+    assert {"model.safetensors", "README.md"} <= set(plan.uploaded)
+    assert 'model="tiny"' in plan.card
+    add_a_pickle(folder)
+    with pytest.raises(ValueError, match="may be a pickle"):
+        publish(folder, "tiny", dry_run=True)
+
+
+def test_the_folder_of_several_seeds_names_them(tmp_path):
+    for seed in (2, 1):
+        save_model(tmp_path / f"seed-{seed}")
+    with pytest.raises(ValueError, match=f"These have one: {tmp_path}/seed-1, {tmp_path}/seed-2; give the one"):
+        check_folder(tmp_path)
+
+
 def test_weights_of_another_form_go_and_other_files_stay(hub, folder):
     publish(folder, REPO)
     hub.api.upload_file(path_or_fileobj=b"a picture", path_in_repo="curve.png", repo_id=REPO)
@@ -285,7 +326,7 @@ def test_a_card_with_a_token_is_not_written(hub, folder):
 
 def test_the_card_names_the_whole_repository(hub, folder):
     publish(folder, "tiny")
-    assert f'from_pretrained("{REPO}")' in (folder / "README.md").read_text()
+    assert f'model="{REPO}"' in (folder / "README.md").read_text()
     publish(folder, "tiny", facts=CardFacts(title="Other words"))
     assert "# Other words" in (folder / "README.md").read_text()
 
@@ -530,6 +571,12 @@ def test_the_script_publishes_and_goes_back(hub, folder, tmp_path):
     assert planned.returncode == 0, planned.stderr
     assert "+ model.safetensors\n" in planned.stdout
     assert "Nothing was done" in planned.stdout
+    assert "README.md would be:" in planned.stdout
+    assert "The card does not tell language, license, datasets, training_data, limits; --card does" in planned.stdout
+    down = run_as_user(hub, script, *options, "--dry_run", home=tmp_path / "home", offline=True)
+    assert down.returncode == 0, down.stderr
+    assert "+ model.safetensors\n" in down.stdout
+    assert "The Hub could not be asked what is there already: " in down.stdout
     done = run_as_user(hub, script, *options, "--tag", "v1", home=tmp_path / "home")
     assert done.returncode == 0, done.stderr
     assert_published(hub, folder)

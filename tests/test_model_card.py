@@ -10,19 +10,47 @@ from pathlib import Path
 import pytest
 import torch
 from huggingface_hub import ModelCard
-from transformers import AutoModelForMaskedLM, AutoTokenizer, Trainer, TrainingArguments
+from transformers import Trainer, TrainingArguments
 
-from hf_vanilla import VanillaBertConfig, VanillaBertForMaskedLM, VanillaBertForQuestionAnswering
-from hf_vanilla.model_card import CardFacts, card_of_folder, figures_of, model_card
-from hf_vanilla.tokenization import train_wordpiece_tokenizer
+from hf_vanilla import (
+    VanillaBertConfig,
+    VanillaBertForMaskedLM,
+    VanillaBertForMultipleChoice,
+    VanillaBertForNextSentencePrediction,
+    VanillaBertForPreTraining,
+    VanillaBertForQuestionAnswering,
+    VanillaBertForSequenceClassification,
+    VanillaBertForTokenClassification,
+    VanillaBertModel,
+    VanillaTransformerConfig,
+    VanillaTransformerForConditionalGeneration,
+)
+from hf_vanilla.model_card import (
+    CURVE,
+    CardFacts,
+    card_of_folder,
+    draw_curve,
+    figures_of,
+    missing_facts,
+    model_card,
+    without_local_paths,
+)
+from hf_vanilla.tokenization import train_tokenizer, train_wordpiece_tokenizer
 
 
 ROOT = Path(__file__).parents[1]
+TOKENIZER = train_wordpiece_tokenizer(["the dog and the cat"] * 3, 40, show_progress=False)
+SIZES = dict(
+    vocab_size=len(TOKENIZER), hidden_size=12, num_hidden_layers=1, num_attention_heads=3, intermediate_size=20
+)
 RESULTS = sorted((ROOT / "model_cards" / "results").glob("*.json"))
 SEEDS = {
     "main_score": "accuracy",
     "summary": {"validation": {"median": 0.81234, "best": 0.9, "worst": 0.5}},
-    "seeds": {"1": {}, "2": {}, "3": {}},
+    "seeds": {
+        seed: {"validation": {"loss": 0.3, "accuracy": value}}
+        for seed, value in (("1", 0.81234), ("2", 0.9), ("3", 0.5))
+    },
     "command": "python scripts/finetune_classification.py",
 }
 PRETRAINING = {"files": {"held_out": {"mlm_loss": 2.5, "mlm_accuracy": 0.25, "nsp_accuracy": 0.82}}}
@@ -41,25 +69,62 @@ def test_every_figure_stands_in_table_and_metadata(path):
     made = card(results)
     figures = figures_of(results)
     assert figures
-    in_metadata = {(each.dataset_name, each.metric_name): each.metric_value for each in made.data.eval_results}
-    assert in_metadata == {(dataset, score): value for dataset, score, value in figures}
-    for dataset, score, value in figures:
-        assert f"| {dataset} | {score} | {value} |" in made.text
+    in_metadata = [
+        (each.dataset_name, each.metric_type, each.metric_name, each.metric_value) for each in made.data.eval_results
+    ]
+    assert sorted(in_metadata) == sorted(map(tuple, figures))
+    for dataset, metric, name, value in figures:
+        assert f"| {dataset} | {name} | {value} |" in made.text
+        assert metric in ("bleu", "chrf", "loss", "accuracy", "f1", "exact_match")
     for command in results.get("commands", []):
-        assert command in made.text
+        assert command.strip() in made.text
 
 
 def test_the_three_kinds_of_results():
-    assert figures_of(SEEDS) == [("validation", "accuracy, median of 3 seeds", 0.8123)]
-    assert [value for _, _, value in figures_of(PRETRAINING)] == [2.5, 0.25, 0.82]
+    assert figures_of(SEEDS) == [("validation", "accuracy", "accuracy (median of 3 seeds)", 0.8123)]
+    assert figures_of(SEEDS, "2") == [("validation", "accuracy", "accuracy", 0.9)]
+    assert figures_of(SEEDS, "7") == figures_of(SEEDS)
+    assert [figure.value for figure in figures_of(PRETRAINING)] == [2.5, 0.25, 0.82]
+    assert [figure.metric for figure in figures_of(PRETRAINING)] == ["loss", "accuracy", "accuracy"]
     assert figures_of({}) == []
 
 
-def test_a_card_without_results_has_no_table():
+def test_a_card_has_no_empty_sections():
     made = card(None)
-    assert "## Results" not in made.text
+    headings = re.findall(r"^#+ .*", made.text, flags=re.MULTILINE)
+    assert headings == ["# Tiny", "## How to use it"]
     assert made.data.eval_results is None
-    assert "Nobody has said yet." in made.text
+    assert str(made).endswith("again.\n")
+    told = CardFacts(training_data="Ten words.", limits="All.", language=["en"], license="mit", datasets=["a/b"])
+    made = model_card(told, "me/tiny", model_type="vanilla_bert", auto_class="AutoModel", results=SEEDS)
+    headings = re.findall(r"^#+ .*", made.text, flags=re.MULTILINE)
+    assert headings == [
+        "# tiny", "## How to use it", "## Training data", "## How it was trained", "## Results", "## Limits"
+    ]  # fmt: skip
+    assert "\n\n\n" not in str(made)
+    assert str(made).endswith("All.\n")
+    assert missing_facts(told) == []
+    assert missing_facts(None) == missing_facts(CardFacts()) == [
+        "language", "license", "datasets", "training_data", "limits"
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("command", "told"),
+    [
+        (
+            "python train.py --file /home/me/data/a.txt --out=/srv/runs/b/ ~/c",
+            "python train.py --file a.txt --out=b c",
+        ),
+        ("python /opt/x/train.py --file '/my home/a b.txt'", "python train.py --file 'a b.txt'"),
+        ("zcat a/b.gz | awk '/^ = [^=]/ {print}' > c/d.txt", "zcat a/b.gz | awk '/^ = [^=]/ {print}' > c/d.txt"),
+        ('echo "open /home/me/a', 'echo "open a'),
+    ],
+    ids=["options", "spaces", "no paths", "open quotation mark"],
+)
+def test_no_place_of_a_machine_is_published(command, told):
+    assert without_local_paths(command) == told
+    assert told in card({**SEEDS, "command": command}).text
 
 
 def test_metadata_survives_a_round_trip(tmp_path):
@@ -93,44 +158,102 @@ def test_bad_input_is_named(options, message):
         card(None, **options)
 
 
-def test_the_code_of_a_card_runs_and_the_curve_is_drawn(tmp_path, monkeypatch):
+def test_the_code_of_a_card_runs_and_the_curve_is_drawn(tmp_path, capsys):
     folder = tmp_path / "model"
-    tokenizer = train_wordpiece_tokenizer(["the dog and the cat"] * 3, 40, show_progress=False)
-    config = VanillaBertConfig(
-        vocab_size=len(tokenizer), hidden_size=12, num_hidden_layers=1, num_attention_heads=3, intermediate_size=20
-    )
+    config = VanillaBertConfig(**SIZES)
     args = TrainingArguments(
         output_dir=str(folder), max_steps=3, logging_steps=1, save_strategy="no", use_cpu=True, report_to=[],
         disable_tqdm=True,
     )  # fmt: skip
     rows = [{"input_ids": [2, 5, 6, 3], "labels": [-100, 6, -100, -100]}] * 8
-    trainer = Trainer(VanillaBertForMaskedLM(config), args, train_dataset=rows, processing_class=tokenizer)
+    trainer = Trainer(VanillaBertForMaskedLM(config), args, train_dataset=rows, processing_class=TOKENIZER)
     trainer.train()
     trainer.save_model()
     trainer.save_state()
+    (folder / CURVE).write_bytes(draw_curve(folder))
+    assert (folder / CURVE).stat().st_size > 5000
     made = card_of_folder(folder, str(folder))
     assert "![Loss over the steps of the training](training_curve.png)" in made.text
-    assert (folder / "training_curve.png").stat().st_size > 5000
+    assert f" {trainer.model.num_parameters():,} parameters." in made.text
+    assert "- updates: 3\n" in made.text
     blocks = re.findall(r"```python\n(.*?)```", made.text, flags=re.DOTALL)
     assert len(blocks) == 2
+    capsys.readouterr()
     for block in blocks:
         names = {}
         exec(compile(block, "card", "exec"), names)
-        assert torch.equal(names["model"].get_input_embeddings().weight, trainer.model.get_input_embeddings().weight)
-        assert type(names["tokenizer"]) is type(AutoTokenizer.from_pretrained(folder))
-    assert type(names["model"]) is type(AutoModelForMaskedLM.from_pretrained(folder))
+        weight = names["pipe"].model.get_input_embeddings().weight
+        assert torch.equal(weight, trainer.model.get_input_embeddings().weight)
+        assert len(capsys.readouterr().out.splitlines()) == 5
+    assert type(names["pipe"].model) is VanillaBertForMaskedLM
 
 
-def test_a_card_tells_of_the_pipeline_that_the_model_brings(tmp_path):
-    config = VanillaBertConfig(
-        vocab_size=11, hidden_size=12, num_hidden_layers=1, num_attention_heads=3, intermediate_size=20
+@pytest.mark.parametrize(
+    "model_class",
+    [
+        VanillaBertForMultipleChoice, VanillaBertForNextSentencePrediction, VanillaBertForPreTraining,
+        VanillaBertForQuestionAnswering, VanillaBertForSequenceClassification, VanillaBertForTokenClassification,
+        VanillaBertModel,
+    ],
+    ids=lambda each: each.__name__,
+)  # fmt: skip
+def test_the_programs_of_every_head_run(tmp_path, capsys, model_class):
+    model_class(VanillaBertConfig(**SIZES)).save_pretrained(tmp_path)
+    TOKENIZER.save_pretrained(tmp_path)
+    text = card_of_folder(tmp_path, str(tmp_path)).text
+    with_package, without = re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)
+    for block in (with_package, without):
+        exec(compile(block, "card", "exec"), {})
+        assert bool(capsys.readouterr().out) is (model_class is not VanillaBertModel)
+    assert "trust_remote_code=True" in without
+    assert "trust_remote_code" not in with_package
+    assert "\n\n\n" not in text
+
+
+def test_the_programs_of_a_translator_run_with_its_example(tmp_path, capsys):
+    config = VanillaTransformerConfig(
+        vocab_size=280, d_model=12, d_ff=20, num_heads=3, encoder_layers=1, decoder_layers=1
     )
-    for model_class, told in ((VanillaBertForQuestionAnswering, True), (VanillaBertForMaskedLM, False)):
-        model_class(config).save_pretrained(tmp_path)
-        text = card_of_folder(tmp_path, "me/tiny").text
-        line = '`pipeline("question-answering", model="me/tiny", trust_remote_code=True)`'
-        assert (line in text) is told
-        assert "\n\n\n" not in text
+    VanillaTransformerForConditionalGeneration(config).save_pretrained(tmp_path)
+    train_tokenizer(["the dog likes the cat"] * 3, 280, show_progress=False).save_pretrained(tmp_path)
+    text = card_of_folder(tmp_path, str(tmp_path), CardFacts(example='the "dog"\nlikes')).text
+    blocks = re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)
+    for block, task in zip(blocks, ("vanilla-translation", "translation"), strict=True):
+        assert f'pipeline("{task}", ' in block
+        assert r'"the \"dog\"\nlikes"' in block
+        exec(compile(block, "card", "exec"), {})
+        assert capsys.readouterr().out
+    # A checkpoint that brings no pipeline is not said to.
+    config = json.loads((tmp_path / "config.json").read_text())
+    del config["custom_pipelines"]
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    text = card_of_folder(tmp_path, "me/tiny").text
+    assert 'pipeline("translation"' not in text
+    assert 'AutoModelForSeq2SeqLM.from_pretrained("me/tiny", trust_remote_code=True)' in text
+
+
+def test_without_a_file_of_results_the_folder_tells(tmp_path):
+    folder = tmp_path / "seed-2"
+    VanillaBertForSequenceClassification(VanillaBertConfig(**SIZES)).save_pretrained(folder)
+    (folder / "eval_results.json").write_text('{"eval_loss": 3.5, "eval_bleu": 9.591, "eval_runtime": 0.8}')
+    (folder / "trainer_state.json").write_text('{"global_step": 1200}')
+    made = card_of_folder(folder, "me/tiny")
+    assert [(each.metric_type, each.metric_value) for each in made.data.eval_results] == [("bleu", 9.59)]
+    assert "- updates: 1,200\n" in made.text
+    (folder / "eval_results.json").unlink()
+    (folder / "scores.json").write_text('{"test": {"loss": 0.5, "f1": 0.25}}')
+    assert "| test | f1 | 0.25 |" in card_of_folder(folder, "me/tiny").text
+    # A file of results goes first; of its seeds that of the folder.
+    made = card_of_folder(folder, "me/tiny", results=SEEDS)
+    assert [(each.metric_name, each.metric_value) for each in made.data.eval_results] == [("accuracy", 0.9)]
+    assert "- updates: 1,200\n" in made.text
+
+
+def test_a_curve_needs_two_losses(tmp_path):
+    assert draw_curve(tmp_path) is None
+    log = [{"step": 10, "loss": 2.0}, {"step": 20, "eval_loss": 2.0, "eval_accuracy": 0.5}]
+    (tmp_path / "trainer_state.json").write_text(json.dumps({"log_history": log}))
+    assert draw_curve(tmp_path) is None
 
 
 FACTS = json.loads((ROOT / "model_cards" / "facts.json").read_text(encoding="utf-8"))

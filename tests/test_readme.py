@@ -1,25 +1,76 @@
 """The README says nothing that is not so: its code runs, its files exist, its numbers are those of the results."""
 
+import ast
 import json
 import re
 from pathlib import Path
 
 import pytest
 
+from hf_vanilla import (
+    VanillaBertConfig,
+    VanillaBertForPreTraining,
+    VanillaBertForQuestionAnswering,
+    VanillaBertForSequenceClassification,
+    VanillaTransformerConfig,
+    VanillaTransformerForConditionalGeneration,
+)
+from hf_vanilla.tokenization import train_tokenizer, train_wordpiece_tokenizer
+
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
+TOKENIZER = train_wordpiece_tokenizer(["the dog and the cat", "Ben has two dogs ."] * 3, 60, show_progress=False)
 RESULTS = sorted((ROOT / "model_cards" / "results").glob("*.json"))
 
 
-def test_a_few_lines_run():
-    block = README[README.index("## In a few lines") :]
+def program_of(heading):
+    """The first program below a heading."""
+    block = README[README.index(f"## {heading}\n") :]
     code = re.search(r"```python\n(.*?)```", block, flags=re.DOTALL).group(1)
+    return compile(code, "README.md", "exec")
+
+
+def test_a_few_lines_run(capsys):
     names = {}
-    exec(compile(code, "README.md", "exec"), names)
+    exec(program_of("In a few lines"), names)
+    assert re.fullmatch(r"loss \d\.\d\d, translations \[\[.*\]\]\n", capsys.readouterr().out)
     assert names["loss"].item() > 0
     assert names["model"].model.encoder.embed_tokens.weight.grad.abs().sum() > 0
     assert names["translations"].shape[0] == 2
+
+
+def test_the_pipelines_run(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    sizes = dict(hidden_size=12, num_hidden_layers=1, num_attention_heads=3, intermediate_size=20)
+    for folder, model_class in (
+        ("bert", VanillaBertForPreTraining),
+        ("reviews/seed-1", VanillaBertForSequenceClassification),
+        ("squad/seed-42", VanillaBertForQuestionAnswering),
+    ):
+        TOKENIZER.save_pretrained(f"runs/{folder}")
+        config = VanillaBertConfig(vocab_size=len(TOKENIZER), initializer_range=0.5, **sizes)
+        model_class(config).save_pretrained(f"runs/{folder}")
+    config = VanillaTransformerConfig(
+        vocab_size=280, d_model=12, d_ff=20, num_heads=3, encoder_layers=1, decoder_layers=1
+    )
+    VanillaTransformerForConditionalGeneration(config).save_pretrained("runs/en-de")
+    train_tokenizer(["the dog likes the cat"] * 3, 280, show_progress=False).save_pretrained("runs/en-de")
+    exec(program_of("Pipelines"), {})
+    translations, guesses, classes, answer = map(ast.literal_eval, capsys.readouterr().out.splitlines())
+    assert [sorted(each) for each in translations] == [["score", "translation_text"]] * 2
+    assert len(guesses) == 5
+    assert classes[0]["label"] in ("LABEL_0", "LABEL_1")
+    assert answer["answer"] in "Ben has two dogs and a cat."
+
+
+def test_the_best_of_the_training_can_be_averaged():
+    """The options that `--best` needs stand in the training's command."""
+    command = README[README.index("python scripts/train_translation.py") :]
+    options = dict(re.findall(r"--(\w+) (\w+)", command.partition("```")[0]))
+    best = int(re.search(r"average_checkpoints.py --run_dir runs/en-de --best (\d+)", README).group(1))
+    assert (options["eval_strategy"], options["eval_steps"]) == ("steps", options["save_steps"])
+    assert best < int(options["save_total_limit"]) <= int(options["max_steps"]) / int(options["save_steps"])
 
 
 def told_of(result):

@@ -306,6 +306,12 @@ def test_training_curve_has_a_panel_for_each_score(scores, grid):
     assert (specification.nrows, specification.ncols) == grid
 
 
+def test_training_curve_leaves_out_a_single_point():
+    log = [{"loss": 3.0, "step": 1}, {"loss": 2.0, "step": 2}, {"eval_loss": 2.5, "eval_bleu": 7.0, "step": 2}]
+    (losses,) = plot_training_curve(log).axes
+    assert curves_of(losses) == {"training": [(1, 3.0), (2, 2.0)], "evaluation": [(2, 2.5)]}
+
+
 def test_training_curve_of_evaluations_alone():
     assert [panel.get_ylabel() for panel in plot_training_curve([{"eval_bleu": 1.0, "step": 1}]).axes] == ["bleu"]
 

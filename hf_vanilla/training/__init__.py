@@ -8,6 +8,7 @@ from .checkpoints import (
     last_checkpoints,
     last_complete_checkpoint,
     save_final_model,
+    told_how_to_go_on,
 )
 from .cost import Estimate, bert_flops, estimate, transformer_flops
 from .finetuning import (
@@ -29,7 +30,7 @@ from .run_folder import (
     keep_options,
     train_to_end,
 )
-from .schedule import inverse_sqrt_schedule_from_one, noam_learning_rate
+from .schedule import LongWarmupWarning, inverse_sqrt_schedule_from_one, noam_learning_rate
 from .search import PAPER_GRID, search_settings
 from .trainer import VanillaTrainer, VanillaTrainingArguments
 
@@ -39,6 +40,7 @@ __all__ = [
     "Estimate",
     "FinetuningArguments",
     "FinetuningTask",
+    "LongWarmupWarning",
     "OrderedEvaluationTrainer",
     "Phase",
     "PhasedBatchSampler",
@@ -69,6 +71,7 @@ __all__ = [
     "search_settings",
     "seeds_report",
     "summarise_seeds",
+    "told_how_to_go_on",
     "train_to_end",
     "train_with_seeds",
     "transformer_flops",

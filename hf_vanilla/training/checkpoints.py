@@ -7,7 +7,8 @@ import re
 import shutil
 import tempfile
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,11 @@ LEFT_OUT_FILES = re.compile(
     r"|(optimizer|scheduler|scaler|rng_state).*\.(pt|pth|bin)"
     r"|trainer_state\.json|training_args\.bin"
     r"|latest|zero_to_fp32\.py|(global_step|optimizer_|pytorch_model_fsdp_)\d+"  # DeepSpeed, FSDP
+)
+
+_TO_CHOOSE_THE_BEST = (
+    "The best can be chosen among checkpoints that were evaluated when they were saved: train with validation data, "
+    "--eval_strategy steps and --eval_steps equal to --save_steps; or take the last ones."
 )
 
 
@@ -132,7 +138,11 @@ def best_checkpoints(
     state = _read_json(list(checkpoints.values())[-1] / TRAINER_STATE_NAME)
     values = _metric_by_step(state, metric)
     measured = [step for step in checkpoints if math.isfinite(values.get(step, math.nan))]
-    _check_enough(count, len(measured), f"`{metric}` was measured for", measured)
+    if len(measured) < count:
+        raise ValueError(
+            f"`{metric}` was measured for {len(measured)} checkpoints, fewer than `count` ({count}): of the "
+            f"checkpoints at steps {sorted(checkpoints)} those at {measured}. {_TO_CHOOSE_THE_BEST}"
+        )
     sign = 1 if greater_is_better else -1
     best = sorted(measured, key=lambda step: (sign * values[step], step))[-count:]
     return [checkpoints[step] for step in sorted(best)]
@@ -222,6 +232,32 @@ def save_final_model(trainer: Trainer) -> None:
             shutil.rmtree(temporary, ignore_errors=True)
     if trainer.args.push_to_hub:
         trainer.push_to_hub(commit_message="Model save", revision=trainer.args.hub_revision)
+
+
+@contextmanager
+def told_how_to_go_on(run_dir: str | os.PathLike) -> Iterator[None]:
+    """Add to a Ctrl-C in this block how the run can be gone on with.
+
+    Args:
+        run_dir (`str`):
+            The `output_dir` of a `Trainer`.
+
+    Yields:
+        Nothing: the block trains.
+
+    Raises:
+        KeyboardInterrupt: the one of the block, with a note.
+    """
+    try:
+        yield
+    except KeyboardInterrupt as interrupt:
+        checkpoint = last_complete_checkpoint(run_dir)
+        interrupt.add_note(
+            f"The same command again goes on from {checkpoint}."
+            if checkpoint is not None
+            else "There is no checkpoint yet (--save_steps), so the same command begins anew."
+        )
+        raise
 
 
 class _Weights:
@@ -508,7 +544,9 @@ def _metric_by_step(state: dict[str, Any], metric: str) -> dict[int, float]:
     values = {entry["step"]: entry[metric] for entry in state["log_history"] if metric in entry}
     if not values:
         names = sorted({name for entry in state["log_history"] for name in entry if name.startswith("eval_")})
-        raise ValueError(f"`metric` ({metric}) is not in the log of the run, which has {names}; was it evaluated?")
+        if not names:
+            raise ValueError(f"`metric` ({metric}): the run was not evaluated on its way. {_TO_CHOOSE_THE_BEST}")
+        raise ValueError(f"`metric` must be one that the run has logged, {', '.join(names)}; got {metric}.")
     return values
 
 

@@ -1,5 +1,6 @@
 """Fine-tuning as the paper does it: a few epochs over labelled data, several seeds, and what came of them."""
 
+import functools
 import json
 import shlex
 import statistics
@@ -11,7 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch.utils.data import SequentialSampler
-from transformers import Trainer, TrainingArguments
+from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.utils import logging
 
 from ..generation.line_files import replacing_file
@@ -24,6 +25,7 @@ logger = logging.get_logger(__name__)
 SCORES_FILE = "scores.json"
 # Scores that are the better, the lower they are.
 LOSSES = ("loss", "mse")
+FEW_UPDATES = 100
 _NO_SCORES = ("runtime", "per_second", "epoch")
 
 
@@ -48,6 +50,8 @@ class FinetuningArguments(TrainingArguments):
             Weight decay, off biases and norms.
         train_sampling_strategy (`str`):
             Order of the examples.
+        logging_steps (`float`):
+            When to tell the loss: every so many updates, or below 1 after such a share of them.
         save_strategy (`str`):
             When to save checkpoints on the way.
 
@@ -58,14 +62,22 @@ class FinetuningArguments(TrainingArguments):
     """
 
     output_dir: str | None = field(default=None, metadata={"help": "Folder of the models, one subfolder a seed."})
-    learning_rate: float = field(default=3e-5, metadata={"help": "Peak learning rate; the paper tries 2e-5 to 5e-5."})
-    num_train_epochs: float = field(default=3.0, metadata={"help": "Epochs; the paper tries 2 to 4."})
+    learning_rate: float = field(
+        default=3e-5,
+        metadata={"help": "Peak learning rate; the paper tries 2e-5 to 5e-5. Small models need more, such as 3e-4."},
+    )
+    num_train_epochs: float = field(
+        default=3.0, metadata={"help": "Epochs; the paper tries 2 to 4. Few rows need more, such as 20."}
+    )
     per_device_train_batch_size: int = field(default=32, metadata={"help": "Batch size; the paper tries 16 and 32."})
     per_device_eval_batch_size: int = field(default=64, metadata={"help": "Batch size of evaluation."})
     warmup_steps: float = field(default=0.1, metadata={"help": "Warm-up: updates, or below 1 a share of them."})
     weight_decay: float = field(default=0.01, metadata={"help": "Weight decay, off biases and norms."})
     train_sampling_strategy: str = field(
         default="group_by_length", metadata={"help": "group_by_length pads least; random is the stock order."}
+    )
+    logging_steps: float = field(
+        default=0.05, metadata={"help": "Tell the loss every so many updates, or below 1 a share of them."}
     )
     save_strategy: str = field(default="no", metadata={"help": "Checkpoints on the way: no, epoch or steps."})
 
@@ -93,6 +105,37 @@ class OrderedEvaluationTrainer(Trainer):
     def _get_eval_sampler(self, eval_dataset: Any) -> SequentialSampler:
         """Return the sampler of an evaluation, whose batches accelerate deals out to the processes."""
         return SequentialSampler(eval_dataset)
+
+
+class FewUpdatesWarning(TrainerCallback):
+    """Says once that a fine-tuning has too few updates for a new head to learn much."""
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Look at the length of the run, which is known now.
+
+        Args:
+            args (`TrainingArguments`):
+                How to train.
+            state (`TrainerState`):
+                The length of the run.
+            control (`TrainerControl`):
+                Not used.
+            **kwargs (`Any`):
+                Not used.
+        """
+        if state.is_world_process_zero and state.max_steps < FEW_UPDATES:
+            _warn_once(
+                f"This fine-tuning has {state.max_steps} updates, which is mostly too few: on little data raise "
+                "--num_train_epochs or lower --per_device_train_batch_size; a small model wants a higher "
+                "--learning_rate too, such as 3e-4."
+            )
+
+
+@functools.cache
+def _warn_once(message: str) -> None:
+    logger.warning(message)
 
 
 class FinetuningTask(NamedTuple):
@@ -169,6 +212,7 @@ def _train_and_score(
 ) -> dict[str, dict[str, float]]:
     """Train with one seed, save the model, and return its scores on each set."""
     trainer = task.make_trainer(args)
+    trainer.add_callback(FewUpdatesWarning())
     trainer.train(resume_from_checkpoint=checkpoint)
     save_final_model(trainer)  # before it is scored, so that no error there loses it
     return {

@@ -1,7 +1,13 @@
 """The learning rate of Vaswani et al. 2017, section 5.3: the formula, and the schedule that follows it."""
 
+from typing import Any
+
 import torch
-from transformers import get_inverse_sqrt_schedule
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments, get_inverse_sqrt_schedule
+from transformers.utils import logging
+
+
+logger = logging.get_logger(__name__)
 
 
 def noam_learning_rate(step: int, d_model: int, warmup_steps: int, factor: float = 1.0) -> float:
@@ -57,3 +63,30 @@ def inverse_sqrt_schedule_from_one(
     for group in optimizer.param_groups:
         group.setdefault("initial_lr", group["lr"])
     return get_inverse_sqrt_schedule(optimizer, num_warmup_steps, timescale=timescale, last_epoch=0)
+
+
+class LongWarmupWarning(TrainerCallback):
+    """Warns when a run is to end soon after its warm-up or within it, where a model has hardly begun to learn."""
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Compare warm-up and length of the run, which are both known now.
+
+        Args:
+            args (`TrainingArguments`):
+                How to train.
+            state (`TrainerState`):
+                The length of the run.
+            control (`TrainerControl`):
+                Not used.
+            **kwargs (`Any`):
+                Not used.
+        """
+        warmup = args.get_warmup_steps(state.max_steps)
+        if state.is_world_process_zero and warmup > state.max_steps / 2:
+            logger.warning(
+                f"The learning rate grows over {warmup:,} updates (--warmup_steps), more than half of this run's "
+                f"{state.max_steps:,} (--max_steps), so the model will hardly learn: warm up over a third of them or "
+                "fewer, or train for longer."
+            )

@@ -76,6 +76,16 @@ def test_it_learns_and_reports_every_seed(folder, tmp_path):
     assert model.config.id2label == {0: "disliked", 1: "liked"}
     classify = pipeline("text-classification", model=str(tmp_path / "run" / "seed-1"))
     assert classify("the film is nice")[0]["label"] == "liked"
+    for seed in (1, 2):
+        assert f"The model is in {tmp_path}/run/seed-{seed} (validation accuracy 1.0000)." in finished.stderr
+    assert f"The best on the validation data is {tmp_path}/run/seed-1." in finished.stderr
+    assert finished.stderr.count("New in the model, with random weights: classifier; all else comes from") == 1
+    assert finished.stderr.count("This fine-tuning has 72 updates") == 1
+    assert "UNEXPECTED" not in finished.stderr
+    assert "sharded" not in finished.stderr
+    assert (
+        finished.stderr.count("'loss':") + finished.stdout.count("'loss':") == 2 * 18
+    )  # every twentieth part, rounded up
 
 
 KILLED = """

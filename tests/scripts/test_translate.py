@@ -156,7 +156,11 @@ def test_a_translation_is_one_line(script, options, wanted):
         (["--input", "{}/missing"], 1, "missing can't be read: No such file"),
         (["--input", "{}/latin"], 1, "latin must be UTF-8, but line 2 is not"),
         (["--output", "{}/missing/out"], 1, "out can't be written: No such file"),
-        (["--model", "{}/missing"], 1, "error: "),
+        (
+            ["--model", "{}/missing"],
+            1,
+            "error: `model` must name a folder or a model of the Hub, but there is no folder",
+        ),
         (["--n_best", "5"], 2, "--n_best (5) must not exceed --num_beams (4)"),
         (["--num_beams", "0"], 2, "--num_beams must be at least 1, got 0"),
         (["--max_tokens_per_batch", "0"], 2, "--max_tokens_per_batch must be at least 1, got 0"),

@@ -415,9 +415,13 @@ def test_of_equally_good_checkpoints_the_later_is_better(tmp_path):
 def test_best_checkpoints_names_the_metrics_there_are(tmp_path):
     run = write_run(tmp_path / "out", [1.0, 2.0])
     with pytest.raises(
-        ValueError, match=r"`metric` \(eval_bleu\) is not in the log .* has \['eval_loss', 'eval_runtime'\]"
+        ValueError, match="`metric` must be one that the run has logged, eval_loss, eval_runtime; got eval_bleu"
     ):
         best_checkpoints(run, 1, "bleu")
+    state = run / "checkpoint-200" / "trainer_state.json"
+    state.write_text(json.dumps({"log_history": [{"step": 100, "loss": 1.0}]}))
+    with pytest.raises(ValueError, match="not evaluated on its way.* --eval_steps equal to --save_steps"):
+        best_checkpoints(run, 1)
 
 
 def test_checkpoints_without_a_value_are_not_counted(tmp_path):
@@ -427,7 +431,8 @@ def test_checkpoints_without_a_value_are_not_counted(tmp_path):
         (run / "checkpoint-300" / "trainer_state.json").read_text()
     )
     with pytest.raises(
-        ValueError, match=r"`eval_loss` was measured for 2 checkpoints, fewer than `count` \(3\): steps \[100, 300\]"
+        ValueError,
+        match=r"`eval_loss` was measured for 2 checkpoints, fewer than `count` \(3\): of .* those at \[100, 300\]",
     ):
         best_checkpoints(run, 3)
 
@@ -592,6 +597,8 @@ def test_script_averages_the_best_and_given_ones(tmp_path, run_script):
     assert weights_in(tmp_path / "best") == weights_in(tmp_path / "given") != weights_in(given[0])
     assert run_script("--checkpoints", given[0], "--output_dir", tmp_path / "given", "--overwrite")[0] == 0
     assert weights_in(tmp_path / "given") == weights_in(given[0])
+    assert run_script("--run_dir", run, "--best", 2, "--metric", "bleu")[0] == 0
+    assert weights_in(run / "averaged-best-2") == weights_in(tmp_path / "best")
 
 
 @pytest.mark.parametrize(
@@ -604,6 +611,7 @@ def test_script_averages_the_best_and_given_ones(tmp_path, run_script):
         (["--output_dir", "x", "--last", "2", "--run_dir", "nowhere"], 1, "error: `run_dir` (nowhere) is no folder."),
         (["--output_dir", "x", "--last", "0", "--run_dir", "."], 1, "error: `count` must be at least 1, got 0."),
         (["--output_dir", "x", "--last", "2", "--run_dir", "y", "--metric", "z"], 2, "--metric is for --best"),
+        (["--checkpoints", "a", "b"], 2, "--checkpoints needs --output_dir"),
         (["--output_dir", "x", "--las", "2", "--run_dir", "y"], 2, "got none."),
     ],
 )

@@ -4,7 +4,8 @@ import json
 
 import pytest
 from datasets import Dataset
-from transformers import Trainer, TrainerCallback
+from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState
+from transformers.utils import logging
 
 from hf_vanilla import VanillaBertConfig, VanillaBertForSequenceClassification
 from hf_vanilla.training import (
@@ -14,6 +15,7 @@ from hf_vanilla.training import (
     summarise_seeds,
     train_with_seeds,
 )
+from hf_vanilla.training.finetuning import FewUpdatesWarning
 
 
 RESULTS = {
@@ -41,6 +43,16 @@ def test_defaults_are_in_the_grid_of_the_paper(tmp_path):
     assert args.per_device_train_batch_size in (16, 32)
     assert args.learning_rate in (5e-5, 3e-5, 2e-5)
     assert args.num_train_epochs in (2, 3, 4)
+
+
+def test_a_fine_tuning_of_few_updates_is_told_of_once(tmp_path, caplog, monkeypatch):
+    monkeypatch.setattr(logging.get_logger("hf_vanilla"), "propagate", True)
+    args = FinetuningArguments(output_dir=str(tmp_path))
+    for updates in (100, 21, 21):
+        FewUpdatesWarning().on_train_begin(args, TrainerState(max_steps=updates), TrainerControl())
+    (told,) = caplog.messages
+    assert told.startswith("This fine-tuning has 21 updates, which is mostly too few")
+    assert "--num_train_epochs" in told
 
 
 ROWS = Dataset.from_dict({"input_ids": [[2, 5 + n % 4, 3] for n in range(12)], "labels": [n % 2 for n in range(12)]})

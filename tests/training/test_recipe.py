@@ -1,9 +1,10 @@
 import pytest
 import torch
 from tiny_translation import Recorder, tiny_collator, tiny_config, tiny_model, tiny_pairs, tiny_tokenizer
-from transformers import MarianConfig, PreTrainedConfig, Seq2SeqTrainer
+from transformers import MarianConfig, PreTrainedConfig, Seq2SeqTrainer, TrainerControl, TrainerState
 
 from hf_vanilla.training import (
+    LongWarmupWarning,
     VanillaTrainer,
     VanillaTrainingArguments,
     noam_learning_rate,
@@ -167,3 +168,17 @@ def test_paper_optimizers_refuse_other_schedules(tmp_path, schedule, warmup_step
     arguments = VanillaTrainingArguments(str(tmp_path), lr_scheduler_type=schedule, warmup_steps=warmup_steps)
     with pytest.raises(ValueError, match=message):
         paper_optimizers(tiny_model(), arguments)
+
+
+@pytest.mark.parametrize(
+    ("warmup", "updates", "told"),
+    [(4000, 400, True), (31, 60, True), (30, 60, False), (0.6, 60, True), (0.1, 60, False)],
+    ids=["beyond the end", "over half", "half", "large share", "share"],
+)
+def test_a_long_warmup_is_told_of(tmp_path, caplog, warmup, updates, told):
+    arguments = VanillaTrainingArguments(str(tmp_path), warmup_steps=warmup, max_steps=updates, use_cpu=True)
+    LongWarmupWarning().on_train_begin(arguments, TrainerState(max_steps=updates), TrainerControl())
+    assert bool(caplog.messages) is told
+    if told:
+        assert "(--warmup_steps)" in caplog.text
+        assert f"{updates} (--max_steps)" in caplog.text

@@ -1,0 +1,82 @@
+"""What the scripts have in common at their edges: the order of the help, and what Ctrl-C ends with."""
+
+import logging
+from dataclasses import dataclass, field
+
+import pytest
+import torch
+from transformers import TrainingArguments
+
+from hf_vanilla.command_line import INTERRUPTED, check_models, parse_arguments, run, without_load_report
+from hf_vanilla.training import told_how_to_go_on
+
+
+@dataclass
+class OwnArguments:
+    apples: int = field(default=3, metadata={"help": "How many apples."})
+
+
+@dataclass
+class OwnTrainingArguments(TrainingArguments):
+    warmup_steps: float = field(default=7, metadata={"help": "How long."})
+
+
+def test_the_help_has_the_own_options_first_and_none_without_effect(capsys, monkeypatch):
+    monkeypatch.setattr("sys.argv", ["script.py", "--help"])
+    with pytest.raises(SystemExit):
+        parse_arguments(OwnArguments, OwnTrainingArguments, description="What it does.")
+    shown = capsys.readouterr().out
+    own, _, others = shown.partition("options of transformers' trainer:")
+    for option in ("--help", "--apples", "--warmup_steps"):
+        assert option in own
+        assert option not in others
+    assert "--weight_decay" in others
+    assert "--weight_decay" not in own
+    assert "--do_train" not in shown
+    monkeypatch.setattr("sys.argv", ["script.py", "--apples", "4", "--weight_decay", "0.5", "--do_train"])
+    apples, args = parse_arguments(OwnArguments, OwnTrainingArguments, description=None)
+    assert (apples.apples, args.weight_decay, args.do_train) == (4, 0.5, True)
+
+
+@pytest.mark.parametrize("is_saved", [True, False], ids=["checkpoint", "none"])
+def test_an_interrupted_training_says_how_to_go_on(tmp_path, capsys, is_saved):
+    if is_saved:
+        (tmp_path / "checkpoint-40").mkdir()
+        (tmp_path / "checkpoint-40" / "trainer_state.json").write_text("{}")
+        for name in ("optimizer.pt", "scheduler.pt"):
+            torch.save({}, tmp_path / "checkpoint-40" / name)
+
+    def train():
+        with told_how_to_go_on(tmp_path):
+            raise KeyboardInterrupt
+
+    assert run(train) == INTERRUPTED
+    told = (
+        f"The same command again goes on from {tmp_path / 'checkpoint-40'}."
+        if is_saved
+        else "There is no checkpoint yet (--save_steps), so the same command begins anew."
+    )
+    assert capsys.readouterr().err == f"\ninterrupted\n{told}\n"
+
+
+def test_only_the_list_of_weights_is_silenced(caplog):
+    reporter = logging.getLogger("transformers.modeling_utils")
+    with caplog.at_level(logging.WARNING), without_load_report():
+        reporter.warning("Model LOAD REPORT from: x")
+        reporter.warning("Something else.")
+    reporter.warning("Model LOAD REPORT from: y")
+    assert caplog.messages == ["Something else.", "Model LOAD REPORT from: y"]
+
+
+@pytest.mark.parametrize("given", ["{}/no", "./no", "../no", "~/no", "runs/no", "runs/bert/checkpoint-7"])
+def test_a_folder_that_is_not_there_is_told_at_once(tmp_path, monkeypatch, given):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs").mkdir()
+    with pytest.raises(ValueError, match="`model` must name .* but there is no folder .*(no|7).$"):
+        check_models(model=given.format(tmp_path))
+
+
+def test_names_of_the_hub_and_folders_that_are_there_pass(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs" / "en-de").mkdir(parents=True)
+    check_models(one="google-bert/bert-base-uncased", two="bert-base-uncased", three="runs/en-de", four=None)
