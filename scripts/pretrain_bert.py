@@ -51,12 +51,9 @@ from hf_vanilla.training import (
     Phase,
     PretrainingTrainer,
     VanillaTrainingArguments,
-    checkpoint_to_resume,
-    decisive_options,
+    begin_run,
     folder_of_tokenizer,
     hold_folder,
-    is_finished,
-    keep_options,
     save_final_model,
     told_how_to_go_on,
     train_to_end,
@@ -67,8 +64,6 @@ logger = logging.getLogger("pretrain_bert")
 
 MODEL_SIZES = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
 REGULARISATION = ("hidden_dropout_prob", "attention_probs_dropout_prob")
-# Of the options of training, those that decide which examples come when.
-DATA_ORDER = ("seed", "data_seed", "max_tokens_per_batch")
 # Of the tokens in a batch that is evaluated; its logits over the whole vocabulary exist at once.
 MOST_PREDICTIONS = 0.15
 
@@ -294,16 +289,9 @@ def train(model_args: ModelArguments, data_args: DataArguments, training_args: P
     """Go from documents to a pre-trained model, in four steps."""
     set_seed(training_args.seed)
     output_dir = Path(str(training_args.output_dir))
-    checkpoint = checkpoint_to_resume(output_dir, training_args.resume_from_checkpoint)
-    if training_args.should_save:
-        order = {name: getattr(training_args, name) for name in DATA_ORDER}
-        options = decisive_options({**vars(model_args), **vars(data_args), **order})
-        keep_options(output_dir, options, checkpoint)
-    if checkpoint is not None:
-        logger.info(f"Going on from {checkpoint}; for a new run give another --output_dir.")
-        if is_finished(checkpoint, training_args):
-            logger.info("That run has all its updates and its final model: nothing is left to do.")
-            return
+    checkpoint, is_finished = begin_run(training_args, model_args, data_args)
+    if is_finished:
+        return
 
     # 1. documents -> tokenizer -> examples; the first process does the work and the others find it done
     with training_args.main_process_first(local=False, desc="preparing the data"):

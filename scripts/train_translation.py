@@ -54,12 +54,9 @@ from hf_vanilla.training import (
     VanillaTrainer,
     VanillaTrainingArguments,
     average_checkpoints,
-    checkpoint_to_resume,
-    decisive_options,
+    begin_run,
     folder_of_tokenizer,
     hold_folder,
-    is_finished,
-    keep_options,
     last_checkpoints,
     noam_learning_rate,
     paper_optimizers,
@@ -74,8 +71,6 @@ logger = logging.getLogger("train_translation")
 MODEL_SIZES = ("d_model", "d_ff", "num_heads", "d_k", "d_v", "encoder_layers", "decoder_layers")
 MODEL_CHOICES = ("norm_position", "position_type")
 REGULARISATION = ("dropout", "label_smoothing", "label_smoothing_type")
-# Of the options of training, those that decide which examples come when.
-DATA_ORDER = ("seed", "data_seed", "max_tokens_per_batch", "per_device_train_batch_size")
 
 
 @dataclass
@@ -367,16 +362,9 @@ def train(model_args: ModelArguments, data_args: DataArguments, training_args: T
     """Go from raw text to a trained model, in four steps."""
     set_seed(training_args.seed)
     output_dir = Path(str(training_args.output_dir))
-    checkpoint = checkpoint_to_resume(output_dir, training_args.resume_from_checkpoint)
-    if training_args.should_save:
-        order = {name: getattr(training_args, name) for name in DATA_ORDER}
-        options = decisive_options({**vars(model_args), **vars(data_args), **order})
-        keep_options(output_dir, options, checkpoint)
-    if checkpoint is not None:
-        logger.info(f"Going on from {checkpoint}; for a new run give another --output_dir.")
-        if is_finished(checkpoint, training_args):
-            logger.info("That run has all its updates and its final model: nothing is left to do.")
-            return
+    checkpoint, is_finished = begin_run(training_args, model_args, data_args)
+    if is_finished:
+        return
 
     # 1. text -> tokenizers -> token ids; the first process does the work and the others find it done
     with training_args.main_process_first(local=False, desc="preparing the data"):

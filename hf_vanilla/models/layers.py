@@ -21,6 +21,7 @@ from transformers.cache_utils import Cache, EncoderDecoderCache
 from transformers.configuration_utils import PreTrainedConfig
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, PreTrainedModel
+from transformers.utils.output_capturing import capture_outputs
 
 
 # Up to this many keys, on a CPU and with gradients, two matrix products and a softmax are faster than
@@ -140,7 +141,7 @@ def positions_of(
         `torch.Tensor` of shape `(batch, length)`, or `(1, length)` without a mask: the positions. Padding has some
         valid position.
     """
-    if attention_mask is None or attention_mask.dim() != 2:
+    if not isinstance(attention_mask, torch.Tensor) or attention_mask.dim() != 2:
         return torch.arange(length, device=device)[None] + past_length
     return (attention_mask.long().cumsum(-1) - 1).clamp_(min=0)[:, attention_mask.shape[1] - length :]
 
@@ -202,31 +203,9 @@ def add_dropped(residual: torch.Tensor, hidden_states: torch.Tensor, rate: float
     return torch.addcmul(residual, hidden_states, dropout_noise(hidden_states, rate), value=1 / (1 - rate))
 
 
-class _GatherRows(torch.autograd.Function):
-    """The rows of a matrix that an index without repetitions names. Its gradient is [`_ScatterRows`]."""
-
-    @staticmethod
-    def forward(ctx: Any, matrix: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
-        ctx.save_for_backward(index)
-        ctx.rows = matrix.shape[0]
-        return matrix.index_select(0, index)
-
-    @staticmethod
-    def backward(ctx: Any, grad_output: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        return _ScatterRows.apply(grad_output, ctx.saved_tensors[0], ctx.rows), None
-
-
-class _ScatterRows(torch.autograd.Function):
-    """A matrix of zeros with other rows put where an index without repetitions says. The reverse of the above."""
-
-    @staticmethod
-    def forward(ctx: Any, matrix: torch.Tensor, index: torch.Tensor, rows: int) -> torch.Tensor:
-        ctx.save_for_backward(index)
-        return matrix.new_zeros(rows, matrix.shape[1]).index_copy_(0, index, matrix)
-
-    @staticmethod
-    def backward(ctx: Any, grad_output: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        return _GatherRows.apply(grad_output, ctx.saved_tensors[0]), None, None
+def _scatter_rows(tokens: torch.Tensor, positions: torch.Tensor, rows: int) -> torch.Tensor:
+    """Put tokens `(tokens, width)` at their positions among `rows` rows of zeros."""
+    return tokens.new_zeros(rows, tokens.shape[1]).index_copy_(0, positions, tokens)
 
 
 class Frame(NamedTuple):
@@ -247,13 +226,13 @@ class Frame(NamedTuple):
     def unpack(self, tokens: torch.Tensor) -> torch.Tensor:
         """Lay tokens `(tokens, width)` out as `(rows, length, width)`, zero where there is none."""
         if self.attention_mask is not None:
-            tokens = _ScatterRows.apply(tokens, self.positions, self.rows * self.length)
+            tokens = _scatter_rows(tokens, self.positions, self.rows * self.length)
         return tokens.view(self.rows, self.length, -1)
 
     def pack(self, padded: torch.Tensor) -> torch.Tensor:
         """Take the tokens `(tokens, width)` out of `(rows, length, width)`."""
         padded = padded.flatten(0, 1)
-        return padded if self.attention_mask is None else _GatherRows.apply(padded, self.positions)
+        return padded if self.attention_mask is None else padded.index_select(0, self.positions)
 
 
 class Packing(NamedTuple):
@@ -273,13 +252,11 @@ class Packing(NamedTuple):
 
     def pack(self, padded: torch.Tensor) -> torch.Tensor:
         """Take the tokens `(1, tokens, width)` out of `(batch, length, width)`."""
-        return _GatherRows.apply(padded.flatten(0, 1), self.positions)[None]
+        return padded.flatten(0, 1).index_select(0, self.positions)[None]
 
     def unpack(self, tokens: torch.Tensor) -> torch.Tensor:
         """Put tokens `(1, tokens, width)` back to `(batch, length, width)`, zero where there is none."""
-        return _ScatterRows.apply(tokens[0], self.positions, self.batch * self.length).view(
-            self.batch, self.length, -1
-        )
+        return _scatter_rows(tokens[0], self.positions, self.batch * self.length).view(self.batch, self.length, -1)
 
     def split(self, tokens: torch.Tensor) -> list[tuple[Frame, torch.Tensor]]:
         """Part tokens `(1, tokens, width)` into the frames' `(tokens, width)`."""
@@ -296,42 +273,59 @@ def _frame(lengths: torch.Tensor) -> Frame:
 
 
 def pack_padding(
-    config: PreTrainedConfig, mask: torch.Tensor | None, frames: int = 1, needs_first: bool = False, **kwargs: Any
+    layers: nn.ModuleList,
+    config: PreTrainedConfig,
+    hidden_states: torch.Tensor,
+    mask: torch.Tensor | None,
+    *,
+    num_frames: int = 1,
+    needs_first: bool = False,
+    **kwargs: Any,
 ) -> Packing | None:
     """Find the tokens of a padded batch, if working on them alone pays: on a CPU, outside of compiled code.
 
     Args:
+        layers (`nn.ModuleList`): What will work on them. Whoever hooks or compiles one of these gets all positions.
         config (`PreTrainedConfig`): The model's config; its attention must be `eager` or `sdpa`.
-        mask (`torch.Tensor` of shape `(batch, length)`, *optional*): 1 for tokens, 0 for padding anywhere.
-        frames (`int`, defaults to 1): Into how many frames, each of rows of like length, the rows may be sorted. With
-            one they keep their order.
+        hidden_states (`torch.Tensor` of shape `(batch, length, d_model)`): What will be packed.
+        mask (`torch.Tensor` of shape `(batch, length)`, *optional*): Not 0 for tokens, 0 for padding anywhere.
+        num_frames (`int`, defaults to 1): Into how many frames, each of rows of like length, the rows may be sorted:
+            attention over long rows is worth it. With one they keep their order.
         needs_first (`bool`, defaults to `False`): Whether the output at each row's first position will be read.
-        **kwargs: What `forward` was asked for: the outputs of single layers have padding.
+        **kwargs: What `forward` was asked for: with `output_attentions` or `output_hidden_states`, single layers show
+            all positions.
 
     Returns:
         `Packing`, or `None` where there is too little padding, none that is known, or a row of nothing else.
     """
-    if mask is None or mask.dim() != 2 or mask.device.type != "cpu" or mask.numel() == 0:
+    if torch.compiler.is_compiling() or torch.jit.is_tracing() or config._attn_implementation not in ("eager", "sdpa"):
         return None
-    if torch.compiler.is_compiling() or torch.jit.is_tracing():
+    if not isinstance(mask, torch.Tensor) or mask.dim() != 2 or mask.numel() == 0:
         return None
-    if config._attn_implementation not in ("eager", "sdpa"):
+    if mask.device.type != "cpu" or hidden_states.device.type != "cpu" or any(map(_is_watched, layers)):
         return None
     if any(kwargs.get(name, getattr(config, name)) for name in ("output_attentions", "output_hidden_states")):
         return None
     mask = mask.bool()
-    lengths = mask.sum(1)  # (batch,)
     if needs_first and not mask[:, 0].all():
         return None
+    lengths = mask.sum(1)  # (batch,)
     if int(lengths.min()) == 0 or int(lengths.sum()) > (1 - LEAST_PADDING) * mask.numel():
         return None
     batch, length = mask.shape
     cells = torch.arange(batch * length).view(batch, length)
-    if frames == 1:
+    if num_frames == 1:
         return Packing(batch, length, cells[mask], (_frame(lengths),))
     lengths, order = lengths.sort()
-    parts = [part for part in lengths.tensor_split(frames) if part.numel()]
+    parts = [part for part in lengths.tensor_split(num_frames) if part.numel()]
     return Packing(batch, length, cells[order][mask[order]], tuple(map(_frame, parts)))
+
+
+def _is_watched(layer: nn.Module) -> bool:
+    """Tell whether a layer is compiled by itself, or has hooks other than those by which transformers records."""
+    hooks = [*layer._forward_hooks.values(), *layer._forward_pre_hooks.values()]
+    is_compiled = layer._compiled_call_impl is not None or hasattr(layer, "_orig_mod")
+    return is_compiled or any(hook.__module__ != capture_outputs.__module__ for hook in hooks)
 
 
 def _drop_weights(weights: torch.Tensor, rate: float, training: bool) -> torch.Tensor:
@@ -565,9 +559,10 @@ class CrossAttention(MultiHeadAttention):
         """Attend from every target position to every source position that the mask allows.
 
         Args:
-            hidden_states (`torch.Tensor` of shape `(target batch, query_len, d_model)`): The target.
-            encoder_hidden_states (`torch.Tensor` of shape `(batch, key_len, d_model)`): The source. The target's batch
-                is this batch or a multiple of it.
+            hidden_states (`torch.Tensor` of shape `(target batch, query_len, d_model)`): The target; with `packing`,
+                its tokens `(1, tokens, d_model)`.
+            encoder_hidden_states (`torch.Tensor` of shape `(batch, key_len, d_model)`): The source; with
+                `source_packing`, its tokens. The target's batch is this batch or a multiple of it.
             attention_mask (`torch.Tensor`, *optional*): A mask over the source made by transformers' mask helpers.
             past_key_values (`EncoderDecoderCache`, *optional*): Takes in the source's keys and values at the first
                 call and gives them back at all others.
@@ -576,8 +571,8 @@ class CrossAttention(MultiHeadAttention):
             **kwargs: Passed on to the attention kernel.
 
         Returns:
-            `tuple[torch.Tensor, torch.Tensor | None]`: the output of shape `(target batch, query_len, d_model)`, and
-            the weights of shape `(target batch, heads, query_len, key_len)` if the kernel is `eager`.
+            `tuple[torch.Tensor, torch.Tensor | None]`: the output of the shape of `hidden_states`, and the weights of
+            shape `(target batch, heads, query_len, key_len)` if the kernel is `eager`, padding included.
         """
         query = self.q_proj(hidden_states)
         if packing is not None:
@@ -720,21 +715,27 @@ class EncoderLayer(GradientCheckpointingLayer):
         self.feed_forward_residual = residual(config)
 
     def forward(
-        self, hidden_states: torch.Tensor, attention_mask: torch.Tensor | None = None, **kwargs: Any
+        self,
+        hidden_states: torch.Tensor,
+        attention_mask: torch.Tensor | None = None,
+        packing: Packing | None = None,
+        **kwargs: Any,
     ) -> torch.Tensor:
         """Run the layer.
 
         Args:
-            hidden_states (`torch.Tensor` of shape `(batch, length, d_model)`): The sequence.
+            hidden_states (`torch.Tensor` of shape `(batch, length, d_model)`): The sequence; with `packing`, its
+                tokens `(1, tokens, d_model)`.
             attention_mask (`torch.Tensor`, *optional*): A mask made by transformers' mask helpers.
+            packing (`Packing`, *optional*): Where the tokens belong, if padding is left out.
             **kwargs: Passed on to the attention kernel.
 
         Returns:
-            `torch.Tensor` of shape `(batch, length, d_model)`: the output.
+            `torch.Tensor`: the output, of the shape of `hidden_states`.
         """
         # 1. self-attention
         hidden_states = self.self_attn_residual(
-            hidden_states, lambda inner: self.self_attn(inner, attention_mask, **kwargs)[0]
+            hidden_states, lambda inner: self.self_attn(inner, attention_mask, None, packing, **kwargs)[0]
         )
         # 2. feed-forward
         return self.feed_forward_residual(hidden_states, lambda inner: self.feed_forward(inner))

@@ -19,6 +19,7 @@ Departures from the paper:
 - None in the defaults. Where the paper is silent (epsilon of LayerNorm 1e-12, truncated normal initialisation, a
   bias for each word in the projection), they follow the authors' code.
 - In training, masked tokens alone pass through the projection onto the vocabulary; the loss is the same.
+- On a CPU, where a batch has padding, the layers work on its tokens alone; the encoder's output at padding is then 0.
 
 Every checkpoint of type `bert` loads here. `save_pretrained(..., save_original_format=True)` writes the names of its
 parameters, so that transformers' `BertFor...` read what is saved here.
@@ -397,6 +398,17 @@ class VanillaBertPreTrainedModel(PreTrainedModel):
         """Return the head that predicts masked tokens."""
         return cast(MaskedTokenHead, self.cls["predictions"])
 
+    def _with_padding(
+        self, attention_mask: torch.Tensor | None, labels: torch.Tensor | None, kwargs: dict[str, Any]
+    ) -> dict[str, Any]:
+        """Have padding computed for a head of all positions: outside of training, and where it has a label."""
+        if labels is None or not self.training or torch.compiler.is_compiling():
+            return {"keep_padding": True, **kwargs}
+        if not isinstance(attention_mask, torch.Tensor) or attention_mask.shape != labels.shape:
+            return kwargs
+        is_read = (labels != IGNORED_LABEL) & (attention_mask == 0).to(labels.device)
+        return {"keep_padding": bool(is_read.any()), **kwargs}
+
     def _classifier_dropout(self, hidden_states: torch.Tensor) -> torch.Tensor:
         """Drop what a classifier reads."""
         rate = self.config.classifier_dropout
@@ -478,7 +490,15 @@ class VanillaBertModel(VanillaBertPreTrainedModel):
         hidden_states = self.embeddings(inputs_embeds, token_type_ids, position_ids)
         packing = None
         if not keep_padding:
-            packing = pack_padding(self.config, attention_mask, FRAMES, needs_first=self.pooler is not None, **kwargs)
+            packing = pack_padding(
+                self.layers,
+                self.config,
+                hidden_states,
+                attention_mask,
+                num_frames=FRAMES,
+                needs_first=True,
+                **kwargs,
+            )
         if packing is not None:
             hidden_states = packing.pack(hidden_states)  # (1, tokens, d_model)
         else:
@@ -594,8 +614,7 @@ class VanillaBertForPreTraining(VanillaBertPreTrainedModel):
             token_type_ids=token_type_ids,
             position_ids=position_ids,
             inputs_embeds=inputs_embeds,
-            keep_padding=labels is None or not self.training,
-            **kwargs,
+            **self._with_padding(attention_mask, labels, kwargs),
         )
         loss, prediction_logits = self._token_head().loss_and_logits(outputs.last_hidden_state, labels)
         next_logits = self.cls["seq_relationship"](outputs.pooler_output)  # (batch, 2)
@@ -686,8 +705,7 @@ class VanillaBertForMaskedLM(VanillaBertPreTrainedModel):
             token_type_ids=token_type_ids,
             position_ids=position_ids,
             inputs_embeds=inputs_embeds,
-            keep_padding=labels is None or not self.training,
-            **kwargs,
+            **self._with_padding(attention_mask, labels, kwargs),
         )
         loss, logits = self._token_head().loss_and_logits(outputs.last_hidden_state, labels)
         if labels is not None and loss is not None:
@@ -905,8 +923,7 @@ class VanillaBertForTokenClassification(VanillaBertPreTrainedModel):
             token_type_ids=token_type_ids,
             position_ids=position_ids,
             inputs_embeds=inputs_embeds,
-            keep_padding=labels is None or not self.training,
-            **kwargs,
+            **self._with_padding(attention_mask, labels, kwargs),
         )
         logits = self.classifier(self._classifier_dropout(outputs.last_hidden_state))  # (batch, length, num_labels)
         loss = None if labels is None else classification_loss(logits, labels, num_items_in_batch)
@@ -973,8 +990,7 @@ class VanillaBertForQuestionAnswering(VanillaBertPreTrainedModel):
             token_type_ids=token_type_ids,
             position_ids=position_ids,
             inputs_embeds=inputs_embeds,
-            keep_padding=True,
-            **kwargs,
+            **{"keep_padding": True, **kwargs},  # every position counts in the softmax
         )
         start_logits, end_logits = self.qa_outputs(outputs.last_hidden_state).unbind(-1)  # (batch, length) each
         loss = None

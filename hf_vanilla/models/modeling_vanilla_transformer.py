@@ -265,7 +265,8 @@ class VanillaTransformerEncoder(VanillaTransformerPreTrainedModel):
             **kwargs: transformers' `output_attentions`, `output_hidden_states`, `return_dict`.
 
         Returns:
-            `BaseModelOutput`: `last_hidden_state` of shape `(batch, src_len, d_model)`, and what was asked for.
+            `BaseModelOutput`: `last_hidden_state` of shape `(batch, src_len, d_model)`, at padding zero or a number
+            that means nothing, and what was asked for.
 
         Raises:
             ValueError: if not exactly one of `input_ids` and `inputs_embeds` is given, an id is outside the
@@ -278,7 +279,7 @@ class VanillaTransformerEncoder(VanillaTransformerPreTrainedModel):
         self._check_length(src_len)
 
         hidden_states = self._embed(inputs_embeds, positions_of(attention_mask, src_len, 0, inputs_embeds.device))
-        packing = pack_padding(self.config, attention_mask, **kwargs)
+        packing = pack_padding(self.layers, self.config, hidden_states, attention_mask, **kwargs)
         if packing is not None:
             hidden_states = packing.pack(hidden_states)  # (1, tokens, d_model)
         else:
@@ -385,8 +386,9 @@ class VanillaTransformerDecoder(VanillaTransformerPreTrainedModel):
         hidden_states = self._embed(inputs_embeds, position_ids)
         source_packing = None
         if past_key_values is None and sources == batch:
-            packing = packing or pack_padding(self.config, attention_mask, **kwargs)
-            source_packing = pack_padding(self.config, encoder_attention_mask, **kwargs)
+            source_packing = pack_padding(
+                self.layers, self.config, encoder_hidden_states, encoder_attention_mask, **kwargs
+            )
         if packing is not None:
             hidden_states = packing.pack(hidden_states)  # (1, tokens, d_model)
         else:
@@ -615,10 +617,9 @@ class VanillaTransformerForConditionalGeneration(VanillaTransformerPreTrainedMod
             check_input_ids("labels", labels.masked_fill(labels == -100, 0), self.config.vocab_size)
             if decoder_input_ids is None and decoder_inputs_embeds is None:
                 decoder_input_ids = self.prepare_decoder_input_ids_from_labels(labels)
-                if self.training and decoder_attention_mask is None:
-                    # Nothing depends on what stands behind the last label.
-                    needed = (labels != -100).flip(1).cummax(1).values.flip(1)
-                    kwargs["decoder_packing"] = pack_padding(self.config, needed, **kwargs)
+            target = decoder_input_ids if decoder_inputs_embeds is None else decoder_inputs_embeds
+            if decoder_attention_mask is None and past_key_values is None and target is not None:
+                kwargs["decoder_packing"] = self._pack_labelled(labels, target, **kwargs)
         outputs: Seq2SeqModelOutput = self.model(
             input_ids=input_ids,
             attention_mask=attention_mask,
@@ -643,6 +644,13 @@ class VanillaTransformerForConditionalGeneration(VanillaTransformerPreTrainedMod
             encoder_hidden_states=outputs.encoder_hidden_states,
             encoder_attentions=outputs.encoder_attentions,
         )
+
+    def _pack_labelled(self, labels: torch.Tensor, target: torch.Tensor, **kwargs: Any) -> Packing | None:
+        """Leave out, in training, what stands behind the last label of a row: nothing depends on it."""
+        if not self.training or labels.shape != target.shape[:2]:
+            return None
+        needed = (labels != -100).flip(1).cummax(1).values.flip(1)
+        return pack_padding(self.model.decoder.layers, self.config, target, needed, **kwargs)
 
     def _loss_and_logits(
         self, hidden_states: torch.Tensor, labels: torch.Tensor | None, num_items_in_batch: torch.Tensor | int | None

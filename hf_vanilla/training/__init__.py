@@ -23,6 +23,7 @@ from .finetuning import (
 from .pretraining import Phase, PhasedBatchSampler, PretrainingTrainer, RepeatableCollator, bert_training_arguments
 from .recipe import paper_optimizers, paper_training_arguments
 from .run_folder import (
+    begin_run,
     decisive_options,
     has_all_updates,
     hold_folder,
@@ -49,6 +50,7 @@ __all__ = [
     "VanillaTrainer",
     "VanillaTrainingArguments",
     "average_checkpoints",
+    "begin_run",
     "bert_flops",
     "bert_training_arguments",
     "best_checkpoints",

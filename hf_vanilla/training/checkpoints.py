@@ -25,6 +25,7 @@ from transformers.utils import CONFIG_NAME, SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHT
 logger = logging.get_logger(__name__)
 
 # Weights, which the average replaces, and the state of a moment of training, which fits none of the averaged weights.
+SAVING_FOLDER = "_saving"  # of a run, while its final model is written
 LEFT_OUT_FILES = re.compile(
     r".*\.safetensors(\.index\.json)?"
     r"|pytorch_model.*\.bin(\.index\.json)?"
@@ -220,7 +221,7 @@ def save_final_model(trainer: Trainer) -> None:
             The trainer; all processes must call this.
     """
     folder = Path(str(trainer.args.output_dir))
-    temporary = folder / "_saving"
+    temporary = folder / SAVING_FOLDER
     if trainer.args.should_save:
         shutil.rmtree(temporary, ignore_errors=True)
     try:
@@ -505,6 +506,7 @@ def _is_whole(path: Path) -> bool:
 def _move_files(source: Path, folder: Path) -> None:
     """Move all files of `source`; of weights that are in other files now, the old ones go."""
     moved = [path.relative_to(source) for path in sorted(source.rglob("*")) if path.is_file()]
+    moved.sort(key=lambda name: name.suffix == ".safetensors")  # weights last: with them the model is complete
     for name in moved:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         os.replace(source / name, folder / name)

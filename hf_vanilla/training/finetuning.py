@@ -2,6 +2,7 @@
 
 import functools
 import json
+import re
 import shlex
 import statistics
 import sys
@@ -17,12 +18,14 @@ from transformers.utils import logging
 
 from ..generation.line_files import replacing_file
 from .checkpoints import last_complete_checkpoint, save_final_model
-from .run_folder import decisive_options, keep_options
+from .run_folder import decisive_options, keep_options, train_to_end
 
 
 logger = logging.get_logger(__name__)
 
 SCORES_FILE = "scores.json"
+HUB_TOKEN = re.compile(r"--?hub[-_]token")
+HUB_TOKEN_VALUE = re.compile(r"^(--?hub[-_]token)=.*", flags=re.DOTALL)
 # Scores that are the better, the lower they are.
 LOSSES = ("loss", "mse")
 FEW_UPDATES = 100
@@ -213,7 +216,7 @@ def _train_and_score(
     """Train with one seed, save the model, and return its scores on each set."""
     trainer = task.make_trainer(args)
     trainer.add_callback(FewUpdatesWarning())
-    trainer.train(resume_from_checkpoint=checkpoint)
+    train_to_end(trainer, checkpoint)
     save_final_model(trainer)  # before it is scored, so that no error there loses it
     return {
         name: {
@@ -261,8 +264,9 @@ def command_of_process() -> str:
     words = (
         ["python", *sys.orig_argv[sys.orig_argv.index(sys.argv[0]) :]] if sys.argv[0] in sys.orig_argv else sys.argv
     )
-    hidden = {number + 1 for number, word in enumerate(words) if word.strip("-").replace("-", "_") == "hub_token"}
-    return shlex.join("..." if number in hidden else word for number, word in enumerate(words))
+    hidden = {number + 1 for number, word in enumerate(words) if HUB_TOKEN.fullmatch(word)}
+    words = ["..." if number in hidden else HUB_TOKEN_VALUE.sub(r"\1=...", word) for number, word in enumerate(words)]
+    return shlex.join(words)
 
 
 def seeds_report(results: dict[str, dict[str, dict[str, float]]], main_score: str) -> dict[str, Any]:

@@ -13,19 +13,35 @@ from typing import Any
 from filelock import FileLock, Timeout
 from transformers import Trainer, TrainerState, TrainingArguments
 from transformers.trainer import TRAINER_STATE_NAME
-from transformers.utils import CONFIG_NAME
+from transformers.utils import CONFIG_NAME, logging
 
 from ..generation.line_files import replacing_file
+from .checkpoints import SAVING_FOLDER, checkpoint_to_resume
 
 
+logger = logging.get_logger(__name__)
+
+# Of the options of training, those that decide which examples come when, and what the final model is.
+DECISIVE_ARGUMENTS = (
+    "seed",
+    "data_seed",
+    "max_tokens_per_batch",
+    "per_device_train_batch_size",
+    "gradient_accumulation_steps",
+    "average_last",
+)
 # `Trainer` keeps files with these beginnings off the Hub.
 LOCK_FILE = "_run.lock"
 OPTIONS_FILE = "_run_options.json"
 # Options that decide where things go, what is told and how fast it is, and not what is learnt.
 INDIFFERENT = re.compile(
     r"output_dir|results_file|seeds|main_score|disable_tqdm|resume_from_checkpoint|preprocessing_num_workers|local_rank|debug"
-    r"|report_to|project|run_name|use_cpu|skip_memory_metrics"
-    r"|(log|logging|save|push|hub|trackio|dataloader|ddp|torch_compile|torch_empty)_.*"
+    r"|report_to|project|run_name|use_cpu|skip_memory_metrics|torch_compile|prediction_loss_only|label_names"
+    r"|remove_unused_columns|include_for_metrics|per_device_eval_batch_size|gradient_checkpointing"
+    r"|(log|logging|save|push|hub|trackio|dataloader|ddp|torch_compile|torch_empty|eval|do|gradient_checkpointing)_.*"
+)
+MODEL_FILES = re.compile(
+    r".*\.safetensors|pytorch_model.*\.bin|config\.json|tokenizer\.json|vocab\..*|merges\.txt|.*\.model"
 )
 FILES = re.compile(r".*(_files?|_path)")
 
@@ -36,7 +52,7 @@ def hold_folder(output_dir: str | os.PathLike[str], *, is_main_process: bool = T
 
     Args:
         output_dir (`str`):
-            The folder, which is made if it does not exist, and removed if nothing has been written to it.
+            The folder, which is made if it does not exist, and then removed if nothing has been written to it.
         is_main_process (`bool`):
             Whether to hold it; the other processes of a run must not.
 
@@ -50,6 +66,7 @@ def hold_folder(output_dir: str | os.PathLike[str], *, is_main_process: bool = T
         yield
         return
     folder = Path(output_dir)
+    is_new = not folder.exists()
     folder.mkdir(parents=True, exist_ok=True)
     lock = FileLock(folder / LOCK_FILE)
     try:
@@ -61,9 +78,9 @@ def hold_folder(output_dir: str | os.PathLike[str], *, is_main_process: bool = T
     try:
         yield
     finally:
-        if {path.name for path in folder.iterdir()} <= {LOCK_FILE, OPTIONS_FILE}:
-            shutil.rmtree(folder, ignore_errors=True)
         lock.release()
+        if is_new and folder.is_dir() and {path.name for path in folder.iterdir()} <= {LOCK_FILE, OPTIONS_FILE}:
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def keep_options(
@@ -110,6 +127,35 @@ def decisive_options(options: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+def begin_run(args: TrainingArguments, *options: Any) -> tuple[str | None, bool]:
+    """Find out where a run goes on, tell it, and refuse to go on with other options.
+
+    Args:
+        args (`TrainingArguments`):
+            How to train, and the folder.
+        *options (`Any`):
+            Dataclasses of further options: of the model and of the data.
+
+    Returns:
+        `tuple[str | None, bool]`: the checkpoint to go on from, if there is one, and whether nothing is left to do.
+
+    Raises:
+        ValueError: if an option is another one than that of the run which is gone on with.
+    """
+    folder = str(args.output_dir)
+    checkpoint = checkpoint_to_resume(folder, args.resume_from_checkpoint)
+    if args.should_save:
+        given = {name: value for each in options for name, value in vars(each).items()}
+        given.update({name: getattr(args, name) for name in DECISIVE_ARGUMENTS if hasattr(args, name)})
+        keep_options(folder, decisive_options(given), checkpoint)
+    finished = args.resume_from_checkpoint is None and is_finished(args)
+    if finished:
+        logger.warning(f"The run in {folder} has all its updates and its final model: nothing is left to do.")
+    elif checkpoint is not None:
+        logger.warning(f"Going on from {checkpoint}; for a new run give another --output_dir.")
+    return checkpoint, finished
+
+
 def train_to_end(trainer: Trainer, checkpoint: str | os.PathLike[str] | None = None) -> None:
     """Train, from a checkpoint if there is one, and save what was measured on the way.
 
@@ -127,34 +173,35 @@ def train_to_end(trainer: Trainer, checkpoint: str | os.PathLike[str] | None = N
         trainer.log_metrics("train", result.metrics)
         trainer.save_metrics("train", result.metrics)
         return
-    trainer.model.load_state_dict(type(trainer.model).from_pretrained(checkpoint).state_dict())
     trainer.state = TrainerState.load_from_json(str(Path(checkpoint) / TRAINER_STATE_NAME))
+    best = trainer.state.best_model_checkpoint if trainer.args.load_best_model_at_end else None
+    trainer.model.load_state_dict(type(trainer.model).from_pretrained(best or checkpoint).state_dict())
 
 
-def has_all_updates(checkpoint: str | os.PathLike[str], args: TrainingArguments) -> bool:
-    """Tell whether a run had all its updates at a checkpoint.
+def has_all_updates(folder: str | os.PathLike[str], args: TrainingArguments) -> bool:
+    """Tell whether a run had all its updates.
 
     Args:
-        checkpoint (`str`):
-            The checkpoint.
+        folder (`str`):
+            A checkpoint, or the folder of a run whose state has been saved.
         args (`TrainingArguments`):
             How long the run shall be.
 
     Returns:
         `bool`: true if nothing is left to train.
     """
-    state = TrainerState.load_from_json(str(Path(checkpoint) / TRAINER_STATE_NAME))
+    state = TrainerState.load_from_json(str(Path(folder) / TRAINER_STATE_NAME))
     if args.max_steps > 0:
         return state.global_step >= args.max_steps
     return (state.epoch or 0.0) >= args.num_train_epochs
 
 
-def is_finished(checkpoint: str | os.PathLike[str], args: TrainingArguments) -> bool:
+def is_finished(args: TrainingArguments) -> bool:
     """Tell whether a run has had all its updates and its final model is saved.
 
+    The scripts save the run's state last of all, so what it says holds for all that is in the folder.
+
     Args:
-        checkpoint (`str`):
-            Its last checkpoint.
         args (`TrainingArguments`):
             How long the run shall be, and its folder.
 
@@ -162,9 +209,8 @@ def is_finished(checkpoint: str | os.PathLike[str], args: TrainingArguments) -> 
         `bool`: true if nothing is left to do.
     """
     folder = Path(str(args.output_dir))
-    if Path(checkpoint).absolute().parent != folder.absolute():  # it goes on from another run
-        return False
-    return any(folder.glob("model*.safetensors")) and has_all_updates(checkpoint, args)
+    has_model = any(folder.glob("model*.safetensors")) and not (folder / SAVING_FOLDER).exists()
+    return has_model and (folder / TRAINER_STATE_NAME).is_file() and has_all_updates(folder, args)
 
 
 def _check_same(options: dict[str, Any], earlier: dict[str, Any], folder: Path) -> None:
@@ -192,7 +238,7 @@ def _contents(value: Any) -> Any:
         return value
     files = [path]
     if path.is_dir():
-        files = sorted([*path.glob("*.safetensors"), *path.glob("config.json"), *path.glob("tokenizer.json")])
+        files = sorted(each for each in path.rglob("*") if each.is_file() and MODEL_FILES.fullmatch(each.name))
     checksum = hashlib.sha256()
     for each in files:
         with each.open("rb") as file:
@@ -200,4 +246,12 @@ def _contents(value: Any) -> Any:
     return f"sha256 {checksum.hexdigest()}"
 
 
-__all__ = ["decisive_options", "has_all_updates", "hold_folder", "is_finished", "keep_options", "train_to_end"]
+__all__ = [
+    "begin_run",
+    "decisive_options",
+    "has_all_updates",
+    "hold_folder",
+    "is_finished",
+    "keep_options",
+    "train_to_end",
+]

@@ -5,6 +5,7 @@ import torch
 from tiny_berts import NO_DROPOUT, TASKS, tiny_bert
 from tiny_models import tiny_model
 
+from hf_vanilla import VanillaBertModel
 from hf_vanilla.models import layers
 from hf_vanilla.models.layers import Packing, PositionwiseFeedForward, pack_padding
 
@@ -39,6 +40,12 @@ def seen(monkeypatch):
     return counts
 
 
+def packed(mask, attn_implementation="sdpa", **kwargs):
+    """Pack a batch for a BERT of default settings."""
+    model = tiny_bert("model", attn_implementation=attn_implementation)
+    return pack_padding(model.layers, model.config, torch.ones(1, 1, 1), mask, **kwargs)
+
+
 def loss_and_gradients(model, inputs):
     model.zero_grad()
     outputs = model(**inputs)
@@ -70,6 +77,7 @@ def test_training_a_transformer(source_mask, decoder_mask, kernel, norm_position
     inputs = {"input_ids": SOURCE, "attention_mask": mask, "labels": LABELS}
     real_targets = 2 + 7 + 3
     if DECODER_MASKS[decoder_mask] is not None:
+        real_targets = LABELS.numel()  # a position that is masked still has an output, which a label may want
         inputs["decoder_attention_mask"] = torch.tensor(DECODER_MASKS[decoder_mask])
         inputs["labels"] = LABELS.masked_fill(inputs["decoder_attention_mask"] == 0, -100)
     model(**inputs)
@@ -103,7 +111,7 @@ def test_any_number_of_frames(frames):
     lengths = torch.tensor([3, 7, 1, 7, 4])
     mask = torch.arange(7) < lengths[:, None]
     states = torch.randn(5, 7, 2) * mask[..., None]
-    packing = pack_padding(tiny_bert().config, mask.long(), frames)
+    packing = packed(mask.long(), num_frames=frames)
     assert isinstance(packing, Packing)
     assert len(packing.frames) == min(frames, 5)
     tokens = packing.pack(states)
@@ -111,7 +119,7 @@ def test_any_number_of_frames(frames):
     assert torch.equal(packing.unpack(tokens), states)
     for frame, part in packing.split(tokens):
         assert torch.equal(frame.pack(frame.unpack(part)), part)
-        assert frame.length * frame.rows >= part.shape[0]
+    assert sum(frame.length * frame.rows for frame in packing.frames) == {1: 35, 2: 26, 3: 27, 9: 22}[frames]
     if frames > 1:
         assert [frame.length for frame in packing.frames] == sorted(frame.length for frame in packing.frames)
 
@@ -127,23 +135,128 @@ def test_any_number_of_frames(frames):
     ],
 )
 def test_nothing_is_packed_where_it_does_not_pay(mask):
-    assert pack_padding(tiny_bert().config, mask) is None
+    assert packed(mask) is None
+
+
+def test_what_is_not_on_a_cpu_is_not_packed():
+    mask, model = torch.tensor(SOURCE_MASKS["right"]), tiny_bert("model")
+    assert pack_padding(model.layers, model.config, torch.ones(3, 5, 12, device="meta"), mask) is None
+    assert pack_padding(model.layers, model.config, torch.ones(3, 5, 12), mask.to("meta")) is None
 
 
 @pytest.mark.parametrize("name", ["output_attentions", "output_hidden_states"])
 def test_single_layers_show_all_positions(name):
     mask = torch.tensor(SOURCE_MASKS["right"])
-    config = tiny_bert(attn_implementation="eager").config
-    assert pack_padding(config, mask) is not None
-    assert pack_padding(config, mask, **{name: True}) is None
-    setattr(config, name, True)
-    assert pack_padding(config, mask) is None
+    assert packed(mask) is not None
+    assert packed(mask, **{name: True}) is None
 
 
-def test_a_pooler_never_reads_what_was_left_out():
-    mask = torch.tensor(SOURCE_MASKS["left"])
-    assert pack_padding(tiny_bert().config, mask, needs_first=True) is None
-    assert pack_padding(tiny_bert().config, mask) is not None
+def test_kernels_with_masks_of_their_own_get_all_positions():
+    mask, model = torch.tensor(SOURCE_MASKS["right"]), tiny_bert("model")
+    model.config._attn_implementation = "flex_attention"
+    assert pack_padding(model.layers, model.config, torch.ones(3, 5, 12), mask) is None
+
+
+def test_a_hook_on_a_layer_sees_all_positions(seen):
+    model, mask, shapes = tiny_bert("model"), torch.tensor(SOURCE_MASKS["right"]), []
+    model(SOURCE, attention_mask=mask, output_hidden_states=True)  # from now on transformers has hooks there too
+    model(SOURCE, attention_mask=mask)
+    assert seen == [15] * 2 + [10] * 2
+    handle = model.layers[0].register_forward_hook(lambda layer, args, output: shapes.append(tuple(output.shape)))
+    model(SOURCE, attention_mask=mask)
+    assert shapes == [(3, 5, 12)]
+    handle.remove()
+    model(SOURCE, attention_mask=mask)
+    assert seen[-2:] == [10] * 2
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_layer_that_is_compiled_by_itself_gets_all_positions():
+    mask, model = torch.tensor(SOURCE_MASKS["right"]), tiny_bert("model")
+    model.layers[1].compile()
+    assert pack_padding(model.layers, model.config, torch.ones(3, 5, 12), mask) is None
+
+
+@pytest.mark.parametrize("pooled", [True, False])
+def test_the_first_position_is_there_whoever_reads_it(pooled, monkeypatch):
+    config = tiny_bert("model").config
+    torch.manual_seed(0)
+    model = VanillaBertModel(config, add_pooling_layer=pooled).eval()
+    inputs = {"input_ids": SOURCE, "attention_mask": torch.tensor(SOURCE_MASKS["left"])}
+    actual = model(**inputs).last_hidden_state[:, 0]
+    monkeypatch.setattr(layers, "LEAST_PADDING", 1.0)
+    torch.testing.assert_close(actual, model(**inputs).last_hidden_state[:, 0], **TOLERANCE)
+
+
+@pytest.mark.parametrize("task", ["masked-lm", "pre-training", "tokens"])
+def test_a_label_at_padding_is_scored_as_without_packing(task, monkeypatch):
+    model = tiny_bert(task, **NO_DROPOUT).train()
+    labels = TASKS[task][3]["labels"].clone()
+    labels[1, -1] = 3  # the mask is 0 there
+    assert_same(model, {**TASKS[task][3], "labels": labels}, monkeypatch)
+
+
+@pytest.mark.parametrize("mode", ["train", "eval"])
+def test_a_masked_decoder_position_has_its_output(mode, monkeypatch):
+    model = getattr(tiny_model(dropout=0.0, label_smoothing=0.0), mode)()
+    decoder_input_ids = torch.tensor([[0, 7, 2, 0, 0], [0, 5, 9, 6, 3], [0, 8, 3, 2, 0]])  # begins with padding
+    labels = torch.tensor([[7, 2, -100, -100, -100], [5, 9, 6, 3, 2], [8, 3, 2, -100, -100]])
+    inputs = {
+        "input_ids": SOURCE,
+        "attention_mask": torch.tensor(SOURCE_MASKS["right"]),
+        "decoder_input_ids": decoder_input_ids,
+        "decoder_attention_mask": (decoder_input_ids != 0).long(),
+        "labels": labels,
+    }
+    assert_same(model, inputs, monkeypatch)
+
+
+def test_a_cache_counts_in_training_too(monkeypatch):
+    model = tiny_model(dropout=0.0)
+    mask = torch.tensor(SOURCE_MASKS["right"])
+    prefix = torch.tensor([[1, 4], [1, 5], [1, 6]])
+
+    def loss():
+        cache = model.eval()(SOURCE, attention_mask=mask, decoder_input_ids=prefix, use_cache=True).past_key_values
+        return model.train()(SOURCE, attention_mask=mask, past_key_values=cache, labels=LABELS).loss
+
+    packed_loss = loss()
+    monkeypatch.setattr(layers, "LEAST_PADDING", 1.0)
+    torch.testing.assert_close(packed_loss, loss(), **TOLERANCE)
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.float32, torch.int8], ids=str)
+def test_a_mask_may_be_of_any_type(dtype):
+    model, mask = tiny_bert("model"), torch.tensor(SOURCE_MASKS["right"])
+    expected = model(SOURCE, attention_mask=mask).last_hidden_state
+    assert torch.equal(model(SOURCE, attention_mask=mask.to(dtype)).last_hidden_state, expected)
+
+
+def test_gradients_of_functions():
+    model, mask = tiny_bert("classes"), torch.tensor(SOURCE_MASKS["right"])
+    parameters = dict(model.named_parameters())
+
+    def total(values):
+        return torch.func.functional_call(model, values, (SOURCE,), {"attention_mask": mask}).logits.sum()
+
+    gradients = torch.func.grad(total)(parameters)
+    total(parameters).backward()
+    for name, parameter in parameters.items():
+        if parameter.grad is not None:
+            torch.testing.assert_close(gradients[name], parameter.grad, **TOLERANCE)
+
+
+@pytest.mark.filterwarnings("ignore:.gradient_checkpointing_enable.:FutureWarning")
+@pytest.mark.parametrize("use_reentrant", [True, False])
+def test_checkpointing_of_activations(use_reentrant):
+    model = tiny_bert("masked-lm", **NO_DROPOUT).train()
+    expected_loss, expected = loss_and_gradients(model, TASKS["masked-lm"][3])
+    model.gradient_checkpointing_enable({"use_reentrant": use_reentrant})
+    loss, gradients = loss_and_gradients(model, TASKS["masked-lm"][3])
+    torch.testing.assert_close(loss, expected_loss)
+    for name, gradient in expected.items():
+        if gradient is not None:
+            torch.testing.assert_close(gradients[name], gradient)
 
 
 def test_dropout_of_packed_tokens_has_its_rate(monkeypatch):

@@ -19,6 +19,7 @@ from hf_vanilla.tokenization import train_wordpiece_tokenizer
 from hf_vanilla.training import (
     VanillaTrainer,
     VanillaTrainingArguments,
+    begin_run,
     decisive_options,
     hold_folder,
     is_finished,
@@ -157,7 +158,8 @@ def test_a_run_with_all_its_updates_gets_no_more(tmp_path, trainer_class, length
     train_to_end(first)
     checkpoint = last_complete_checkpoint(tmp_path)
     assert checkpoint.endswith("checkpoint-3")
-    assert not is_finished(checkpoint, first.args)  # its model is not saved yet
+    first.save_state()
+    assert not is_finished(first.args)  # its model is not saved yet
 
     again = start()
     train_to_end(again, checkpoint)
@@ -165,15 +167,58 @@ def test_a_run_with_all_its_updates_gets_no_more(tmp_path, trainer_class, length
     for name, weight in weights_of(first).items():
         assert torch.equal(weights_of(again)[name], weight), name
     save_final_model(again)
-    assert is_finished(checkpoint, again.args)
-    assert last_complete_checkpoint(tmp_path) == checkpoint
+    again.save_state()
+    assert is_finished(again.args)
+    assert begin_run(again.args) == (checkpoint, True)
+    (tmp_path / "_saving").mkdir()
+    assert not is_finished(again.args)  # killed while a later model was put in its place
+    (tmp_path / "_saving").rmdir()
 
     longer = start(max_steps=5)
-    assert not is_finished(checkpoint, longer.args)
+    assert begin_run(longer.args) == (checkpoint, False)
     train_to_end(longer, checkpoint)
     assert longer.state.global_step == 5
+    assert not is_finished(longer.args)  # the model that is there is that of the third update
 
 
-def test_a_checkpoint_of_another_run_finishes_none(tmp_path):
-    (tmp_path / "checkpoint-3").mkdir()
-    assert not is_finished(tmp_path / "checkpoint-3", TrainingArguments(str(tmp_path / "new"), max_steps=3))
+def test_the_best_checkpoint_counts_where_it_was_asked_for(tmp_path):
+    def start():
+        arguments = VanillaTrainingArguments(
+            tmp_path,
+            max_steps=4,
+            save_steps=1,
+            eval_steps=1,
+            eval_strategy="steps",
+            load_best_model_at_end=True,
+            greater_is_better=True,  # the first one, then
+            learning_rate=0.1,
+            use_cpu=True,
+            report_to="none",
+            disable_tqdm=True,
+        )
+        model, pairs = tiny_model(), tiny_pairs(12)
+        return Seq2SeqTrainer(model, arguments, tiny_collator(model), train_dataset=pairs, eval_dataset=pairs)
+
+    first = start()
+    train_to_end(first)
+    again = start()
+    train_to_end(again, last_complete_checkpoint(tmp_path))
+    assert again.state.best_model_checkpoint != last_complete_checkpoint(tmp_path)
+    for name, weight in weights_of(first).items():
+        assert torch.equal(weights_of(again)[name], weight), name
+
+
+def test_a_finished_run_without_checkpoints_is_left_alone(tmp_path):
+    arguments = VanillaTrainingArguments(
+        tmp_path, max_steps=1, save_strategy="no", use_cpu=True, report_to="none", disable_tqdm=True
+    )
+    model = tiny_model()
+    trainer = Seq2SeqTrainer(model, arguments, tiny_collator(model), train_dataset=tiny_pairs(12))
+    assert begin_run(arguments) == (None, False)
+    train_to_end(trainer)
+    save_final_model(trainer)
+    trainer.save_state()
+    assert begin_run(arguments) == (None, True)
+    arguments.seed += 1
+    with pytest.raises(ValueError, match="`seed` is 43, not the 42"):
+        begin_run(arguments)
