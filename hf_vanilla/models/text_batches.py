@@ -5,6 +5,8 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 import torch
+from huggingface_hub.errors import HFValidationError
+from huggingface_hub.utils import validate_repo_id
 from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 from transformers.modeling_utils import PreTrainedModel
@@ -33,6 +35,11 @@ def load_target_tokenizer(name_or_path: str | os.PathLike) -> PreTrainedTokenize
         `PreTrainedTokenizerBase`: the tokenizer in the subfolder `target_tokenizer`, or `None` where there is none.
     """
     config = f"{TARGET_TOKENIZER}/tokenizer_config.json"
+    if not os.path.isdir(name_or_path):
+        try:
+            validate_repo_id(str(name_or_path))
+        except HFValidationError:  # a folder that is gone, such as a temporary one
+            return None
     if cached_file(name_or_path, config, _raise_exceptions_for_missing_entries=False) is None:
         return None
     return AutoTokenizer.from_pretrained(name_or_path, subfolder=TARGET_TOKENIZER)

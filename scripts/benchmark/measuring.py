@@ -3,6 +3,7 @@
 import datetime
 import json
 import statistics
+import subprocess
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -137,6 +138,24 @@ def sentence_pairs(parallel_file: str | None, columns: list[str], limit: int) ->
     sentences = [each for text in python_documentation(400) for each in split_sentences(text.replace("\n", " "))]
     sentences = [" ".join(each.split()[:60]) for each in sentences if len(each.split()) > 3][:limit]
     return {"source": sentences, "target": [" ".join(reversed(each.split())) for each in sentences]}
+
+
+def run_child(command: list[str]) -> str:
+    """Run a command to its end, and return what it printed.
+
+    Args:
+        command (`list[str]`): The command.
+
+    Returns:
+        `str`: its standard output.
+
+    Raises:
+        ValueError: if it fails; with the last line of what it said.
+    """
+    finished = subprocess.run(command, capture_output=True, text=True, check=False)
+    if finished.returncode:
+        raise ValueError(f"{' '.join(command)} failed: {(finished.stderr.strip().splitlines() or ['no message'])[-1]}")
+    return finished.stdout
 
 
 def marian_like(config: VanillaTransformerConfig) -> MarianMTModel:

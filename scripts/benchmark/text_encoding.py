@@ -2,7 +2,7 @@
 r"""Encoding texts of mixed length with BERT: texts per second, against transformers' BertModel in batches of 32.
 
 Both sides get the texts in the order they come in, padded to the longest of their batch; on both sides the same model
-with the same weights, and the vectors of all real tokens are compared.
+with the same weights; the vectors of the first two batches' real tokens are compared.
 
     python scripts/benchmark/text_encoding.py --text_file documents.jsonl
 

@@ -8,12 +8,11 @@ has when the model is built.
 """
 
 import resource
-import subprocess
 import sys
 from dataclasses import dataclass, field
 
 import torch
-from measuring import BenchmarkArguments, marian_like, prepare, report, take_turns
+from measuring import BenchmarkArguments, marian_like, prepare, report, run_child, take_turns
 from transformers import set_seed
 
 from hf_vanilla import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
@@ -68,7 +67,7 @@ def main() -> None:
         command = [sys.executable, __file__, "--side", name, "--threads", str(arguments.threads)]
         command += ["--sentences", str(arguments.sentences), "--length", str(arguments.length)]
         command += ["--quick"] if arguments.quick else []
-        return lambda: float(subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()[-1])
+        return lambda: float(run_child(command).split()[-1])
 
     report(
         arguments,

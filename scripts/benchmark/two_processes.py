@@ -10,7 +10,6 @@ accumulates the same 2 B sentences.
 """
 
 import functools
-import subprocess
 import sys
 import tempfile
 import time
@@ -19,7 +18,7 @@ from pathlib import Path
 
 import torch
 from accelerate import Accelerator
-from measuring import BenchmarkArguments, prepare, report, take_turns
+from measuring import BenchmarkArguments, prepare, report, run_child, take_turns
 from transformers import set_seed
 
 from hf_vanilla import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
@@ -94,7 +93,7 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as folder:
             file = str(Path(folder) / "figures.pt")
             command = [*launchers[name.split(",")[0]], __file__, *own, *extra, "--worker", file]
-            subprocess.run(command, check=True, capture_output=True)
+            run_child(command)
             results[name] = torch.load(file)
         return results[name]["rate"]
 

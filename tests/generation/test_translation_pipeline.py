@@ -13,6 +13,7 @@ from transformers import pipeline
 
 from hf_vanilla.generation import labels_of_beams, load_translator, score, translate
 from hf_vanilla.models import pipeline_vanilla_transformer
+from hf_vanilla.models.text_batches import load_target_tokenizer
 from hf_vanilla.pipelines import TranslationPipeline
 from hf_vanilla.tokenization import train_tokenizer
 
@@ -185,3 +186,7 @@ def test_unknown_options_of_the_own_pipeline_are_named(own):
         own(SENTENCES[0], n_bets=2)
     with pytest.raises(ValueError, match="`n_best` must be in"):
         own(SENTENCES[0], n_best=5)
+
+
+def test_a_tokenizer_whose_folder_is_gone_serves_both_sides(tmp_path):
+    assert load_target_tokenizer(tmp_path / "gone") is None

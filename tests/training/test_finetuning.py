@@ -11,6 +11,7 @@ from hf_vanilla import VanillaBertConfig, VanillaBertForSequenceClassification
 from hf_vanilla.training import (
     FinetuningArguments,
     FinetuningTask,
+    command_of_process,
     seeds_report,
     summarise_seeds,
     train_with_seeds,
@@ -114,3 +115,14 @@ def test_seeds_of_other_options_are_refused_before_any_training(tmp_path):
         with pytest.raises(ValueError, match=f"`{name}` is .*seed-2 was started with"):
             train(tmp_path, steps := Steps(), **options)
         assert steps.taken == []
+
+
+@pytest.mark.parametrize("words", [["--hub_token", "hf_x"], ["--hub-token=hf_x"], ["--hub_token=hf_x\n"]], ids=str)
+def test_a_token_stays_out_of_the_command(monkeypatch, words):
+    command = ["train.py", "--seed", "1", *words, "--bf16"]
+    monkeypatch.setattr("sys.argv", command)
+    monkeypatch.setattr("sys.orig_argv", ["/usr/bin/python3", *command])
+    told = command_of_process()
+    assert told.startswith("python train.py --seed 1 --hub")
+    assert told.endswith("... --bf16")
+    assert "hf_x" not in told
