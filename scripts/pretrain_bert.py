@@ -13,8 +13,8 @@ On from any BERT, with text of your own field: --model_name_or_path google-bert/
 Nine tenths of the updates have sequences of 128 tokens, the last tenth of 512, as in the paper. In a short run a small
 model gets past the mere frequencies of words sooner if it begins with still shorter ones: --phase_lengths 32 128 512
 --phase_shares 0.15 0.75 0.1. The optimiser is the paper's unless you say otherwise. Run the same command again to go
-on with a run that was stopped; with other data or another model it is refused. `accelerate launch` and `torchrun` in place of
-`python` use several devices. All options may also stand in one JSON file, which is then the only argument.
+on with a run that was stopped; with other data or another model it is refused. `accelerate launch` and `torchrun` in
+place of `python` use several devices. All options may also stand in one JSON file, which is then the only argument.
 """
 
 import logging
