@@ -31,6 +31,9 @@ SCORES = {
     "mlm_loss": ("loss", "loss of masked tokens, nats"),
     "mlm_accuracy": ("accuracy", "accuracy of masked tokens"),
     "nsp_accuracy": ("accuracy", "accuracy of next sentences"),
+    "matthews": ("matthews_correlation", "Matthews correlation"),
+    "pearson": ("pearsonr", "Pearson correlation"),
+    "spearman": ("spearmanr", "Spearman correlation"),
 }
 TOLD_ELSEWHERE = ("parameters", "test_set")  # notes that stand above or in the table
 # What a trainer measures beside scores.
