@@ -64,7 +64,17 @@ def card(results, **options):
 
 
 # Of the library `evaluate`, which the Hub goes by.
-KNOWN_METRICS = "bleu chrf loss accuracy f1 exact_match matthews_correlation pearsonr spearmanr".split()
+KNOWN_METRICS = [
+    "bleu",
+    "chrf",
+    "loss",
+    "accuracy",
+    "f1",
+    "exact_match",
+    "matthews_correlation",
+    "pearsonr",
+    "spearmanr",
+]
 
 
 @pytest.mark.parametrize("path", RESULTS, ids=lambda path: path.stem)
