@@ -42,7 +42,7 @@ def test_the_help_has_the_own_options_first_and_none_without_effect(capsys, monk
 def test_an_interrupted_training_says_how_to_go_on(tmp_path, capsys, is_saved):
     if is_saved:
         (tmp_path / "checkpoint-40").mkdir()
-        (tmp_path / "checkpoint-40" / "trainer_state.json").write_text("{}")
+        (tmp_path / "checkpoint-40" / "trainer_state.json").write_text('{"global_step": 40}')
         for name in ("optimizer.pt", "scheduler.pt"):
             torch.save({}, tmp_path / "checkpoint-40" / name)
 
