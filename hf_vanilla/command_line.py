@@ -27,6 +27,9 @@ from .generation.line_files import replacing_file
 INTERRUPTED = 130
 
 
+# What the errors of `torch.save` say where it can't write; those of small files come from the last flush.
+CANT_WRITE = ("inline_container", "PytorchStreamWriter", "iostream error")
+
 # Options of transformers' trainer that no script reads: each does all of its work.
 WITHOUT_EFFECT = ("do_train", "do_eval", "do_predict")
 
@@ -134,11 +137,16 @@ def check_output_dir(output_dir: str | None) -> None:
         output_dir (`str`): The folder, which need not exist yet.
 
     Raises:
-        ValueError: if there is none, or nothing can be written there.
+        ValueError: if there is none, it is a link to nothing, or nothing can be written there.
     """
     if not output_dir:
         raise ValueError("`output_dir` is missing; give a folder as --output_dir.")
     folder = Path(output_dir).absolute()
+    for each in (folder, *folder.parents):
+        if each.is_symlink() and not each.exists():
+            raise ValueError(
+                f"`output_dir` ({output_dir}) must be a folder, but {each} is a link to nothing; remove it."
+            )
     existing = next(each for each in (folder, *folder.parents) if each.exists())
     try:
         with tempfile.TemporaryFile(dir=existing):
@@ -289,11 +297,20 @@ def run(main: Callable[[], None]) -> int:
 
     Returns:
         `int`: 0 for success, 1 for an error, which is told in one line, 130 for Ctrl-C.
+
+    Raises:
+        RuntimeError: if there is one that does not come from a full disk.
     """
     try:
         main()
     except (ValueError, TypeError, OSError, ImportError, HTTPError, SafetensorError, StrictDataclassError) as error:
         sys.stderr.write(f"error: {error}\n")
+        return 1
+    except RuntimeError as error:
+        if not any(words in str(error) for words in CANT_WRITE):
+            raise
+        first = str(error).strip().partition("\n")[0]
+        sys.stderr.write(f"error: a file could not be written, most likely because the disk is full: {first}\n")
         return 1
     except KeyboardInterrupt as interrupt:
         sys.stderr.write("\n".join(["", "interrupted", *getattr(interrupt, "__notes__", ()), ""]))

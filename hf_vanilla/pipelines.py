@@ -34,7 +34,8 @@ class TranslationPipeline(pipeline_vanilla_transformer.TranslationPipeline):
     - `return_alignments`: whether each has an `alignment`, the pairs of source and target words that belong together.
     - `target_tokenizer`, when it is made: as in the base class.
     - `split_into_sentences`: whether a long text is translated sentence by sentence, and its lines stay lines.
-    - any other argument of `translate`, such as `max_tokens_per_batch`.
+    - any other argument of `translate`, such as `max_tokens_per_batch`, and those of `generate()` that it does not set
+      itself: for `max_new_tokens` and `max_length` give `max_length_offset`, for `num_return_sequences` `n_best`.
 
     Returns for each text a list of `{"translation_text": ..., "score": ...}`, best first; for a single text that list.
     """

@@ -1,13 +1,21 @@
 """What the scripts have in common at their edges: the order of the help, and what Ctrl-C ends with."""
 
 import logging
+import os
 from dataclasses import dataclass, field
 
 import pytest
 import torch
 from transformers import TrainingArguments
 
-from hf_vanilla.command_line import INTERRUPTED, check_models, parse_arguments, run, without_load_report
+from hf_vanilla.command_line import (
+    INTERRUPTED,
+    check_models,
+    check_output_dir,
+    parse_arguments,
+    run,
+    without_load_report,
+)
 from hf_vanilla.training import told_how_to_go_on
 
 
@@ -42,7 +50,7 @@ def test_the_help_has_the_own_options_first_and_none_without_effect(capsys, monk
 def test_an_interrupted_training_says_how_to_go_on(tmp_path, capsys, is_saved):
     if is_saved:
         (tmp_path / "checkpoint-40").mkdir()
-        (tmp_path / "checkpoint-40" / "trainer_state.json").write_text("{}")
+        (tmp_path / "checkpoint-40" / "trainer_state.json").write_text('{"global_step": 40}')
         for name in ("optimizer.pt", "scheduler.pt"):
             torch.save({}, tmp_path / "checkpoint-40" / name)
 
@@ -57,6 +65,33 @@ def test_an_interrupted_training_says_how_to_go_on(tmp_path, capsys, is_saved):
         else "There is no checkpoint yet (--save_steps), so the same command begins anew."
     )
     assert capsys.readouterr().err == f"\ninterrupted\n{told}\n"
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs a file that is always full")
+@pytest.mark.parametrize("size", [10, 100_000])
+def test_a_full_disk_is_told_in_one_line(capsys, size):
+    assert run(lambda: torch.save({"weight": torch.ones(size)}, "/dev/full")) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: a file could not be written, most likely because the disk is full: ")
+
+
+def test_other_runtime_errors_keep_their_traceback(tmp_path, capsys):
+    torch.save({"weight": torch.ones(1000)}, tmp_path / "cut_off.pt")
+    os.truncate(tmp_path / "cut_off.pt", 900)
+    with pytest.raises(RuntimeError, match="PytorchStreamReader failed"):
+        run(lambda: torch.load(tmp_path / "cut_off.pt"))
+    with pytest.raises(RuntimeError, match="cannot be multiplied"):
+        run(lambda: torch.ones(2, 3) @ torch.ones(2, 3))
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("given", ["link", "link/run"])
+def test_a_link_to_nothing_is_no_folder(tmp_path, given):
+    (tmp_path / "link").symlink_to(tmp_path / "gone")
+    with pytest.raises(ValueError, match="`output_dir` .* must be a folder, but .*link is a link to nothing; remove"):
+        check_output_dir(str(tmp_path / given))
+    (tmp_path / "gone").mkdir()
+    check_output_dir(str(tmp_path / given))
 
 
 def test_only_the_list_of_weights_is_silenced(caplog):

@@ -1,6 +1,8 @@
 """transformers' own pipelines take our models as they take any other: results, and no warning."""
 
+import copy
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -137,6 +139,34 @@ def test_the_answer_of_a_long_context_is_the_best_of_all_windows(reader):
     assert 0 < found[0]["score"] <= 1
 
 
+def test_lone_surrogates_keep_their_places(reader):
+    odd = "\ud83d\ude00 \udfff the cat \ud800 likes the dog"
+    found = reader("\ud800 a bird likes ?", odd, top_k=20)
+    assert found == [
+        {**each, "answer": odd[each["start"] : each["end"]]}
+        for each in reader("\ufffd a bird likes ?", re.sub("[\ud800-\udfff]", "\ufffd", odd), top_k=20)
+    ]
+    assert "the dog" in [each["answer"] for each in found]
+
+
+def test_the_size_of_batches_of_the_call_and_of_the_pipeline(reader):
+    sizes = []
+    hook = reader.model.register_forward_pre_hook(
+        lambda model, args, kwargs: sizes.append(len(kwargs["input_ids"])), with_kwargs=True
+    )
+    made_with = QuestionAnsweringPipeline(model=reader.model, tokenizer=reader.tokenizer, batch_size=2)
+    made_with(QUESTIONS[0], CONTEXT)
+    assert max(sizes) == 2
+    sizes.clear()
+    made_with(QUESTIONS[0], CONTEXT, batch_size=3)
+    hook.remove()
+    assert max(sizes) == 3
+
+
+def test_no_question_has_no_answer(reader):
+    assert reader([], []) == []
+
+
 def test_one_question_and_several_and_no_answer(reader):
     several = reader(QUESTIONS, [CONTEXT, "the cat ."])
     assert several == [reader(QUESTIONS[0], CONTEXT), reader(QUESTIONS[1], "the cat .")]
@@ -207,3 +237,32 @@ def test_questions_are_answered_where_the_package_is_not_installed(task, reader,
 def test_bad_questions_are_named(reader, question, context, message):
     with pytest.raises(ValueError, match=message):
         reader(question, context)
+
+
+@pytest.mark.parametrize(
+    ("question", "context", "message"),
+    [
+        (None, CONTEXT, "`question` must be a string or a list of strings, got NoneType"),
+        ("a", 7, "`context` must be a string or a list of strings, got int"),
+        ({"a": "b"}, CONTEXT, "`question` must be a string or a list of strings, got dict"),
+        (["a", "b"], ["c", None], "`context` must hold strings, but number 2 is NoneType"),
+        ([1.5], ["c"], "`question` must hold strings, but number 1 is float"),
+    ],
+    ids=["none", "number", "dict", "none inside", "number inside"],
+)
+def test_what_is_no_text_is_named(reader, question, context, message):
+    with pytest.raises(TypeError, match=message):
+        reader(question, context)
+
+
+@pytest.mark.parametrize("option", ["top_k", "batch_size"])
+def test_options_below_their_range_are_named(reader, option):
+    for value in (0, -1):
+        with pytest.raises(ValueError, match=f"`{option}` must be at least 1, got {value}"):
+            reader(QUESTIONS[0], CONTEXT, **{option: value})
+
+
+def test_a_model_in_training_mode_is_refused(reader):
+    made = QuestionAnsweringPipeline(model=copy.deepcopy(reader.model).train(), tokenizer=reader.tokenizer)
+    with pytest.raises(ValueError, match="`model` must be in evaluation mode"):
+        made(QUESTIONS[0], CONTEXT)

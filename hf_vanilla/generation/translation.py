@@ -16,7 +16,7 @@ from ..models.pipeline_vanilla_transformer import (
     decode_n_best,
     source_batch,
 )
-from ..models.text_batches import TARGET_TOKENIZER, default_max_length, map_batches, token_ids
+from ..models.text_batches import TARGET_TOKENIZER, as_texts, default_max_length, map_batches, token_ids
 from ..tokenization import load_tokenizers
 from .beam_search import beam_search
 from .cpu_layers import fast_model
@@ -94,18 +94,20 @@ def translate(
             The model's limit by default.
         max_tokens_per_batch (`int`, defaults to 2048): Most source tokens of a batch, padding included.
         show_progress (`bool`, defaults to `False`): Whether to draw a progress bar on standard error.
-        **generate_kwargs: Passed on to `generate()`, such as `early_stopping`.
+        **generate_kwargs: Passed on to `generate()`, such as `early_stopping`; not what is set here, such as
+            `max_new_tokens` and `do_sample`.
 
     Returns:
         `list[list[Translation]]`: for each text its translations, best first: `n_best` of them, or fewer
         where fewer exist.
 
     Raises:
-        TypeError: if `texts` is a single string.
-        ValueError: if the model is in training mode, or an option is out of its range.
+        TypeError: if `texts` is a single string, or holds something else than strings.
+        ValueError: if the model is in training mode, or an option is out of its range or set here.
     """
     if isinstance(texts, str):
         raise TypeError("`texts` must be a list of strings, got a single string; pass a list with it inside.")
+    texts = as_texts("texts", texts)
     check_search(
         model,
         num_beams=num_beams,
@@ -113,6 +115,8 @@ def translate(
         max_length_offset=max_length_offset,
         length_penalty=length_penalty,
         length_penalty_type=length_penalty_type,
+        max_source_length=max_source_length,
+        generate_kwargs=generate_kwargs,
     )
     target_tokenizer = tokenizer if target_tokenizer is None else target_tokenizer
     max_source_length = default_max_length(model, tokenizer) if max_source_length is None else max_source_length

@@ -7,17 +7,22 @@ reader("Who has dogs?", "Ben has two dogs.")  # {"answer": "Ben", "start": 0, "e
 """
 
 import math
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from transformers import Pipeline, PreTrainedTokenizerBase
 
+from .layers import check_evaluation_mode
+from .text_batches import as_texts
+
 
 # The official script of SQuAD 2.0 has these defaults too.
 N_BEST = 20
 MAX_ANSWER_LENGTH = 30
 OUTSIDE = (-1, -1)  # the characters of a token that is not in the context
+SURROGATE = re.compile(r"[\ud800-\udfff]")
 
 
 class Answer(NamedTuple):
@@ -49,7 +54,7 @@ def tokenize_windows(
 
     Args:
         questions (`Sequence[str]`):
-            The questions.
+            The questions; surrogates in them and in the contexts, which no tokenizer takes, are read as U+FFFD.
         contexts (`Sequence[str]`):
             The text of each.
         tokenizer (`PreTrainedTokenizerBase`):
@@ -68,7 +73,9 @@ def tokenize_windows(
     Raises:
         ValueError: if a question and the overlap leave no room for a context; the question is named.
     """
-    asked = [question.strip() for question in questions]
+    # One character for one, so that the offsets are those of the context as it was given.
+    asked, contexts = ([SURROGATE.sub("\ufffd", text) for text in texts] for texts in (questions, contexts))
+    asked = [question.strip() for question in asked]
     if doc_stride < 0:
         raise ValueError(f"`doc_stride` must not be negative, got {doc_stride}.")
     special = tokenizer.num_special_tokens_to_add(pair=True)
@@ -81,7 +88,7 @@ def tokenize_windows(
             )
     windows = tokenizer(
         asked,
-        list(contexts),
+        contexts,
         truncation="only_second",
         max_length=max_length,
         stride=doc_stride,
@@ -207,9 +214,11 @@ class QuestionAnsweringPipeline(Pipeline):
             `dict` or `list`: as in the class.
 
         Raises:
-            ValueError: if questions and contexts differ in number, or one of them is empty.
+            TypeError: if questions or contexts are no texts.
+            ValueError: if questions and contexts differ in number, one of them is empty, an option is out of its
+                range, or the model is in training mode.
         """
-        questions, contexts = ([each] if isinstance(each, str) else list(each) for each in (question, context))
+        questions, contexts = as_texts("question", question), as_texts("context", context)
         if len(questions) != len(contexts):
             raise ValueError(f"`question` ({len(questions)}) and `context` ({len(contexts)}) must be equal in number.")
         for number, pair in enumerate(zip(questions, contexts, strict=True), start=1):
@@ -217,6 +226,8 @@ class QuestionAnsweringPipeline(Pipeline):
                 if not text.strip():
                     raise ValueError(f"`{name}` must have words, but number {number} is empty.")
         asked = {"questions": questions, "contexts": contexts}
+        if self._batch_size is not None:  # transformers takes it from the options that the pipeline is made with
+            options = {"batch_size": self._batch_size, **options}
         found = self.forward(asked, **{**self._forward_params, **options})
         return found[0] if isinstance(question, str) else found
 
@@ -255,6 +266,12 @@ class QuestionAnsweringPipeline(Pipeline):
         batch_size: int = 16,
     ) -> list:
         """Answer all questions."""
+        check_evaluation_mode(self.model)
+        for name, value in (("top_k", top_k), ("batch_size", batch_size)):
+            if value < 1:
+                raise ValueError(f"`{name}` must be at least 1, got {value}.")
+        if not asked["questions"]:
+            return []
         longest = min(max_length, self.model.config.max_position_embeddings)
         windows = tokenize_windows(
             **asked, tokenizer=self.tokenizer, max_length=longest, doc_stride=min(doc_stride, longest // 3)

@@ -9,7 +9,8 @@ It searches with the model's own `generate()`. The pipeline of the package diffe
 and heeds GNMT's length penalty while it searches.
 """
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +22,7 @@ from .alignment import WordAlignment, word_alignments
 from .layers import check_evaluation_mode
 from .text_batches import (
     TARGET_TOKENIZER,
+    as_texts,
     default_max_length,
     load_target_tokenizer,
     map_batches,
@@ -31,6 +33,17 @@ from .text_batches import (
 
 # The score of a hypothesis that was not found, as in transformers.
 NOT_FOUND = -1e9
+# Options of `generate()` and of other pipelines that translating sets itself, and what to do instead.
+SET_HERE = {
+    "max_new_tokens": "give `max_length_offset`, how many tokens longer than its source a translation may be",
+    "max_length": "give `max_length_offset`, how many tokens longer than its source a translation may be",
+    "num_return_sequences": "give `n_best`",
+    "batch_size": "give `max_tokens_per_batch`",
+    "do_sample": "leave it out, as translations are searched for and not drawn",
+    "output_scores": "leave it out, as every translation has its score",
+    "output_logits": "leave it out, as every translation has its score",
+    "return_dict_in_generate": "leave it out",
+}
 
 
 @dataclass
@@ -63,16 +76,32 @@ def length_penalty_of(
         `float` or `torch.Tensor`: the penalty.
 
     Raises:
-        ValueError: if the type is another one.
+        ValueError: if the exponent is not finite, or the type is another one.
 
     Source: Wu et al. 2016, equation 14; Vaswani et al. 2017, 6.1 (alpha = 0.6). Wu et al. don't say whether |Y| counts
     `</s>`; it does in Tensor2Tensor, the code of the second paper.
     """
+    if not math.isfinite(length_penalty):
+        raise ValueError(f"`length_penalty` must be finite, got {length_penalty}.")
     if length_penalty_type == "gnmt":
         return ((5 + length) / 6) ** length_penalty
     if length_penalty_type == "power":
         return length**length_penalty
     raise ValueError(f'`length_penalty_type` must be "gnmt" or "power", got {length_penalty_type!r}.')
+
+
+def check_not_set_here(options: Iterable[str]) -> None:
+    """Check that no option is one that translating sets itself.
+
+    Args:
+        options (`Iterable[str]`): Names of options.
+
+    Raises:
+        ValueError: if one is.
+    """
+    for name in options:
+        if name in SET_HERE:
+            raise ValueError(f"`{name}` is not an option of translations; {SET_HERE[name]}.")
 
 
 def check_search(
@@ -83,6 +112,8 @@ def check_search(
     max_length_offset: int,
     length_penalty: float,
     length_penalty_type: str,
+    max_source_length: int | None,
+    generate_kwargs: Iterable[str],
 ) -> None:
     """Check that a model can translate, and the options of the search.
 
@@ -93,16 +124,22 @@ def check_search(
         max_length_offset (`int`): How many tokens longer than its source a translation may be.
         length_penalty (`float`): Exponent of the length penalty.
         length_penalty_type (`str`): Kind of the length penalty.
+        max_source_length (`int`, *optional*): Most tokens of a text.
+        generate_kwargs (`Iterable[str]`): Names of the options that are passed on to `generate()`.
 
     Raises:
-        ValueError: if the model is in training mode, or an option is out of its range.
+        ValueError: if the model is in training mode, an option is out of its range, or one that is to be passed on is
+            set here.
     """
     check_evaluation_mode(model)
     if not 1 <= n_best <= num_beams:
         raise ValueError(f"`n_best` must be in [1, `num_beams` = {num_beams}], got {n_best}.")
     if max_length_offset < 0:
         raise ValueError(f"`max_length_offset` must not be negative, got {max_length_offset}.")
+    if max_source_length is not None and max_source_length < 1:
+        raise ValueError(f"`max_source_length` must be at least 1, got {max_source_length}.")
     length_penalty_of(1, length_penalty, length_penalty_type)
+    check_not_set_here(generate_kwargs)
 
 
 def source_batch(model: PreTrainedModel, ids: list[list[int]], max_length_offset: int) -> dict[str, Any]:
@@ -248,7 +285,10 @@ class TranslationPipeline(Pipeline):
       model's files, on the Hub that of the main branch, as transformers does not tell a pipeline the revision.
     - `max_length_offset`: how many tokens longer than its source a translation may be, by default 50.
     - `max_source_length`, `max_tokens_per_batch`: tokens of a text, and of a batch.
-    - any other argument of `generate()`, such as `early_stopping`.
+    - any other argument of `generate()`, such as `early_stopping`, but those that are set here: `max_new_tokens` and
+      `max_length` (give `max_length_offset`), `num_return_sequences` (`n_best`), `do_sample`, `output_scores`,
+      `output_logits` and `return_dict_in_generate`. For the `batch_size` of other pipelines give
+      `max_tokens_per_batch`.
 
     Returns for each text a list of `{"translation_text": ..., "score": ...}`, best first; for a single text that list.
     """
@@ -262,6 +302,7 @@ class TranslationPipeline(Pipeline):
     def __init__(
         self, *arguments: Any, target_tokenizer: PreTrainedTokenizerBase | None = None, **options: Any
     ) -> None:
+        check_not_set_here(options)
         super().__init__(*arguments, **options)
         if target_tokenizer is None and self.tokenizer.name_or_path:  # not one that was just trained
             target_tokenizer = load_target_tokenizer(self.tokenizer.name_or_path)
@@ -279,8 +320,12 @@ class TranslationPipeline(Pipeline):
 
         Returns:
             `list`: as in the class.
+
+        Raises:
+            TypeError: if `texts` are no texts.
+            ValueError: if an option is out of its range or set here, or the model is in training mode.
         """
-        found = self.forward([texts] if isinstance(texts, str) else list(texts), **{**self._forward_params, **options})
+        found = self.forward(as_texts("texts", texts), **{**self._forward_params, **options})
         return found[0] if isinstance(texts, str) else found
 
     def preprocess(self, inputs: Any, **options: Any) -> Any:
@@ -350,7 +395,7 @@ class TranslationPipeline(Pipeline):
             length_penalty=length_penalty,
             length_penalty_type=length_penalty_type,
         )
-        check_search(self.model, **options)
+        check_search(self.model, **options, max_source_length=max_source_length, generate_kwargs=generate_kwargs)
         limit = default_max_length(self.model, self.tokenizer) if max_source_length is None else max_source_length
 
         def translate_batch(batch: list[list[int]]) -> list[list[Translation]]:
@@ -373,6 +418,7 @@ __all__ = [
     "Translation",
     "TranslationPipeline",
     "align_translations",
+    "check_not_set_here",
     "check_search",
     "decode_n_best",
     "length_penalty_of",

@@ -1,8 +1,8 @@
 """From lists of texts to batches of about equally long ones, and back into order."""
 
 import os
-from collections.abc import Callable, Sequence
-from typing import TypeVar
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, TypeVar
 
 import torch
 from huggingface_hub.errors import HFValidationError
@@ -60,6 +60,30 @@ def default_max_length(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBas
         getattr(model.config, "max_position_embeddings", DEFAULT_MAX_LENGTH) if has_table else DEFAULT_MAX_LENGTH
     )
     return min(DEFAULT_MAX_LENGTH, positions, tokenizer.model_max_length)
+
+
+def as_texts(name: str, given: Any) -> list[str]:
+    """Return one text or several as a list.
+
+    Args:
+        name (`str`): What the caller's argument is called.
+        given (`str` or `Iterable[str]`): What was given.
+
+    Returns:
+        `list[str]`: the texts.
+
+    Raises:
+        TypeError: if it is something else.
+    """
+    if isinstance(given, str):
+        return [given]
+    if not isinstance(given, Iterable) or isinstance(given, Mapping):
+        raise TypeError(f"`{name}` must be a string or a list of strings, got {type(given).__name__}.")
+    texts = list(given)
+    for number, text in enumerate(texts, start=1):
+        if not isinstance(text, str):
+            raise TypeError(f"`{name}` must hold strings, but number {number} is {type(text).__name__}.")
+    return texts
 
 
 def without_lone_surrogates(text: str) -> str:
@@ -187,6 +211,7 @@ def padded(sequences: Sequence[Sequence[int]], padding: int, device: torch.devic
 
 __all__ = [
     "TARGET_TOKENIZER",
+    "as_texts",
     "batches_by_length",
     "default_max_length",
     "encode_texts",

@@ -471,9 +471,11 @@ def _folders_by_step(run_dir: Path) -> dict[int, Path]:
 def _trouble_for_resuming(folder: Path) -> str | None:
     """Return what keeps a run from being resumed from `folder`, or `None`."""
     try:
-        _read_json(folder / TRAINER_STATE_NAME)
+        state = _read_json(folder / TRAINER_STATE_NAME)
     except ValueError:
         return f"no readable {TRAINER_STATE_NAME}"
+    if not isinstance(state.get("global_step"), int):
+        return f"no step in its {TRAINER_STATE_NAME}"
     # DeepSpeed keeps the optimizer, and its own schedules too, in a folder of this name.
     if any(folder.glob("global_step*")):
         return None
@@ -488,8 +490,8 @@ def _trouble_for_resuming(folder: Path) -> str | None:
 
 def _files_to_check(folder: Path) -> list[Path]:
     """Return the files of a checkpoint of which it can be told without reading them whether they are whole."""
-    states = [folder / name for name in (OPTIMIZER_NAME, SCHEDULER_NAME)]
-    return [*sorted(folder.glob("*.safetensors")), *(path for path in states if path.is_file())]
+    patterns = ("*.safetensors", OPTIMIZER_NAME, SCHEDULER_NAME, "rng_state*.pth")
+    return [path for pattern in patterns for path in sorted(folder.glob(pattern))]
 
 
 def _is_whole(path: Path) -> bool:
@@ -543,9 +545,10 @@ def _check_enough(count: int, available: int, subject: str, steps: Any) -> None:
 
 def _metric_by_step(state: dict[str, Any], metric: str) -> dict[int, float]:
     """Return the values of one metric in a log; of two at one step, the later."""
-    values = {entry["step"]: entry[metric] for entry in state["log_history"] if metric in entry}
+    history = state.get("log_history", [])
+    values = {entry["step"]: entry[metric] for entry in history if metric in entry}
     if not values:
-        names = sorted({name for entry in state["log_history"] for name in entry if name.startswith("eval_")})
+        names = sorted({name for entry in history for name in entry if name.startswith("eval_")})
         if not names:
             raise ValueError(f"`metric` ({metric}): the run was not evaluated on its way. {_TO_CHOOSE_THE_BEST}")
         raise ValueError(f"`metric` must be one that the run has logged, {', '.join(names)}; got {metric}.")
@@ -555,6 +558,9 @@ def _metric_by_step(state: dict[str, Any], metric: str) -> dict[int, float]:
 def _read_json(path: Path) -> dict[str, Any]:
     """Read one JSON file of a checkpoint."""
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        found = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise ValueError(f"`checkpoints`: {path} can't be read: {error}.") from error
+    if not isinstance(found, dict):
+        raise ValueError(f"`checkpoints`: {path} must hold a JSON object, got {type(found).__name__}.")
+    return found

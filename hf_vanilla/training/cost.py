@@ -2,8 +2,10 @@
 
 import time
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Any
 
+import datasets
 import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 
@@ -78,12 +80,22 @@ def estimate(
         `Estimate`: the costs.
 
     Raises:
-        TypeError: if `config` is of another family.
-        ValueError: if `updates` or `probes` is below 1, or the dataset lacks a column or has too long a row.
+        TypeError: if `config` is of another family, `dataset` has no length and rows, or `updates` or `probes` is no
+            integer.
+        ValueError: if `updates` or `probes` is below 1, or the dataset is empty, lacks a column or has too long a row.
     """
     for name, value in (("updates", updates), ("probes", probes)):
+        if isinstance(value, bool) or not isinstance(value, Integral):
+            raise TypeError(f"`{name}` must be an integer, got {value!r}.")
         if value < 1:
             raise ValueError(f"`{name}` must be at least 1, got {value}.")
+    if not isinstance(dataset, datasets.Dataset):
+        raise TypeError(
+            f"`dataset` must be a `datasets.Dataset`, got {type(dataset).__name__}; of several splits give one, "
+            "and load a stream first."
+        )
+    if not len(dataset):
+        raise ValueError("`dataset` must have at least one row, got none.")
     lengths = measure_pair_lengths(dataset)
     if isinstance(config, VanillaTransformerConfig):
         if lengths.target is None:
@@ -100,7 +112,7 @@ def estimate(
     longer = lengths.longer_side()
     sampler = TokenBudgetBatchSampler(longer, longer, max_tokens_per_batch, seed=seed)
     batches = [batch for batch, _ in zip(sampler, range(probes + 1), strict=False)]
-    with torch.random.fork_rng(), torch.enable_grad():
+    with torch.inference_mode(False), torch.enable_grad(), torch.random.fork_rng():
         torch.manual_seed(seed)
         probe = _Probe(config, bf16)
         for number, batch in enumerate(batches):

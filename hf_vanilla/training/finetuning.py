@@ -2,6 +2,7 @@
 
 import functools
 import json
+import math
 import re
 import shlex
 import statistics
@@ -165,7 +166,7 @@ def train_with_seeds(
     """Train once with each seed, save each model, and score it.
 
     With `task_options` a fine-tuning that was stopped goes on: a seed that has its scores keeps them, and another one
-    goes on from its last checkpoint, if `save_strategy` has left one.
+    goes on from its last checkpoint, if `save_strategy` has left one. Scores that can't be read don't count.
 
     Args:
         task (`FinetuningTask`):
@@ -197,9 +198,10 @@ def train_with_seeds(
     results: dict[str, dict[str, dict[str, float]]] = {}
     for seed, (seed_args, checkpoint) in runs.items():
         path = Path(str(seed_args.output_dir)) / SCORES_FILE
-        if task_options is not None and path.is_file():
+        scores = None if task_options is None else _kept_scores(path, task)
+        if scores is not None:
             logger.warning(f"Seed {seed} is done; its scores are those of {path}.")
-            results[str(seed)] = json.loads(path.read_text(encoding="utf-8"))
+            results[str(seed)] = scores
             continue
         if checkpoint is not None:
             logger.warning(f"Seed {seed} goes on from {checkpoint}.")
@@ -208,6 +210,20 @@ def train_with_seeds(
             with replacing_file(str(path)) as file:
                 file.write(json.dumps(results[str(seed)], indent=1) + "\n")
     return results
+
+
+def _kept_scores(path: Path, task: FinetuningTask) -> dict[str, dict[str, float]] | None:
+    """Read the scores of a seed; `None`, with a warning, if the main one is missing on some set."""
+    if not path.is_file():
+        return None
+    try:
+        scores = json.loads(path.read_text(encoding="utf-8"))
+        if all(math.isfinite(scores[name][task.main_score]) for name in task.evaluation_sets):
+            return scores
+    except (ValueError, TypeError, KeyError):
+        pass
+    logger.warning(f"Passed over {path}: it has no {task.main_score} for each evaluation set. The seed is trained.")
+    return None
 
 
 def _train_and_score(

@@ -99,12 +99,13 @@ def keep_options(
             The checkpoint that is resumed from, also one of another run.
 
     Raises:
-        ValueError: if an option is another one than that of the run which is gone on with.
+        ValueError: if an option is another one than that of the run which is gone on with, or what it was started
+            with can't be read.
     """
     folder = Path(output_dir) if checkpoint is None else Path(checkpoint).absolute().parent
     given: dict[str, Any] = json.loads(json.dumps(options, default=str))
     if (folder / OPTIONS_FILE).is_file() and (checkpoint is not None or (folder / CONFIG_NAME).is_file()):
-        _check_same(given, json.loads((folder / OPTIONS_FILE).read_text(encoding="utf-8")), folder)
+        _check_same(given, _read_options(folder / OPTIONS_FILE), folder)
     Path(output_dir).mkdir(parents=True, exist_ok=True)
     with replacing_file(str(Path(output_dir) / OPTIONS_FILE)) as file:
         file.write(json.dumps(given, indent=1, ensure_ascii=False) + "\n")
@@ -211,6 +212,20 @@ def is_finished(args: TrainingArguments) -> bool:
     folder = Path(str(args.output_dir))
     has_model = any(folder.glob("model*.safetensors")) and not (folder / SAVING_FOLDER).exists()
     return has_model and (folder / TRAINER_STATE_NAME).is_file() and has_all_updates(folder, args)
+
+
+def _read_options(path: Path) -> dict[str, Any]:
+    """Read what a run was started with."""
+    try:
+        options = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError:
+        options = None
+    if not isinstance(options, dict):
+        raise ValueError(
+            f"{path} must hold the options of the run in its folder, but is broken. Remove it to go on with the "
+            "options given now, or give another `output_dir`."
+        )
+    return options
 
 
 def _check_same(options: dict[str, Any], earlier: dict[str, Any], folder: Path) -> None:

@@ -32,7 +32,10 @@ class BenchmarkArguments:
 
 
 def prepare(arguments: BenchmarkArguments) -> None:
-    """Set the number of threads, and keep the libraries quiet."""
+    """Check the options, set the number of threads, and keep the libraries quiet."""
+    for name, value in (("repeats", arguments.repeats), ("threads", arguments.threads)):
+        if value < 1:
+            raise ValueError(f"--{name} must be at least 1, got {value}.")
     torch.set_num_threads(arguments.threads)
     logging.set_verbosity_error()
     logging.disable_progress_bar()

@@ -173,6 +173,10 @@ def test_batches_hold_similar_lengths():
         ({"n_best": 0}, r"`n_best` must be in \[1, `num_beams` = 4\], got 0"),
         ({"max_length_offset": -1}, "`max_length_offset` must not be negative, got -1"),
         ({"max_tokens_per_batch": 0}, "`max_tokens_per_batch` must be at least 1, got 0"),
+        ({"length_penalty": float("nan")}, "`length_penalty` must be finite, got nan"),
+        ({"length_penalty": float("inf")}, "`length_penalty` must be finite, got inf"),
+        ({"max_source_length": 0}, "`max_source_length` must be at least 1, got 0"),
+        ({"max_new_tokens": 9}, "`max_new_tokens` is not an option of translations; give `max_length_offset`"),
         ({"length_penalty_type": "wu"}, '`length_penalty_type` must be "gnmt" or "power", got \'wu\''),
     ],
 )
@@ -184,6 +188,14 @@ def test_refuses_options(model, tokenizer, options, message):
 def test_refuses_one_string(model, tokenizer):
     with pytest.raises(TypeError, match="`texts` must be a list of strings"):
         translate(model, tokenizer, "ein mann")
+
+
+def test_refuses_what_is_no_text(model, tokenizer):
+    for texts, told in ((None, "NoneType"), (7, "int"), ({"a": "b"}, "dict")):
+        with pytest.raises(TypeError, match=f"`texts` must be a string or a list of strings, got {told}"):
+            translate(model, tokenizer, texts)
+    with pytest.raises(TypeError, match="`texts` must hold strings, but number 2 is NoneType"):
+        translate(model, tokenizer, ["x", None])
 
 
 def test_refuses_unequal_counts(model, tokenizer):

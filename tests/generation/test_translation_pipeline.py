@@ -190,3 +190,56 @@ def test_unknown_options_of_the_own_pipeline_are_named(own):
 
 def test_a_tokenizer_whose_folder_is_gone_serves_both_sides(tmp_path):
     assert load_target_tokenizer(tmp_path / "gone") is None
+
+
+SET_BY_TRANSLATING = {
+    "max_new_tokens": "give `max_length_offset`",
+    "max_length": "give `max_length_offset`",
+    "num_return_sequences": "give `n_best`",
+    "batch_size": "give `max_tokens_per_batch`",
+    "do_sample": "leave it out",
+    "output_scores": "leave it out",
+    "output_logits": "leave it out",
+    "return_dict_in_generate": "leave it out",
+}
+
+
+@pytest.mark.parametrize("name", SET_BY_TRANSLATING)
+def test_options_that_translating_sets_are_refused_with_ours(own, translator, name):
+    message = f"`{name}` is not an option of translations; {SET_BY_TRANSLATING[name]}"
+    for each in (own, translator):
+        with pytest.raises(ValueError, match=message):
+            each(SENTENCES[0], **{name: 3})
+        with pytest.raises(ValueError, match=message):
+            type(each)(model=each.model, tokenizer=each.tokenizer, **{name: 3})
+
+
+@pytest.mark.parametrize(
+    ("texts", "message"),
+    [
+        (None, "`texts` must be a string or a list of strings, got NoneType"),
+        (7, "`texts` must be a string or a list of strings, got int"),
+        ({"a": "b"}, "`texts` must be a string or a list of strings, got dict"),
+        (["x", None], "`texts` must hold strings, but number 2 is NoneType"),
+    ],
+    ids=["none", "number", "dict", "none inside"],
+)
+def test_what_is_no_text_is_named(own, translator, texts, message):
+    for each in (own, translator):
+        with pytest.raises(TypeError, match=message):
+            each(texts)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"length_penalty": float("nan")}, "`length_penalty` must be finite, got nan"),
+        ({"length_penalty": float("-inf")}, "`length_penalty` must be finite, got -inf"),
+        ({"max_source_length": 0}, "`max_source_length` must be at least 1, got 0"),
+    ],
+    ids=["nan", "inf", "length"],
+)
+def test_options_out_of_their_range_are_named(own, translator, options, message):
+    for each in (own, translator):
+        with pytest.raises(ValueError, match=message):
+            each(SENTENCES[0], **options)

@@ -29,6 +29,7 @@ BERT_CODE = {
     "layers.py",
     "loss.py",
     "self_contained.py",
+    "text_batches.py",
 }
 
 

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from hf_vanilla.command_line import run
+
 
 FOLDER = Path(__file__).parents[2] / "scripts" / "benchmark"
 
@@ -32,6 +34,13 @@ def test_ratios_are_taken_turn_by_turn(script, tmp_path, capsys):
     assert written["settings"] == {"sizes": "odd"}
     assert {"versions", "machine", "date", "command"} <= written.keys()
     assert "against them: 3.00 x   (2.00 to 4.00, target 2.5)" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", ["repeats", "threads"])
+def test_options_below_one_are_told_in_one_line(script, capsys, monkeypatch, name):
+    monkeypatch.setattr("sys.argv", ["growth.py", f"--{name}", "0"])
+    assert run(script("growth").main) == 1
+    assert capsys.readouterr().err == f"error: --{name} must be at least 1, got 0.\n"
 
 
 def test_pairs_of_a_file_and_pairs_of_nothing(script, tmp_path):

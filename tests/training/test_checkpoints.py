@@ -424,6 +424,17 @@ def test_best_checkpoints_names_the_metrics_there_are(tmp_path):
         best_checkpoints(run, 1)
 
 
+@pytest.mark.parametrize(
+    ("state", "message"),
+    [("[]", "trainer_state.json must hold a JSON object, got list"), ("{}", "the run was not evaluated on its way")],
+)
+def test_a_state_of_another_kind_has_no_best(tmp_path, state, message):
+    run = write_run(tmp_path, [1.0, 2.0])
+    (run / "checkpoint-200" / "trainer_state.json").write_text(state)
+    with pytest.raises(ValueError, match=message):
+        best_checkpoints(run, 1)
+
+
 def test_checkpoints_without_a_value_are_not_counted(tmp_path):
     run = write_run(tmp_path / "out", [1.0, float("nan"), 3.0])
     write_checkpoint(run / "checkpoint-350")
@@ -470,6 +481,14 @@ def train_with_checkpoints(folder, **changes):
     VanillaTrainer(tiny_model(), arguments, train_dataset=tiny_pairs(9), processing_class=tiny_tokenizer()).train()
 
 
+ODD_STATES = {
+    "[]": "no readable trainer_state.json",
+    "null": "no readable trainer_state.json",
+    "{}": "no step in its trainer_state.json",
+    '{"global_step": "x"}': "no step in its trainer_state.json",
+}
+
+
 def cut_off_before_the_state(folder):
     (folder / "trainer_state.json").unlink()
 
@@ -495,6 +514,14 @@ def cut_off_optimizer(folder):
     os.truncate(folder / "optimizer.pt", (folder / "optimizer.pt").stat().st_size - 30)
 
 
+def cut_off_random_state(folder):
+    os.truncate(folder / "rng_state.pth", (folder / "rng_state.pth").stat().st_size - 30)
+
+
+def another_kind_of_state(text):
+    return lambda folder: (folder / "trainer_state.json").write_text(text)
+
+
 @pytest.mark.parametrize(
     ("damage", "trouble"),
     [
@@ -504,8 +531,19 @@ def cut_off_optimizer(folder):
         (lose_schedule, "no scheduler.pt"),
         (cut_off_weights, "a cut-off or broken model.safetensors"),
         (cut_off_optimizer, "a cut-off or broken optimizer.pt"),
+        (cut_off_random_state, "a cut-off or broken rng_state.pth"),
+        *((another_kind_of_state(text), trouble) for text, trouble in ODD_STATES.items()),
     ],
-    ids=["no state", "half a state", "no optimizer", "no schedule", "half the weights", "half an optimizer"],
+    ids=[
+        "no state",
+        "half a state",
+        "no optimizer",
+        "no schedule",
+        "half the weights",
+        "half an optimizer",
+        "half a random state",
+        *ODD_STATES,
+    ],
 )
 def test_a_run_is_resumed_from_the_last_complete_checkpoint(tmp_path, monkeypatch, damage, trouble):
     train_with_checkpoints(tmp_path)
@@ -545,7 +583,7 @@ def test_checkpoints_without_safetensors_weights_can_be_resumed(tmp_path, names)
     checkpoint = tmp_path / "checkpoint-7"
     for name in (*names, "trainer_state.json"):
         (checkpoint / name).parent.mkdir(parents=True, exist_ok=True)
-        (checkpoint / name).write_text("{}")
+        (checkpoint / name).write_text('{"global_step": 7}')
     for name in {"optimizer.pt", "scheduler.pt", "adapter_model.safetensors"} & set(names):
         save = save_file if name.endswith("safetensors") else torch.save
         save({"weight": torch.ones(3)}, checkpoint / name)

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from datasets import Dataset
+from datasets import Dataset, DatasetDict
 from tiny_translation import tiny_config, tiny_pairs
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -51,6 +51,13 @@ def test_a_run_is_extrapolated(bf16):
     assert twice.flops == pytest.approx(2 * costs.flops)
 
 
+@pytest.mark.parametrize("mode", [torch.inference_mode, torch.no_grad])
+def test_it_works_where_gradients_are_off(mode):
+    with mode():
+        costs = estimate(tiny_config(), tiny_pairs(9), updates=3, max_tokens_per_batch=40, probes=2)
+    assert costs.memory > 4 * 4 * costs.parameters
+
+
 def test_longer_batches_keep_more():
     config = VanillaBertConfig(**BERT)
     documents = Dataset.from_dict({"input_ids": [list(range(3, 3 + length)) for length in (9, 10, 11, 12) * 20]})
@@ -68,3 +75,18 @@ def test_senseless_requests_are_refused():
         estimate(config, pairs.remove_columns("labels"), updates=1, max_tokens_per_batch=40)
     with pytest.raises(TypeError, match="`config` must be .* got str"):
         estimate("base", pairs, updates=1, max_tokens_per_batch=40)
+
+
+@pytest.mark.parametrize("updates", ["7", float("nan"), 1.5, True, None])
+def test_a_number_of_updates_is_an_integer(updates):
+    with pytest.raises(TypeError, match="`updates` must be an integer, got "):
+        estimate(tiny_config(), tiny_pairs(5), updates=updates, max_tokens_per_batch=40)
+
+
+def test_what_is_no_dataset_is_named():
+    pairs = tiny_pairs(5)
+    for dataset in (None, pairs.to_iterable_dataset(), DatasetDict(train=pairs)):
+        with pytest.raises(TypeError, match=f"`dataset` must be a `datasets.Dataset`, got {type(dataset).__name__};"):
+            estimate(tiny_config(), dataset, updates=1, max_tokens_per_batch=40)
+    with pytest.raises(ValueError, match="`dataset` must have at least one row, got none"):
+        estimate(tiny_config(), pairs.select([]), updates=1, max_tokens_per_batch=40)

@@ -106,6 +106,23 @@ def test_seeds_that_are_done_keep_their_scores_and_the_others_go_on(tmp_path):
     assert {seed for seed, _ in more.taken} == {7}
 
 
+BROKEN_SCORES = [b"[]", b"null", b"{}", b'{"validation": {}}', b'{"validation": {"loss": NaN}}', b"NaN", b"", b"\xff"]
+
+
+@pytest.mark.parametrize("broken", BROKEN_SCORES)
+def test_a_seed_with_broken_scores_is_trained_again(tmp_path, monkeypatch, broken):
+    options = {"seeds": (1, 2), "task_options": {"max_length": 7}, "save_strategy": "no"}
+    expected = train(tmp_path, Steps(), **options)
+    scores = tmp_path / "seed-2" / "scores.json"
+    scores.write_bytes(broken)
+    warnings = []
+    monkeypatch.setattr("hf_vanilla.training.finetuning.logger.warning", warnings.append)
+    assert train(tmp_path, again := Steps(), **options) == expected
+    assert again.taken == [(2, step) for step in range(1, 7)]
+    assert f"Passed over {scores}: it has no loss for each evaluation set. The seed is trained." in warnings
+    assert json.loads(scores.read_text()) == expected["2"]
+
+
 def test_seeds_of_other_options_are_refused_before_any_training(tmp_path):
     train(tmp_path, Steps(), seeds=(2,), task_options={"max_length": 7})
     for name, options in (

@@ -102,6 +102,21 @@ def test_a_run_goes_on_with_its_own_options_alone(tmp_path, options):
     assert not (tmp_path / "elsewhere").exists()
 
 
+@pytest.mark.parametrize(
+    "broken", [b"", b"{", b"null", b"3", b"[]", b"\xff\xfe"], ids=["empty", "half", "null", "number", "list", "binary"]
+)
+def test_broken_options_are_named_and_can_be_removed(tmp_path, options, broken):
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "_run_options.json").write_bytes(broken)
+    with pytest.raises(ValueError, match=r"_run_options\.json must hold .* Remove it .* or give another `output_dir`"):
+        kept(tmp_path, options)
+    assert (tmp_path / "_run_options.json").read_bytes() == broken
+    (tmp_path / "_run_options.json").unlink()
+    kept(tmp_path, options)
+    with pytest.raises(ValueError, match="`hidden_size` is 24"):
+        kept(tmp_path, {**options, "hidden_size": 24})
+
+
 def trainer(folder, weight):
     config = VanillaBertConfig(
         vocab_size=9, hidden_size=8, num_hidden_layers=1, num_attention_heads=4, intermediate_size=12
