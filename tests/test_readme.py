@@ -22,6 +22,7 @@ ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 TOKENIZER = train_wordpiece_tokenizer(["the dog and the cat", "Ben has two dogs ."] * 3, 60, show_progress=False)
 RESULTS = sorted((ROOT / "model_cards" / "results").glob("*.json"))
+BENCHMARKS = sorted((ROOT / "scripts" / "benchmark" / "results").glob("*.json"))
 
 
 def program_of(heading):
@@ -99,9 +100,20 @@ def test_numbers_are_those_of_the_results(path):
         assert told in cells
 
 
+@pytest.mark.parametrize("path", BENCHMARKS, ids=lambda path: path.stem)
+def test_ratios_are_those_of_the_benchmarks(path):
+    result = json.loads(path.read_text(encoding="utf-8"))
+    rows = [line for line in README.splitlines() if f"`{path.name}`" in line]
+    cells = [cell.strip() for row in rows for cell in row.split("|")]
+    assert rows
+    for ratio in result.get("ratios", {}).values():
+        assert f"{ratio['median']:.2f}" in cells
+        assert f"{ratio['lowest']:.2f} to {ratio['highest']:.2f}" in cells
+
+
 def test_every_number_has_its_result():
     named = re.findall(r"`(\w+\.json)`", README)
-    assert sorted(set(named)) == [path.name for path in RESULTS]
+    assert sorted(set(named)) == sorted(path.name for path in [*RESULTS, *BENCHMARKS])
 
 
 def test_named_files_exist():
