@@ -26,7 +26,7 @@ from transformers.utils.output_capturing import capture_outputs
 
 # Up to this many keys, on a CPU and with gradients, two matrix products and a softmax are faster than
 # `scaled_dot_product_attention`, whose backward pass is made for long sequences.
-SHORT_SEQUENCE = 128
+SHORT_SEQUENCE = 256
 # From this share of padding on, work on real tokens alone is faster than on all positions, moving them included.
 LEAST_PADDING = 0.1
 
