@@ -63,7 +63,8 @@ def run_dir(corpus, tmp_path_factory):
     first = run(*arguments)
     assert first.returncode == 0, first.stderr
     weights = load_file(output_dir / "model.safetensors")
-    (output_dir / "checkpoint-10").rename(output_dir.parent / "away")
+    (output_dir / "checkpoint-10").rename(output_dir.parent / "away")  # as if it had been killed after checkpoint-6
+    (output_dir / "trainer_state.json").unlink()
     again = run(*arguments)
     assert again.returncode == 0, again.stderr
     assert "Going on from" in again.stderr

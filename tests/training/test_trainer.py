@@ -185,6 +185,7 @@ def test_without_a_budget_the_batches_are_the_stock_ones(tmp_path):
     assert are_equal(weights_of(stock), weights_of(vanilla))
 
 
+@pytest.mark.filterwarnings("ignore:This DataLoader will create 2 worker:UserWarning")  # on a single core
 def test_training_depends_on_the_seed_alone(tmp_path):
     workers = {"dataloader_num_workers": 2, "dataloader_persistent_workers": True}
     runs = []
