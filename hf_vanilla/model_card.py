@@ -4,6 +4,7 @@ Every number of a card comes from a file of results, or from what a training lef
 can tell, the terms of the data and the limits, comes from [`CardFacts`].
 """
 
+import html
 import io
 import json
 import math
@@ -210,16 +211,20 @@ def model_card(
     filled = ModelCard.from_template(
         data,
         template_path=str(TEMPLATE),
-        title=facts.title or name,
+        title=as_text(facts.title or name),
         description=PAPERS[model_type] + size,
         use=_use(auto_class, repo_id, facts, with_package=True),
         use_without_package=_use(auto_class, repo_id, facts, with_package=False, has_pipeline=has_pipeline),
         training_data=facts.training_data,
         limits=facts.limits,
-        commands=[without_local_paths(command).strip() for command in commands],
-        notes={name.replace("_", " "): value for name, value in notes.items() if name not in TOLD_ELSEWHERE},
-        figures=figures,
-        environment=_environment(results),
+        commands=[printable(without_local_paths(command)).replace("```", "` ` `") for command in commands],
+        notes={
+            as_text(name.replace("_", " ")): as_text(value)
+            for name, value in notes.items()
+            if name not in TOLD_ELSEWHERE
+        },
+        figures=[each._replace(dataset=as_text(each.dataset), name=as_text(each.name)) for each in figures],
+        environment=as_text(_environment(results)),
         has_curve=has_curve,
     )
     return ModelCard(re.sub(r"\n{3,}", "\n\n", str(filled)).strip() + "\n")
@@ -335,6 +340,30 @@ def figures_of(results: dict[str, Any], seed: str | None = None) -> list[Figure]
         return [_figure(dataset, score, figures[score]) for dataset, figures in seeds[seed].items()]
     of = f" (median of {len(seeds)} seeds)" if len(seeds) > 1 else ""
     return [_figure(dataset, score, each["median"], of) for dataset, each in results.get("summary", {}).items()]
+
+
+def printable(text: Any) -> str:
+    """Put text into one line, and take control characters, such as those that colour a terminal, out of it.
+
+    Args:
+        text (`Any`): Anything; of something else than a string, what it is printed as.
+
+    Returns:
+        `str`: what is left.
+    """
+    return "".join(sign for sign in re.sub(r"\s", " ", str(text)) if sign.isprintable()).strip()
+
+
+def as_text(text: Any) -> str:
+    """Write what comes from files, such as names of data sets, so that a card shows it and does nothing else with it.
+
+    Args:
+        text (`Any`): Anything.
+
+    Returns:
+        `str`: one line of Markdown without control characters, markup, links, pictures or cells.
+    """
+    return re.sub(r"([\\`*\[\]|])", r"\\\1", html.escape(printable(text), quote=False))
 
 
 def without_local_paths(command: str) -> str:

@@ -145,7 +145,7 @@ def prepare(arguments: TaskArguments, training_args: FinetuningArguments) -> Fin
         raise ValueError(f"`main_score` must be one of {', '.join(scores)}; got {main_score!r}.")
     tokenizer = load_tokenizer(arguments)
     data = encode(splits, texts, labels, tokenizer, arguments.max_length)
-    named = ", ".join(labels.names[:10])
+    named = ", ".join(map(repr, labels.names[:10]))
     logger.info(f"{labels.problem_type}, labels: {named}; {len(data['train']):,} training rows")
 
     # 2. model and trainer

@@ -76,7 +76,7 @@ def prepare(arguments: TaskArguments, training_args: FinetuningArguments) -> Fin
         )
         for name, split in rows.items()
     }
-    logger.info(f"tags: {', '.join(names)}; {len(data['train']):,} training sentences")
+    logger.info(f"tags: {', '.join(map(repr, names))}; {len(data['train']):,} training sentences")
 
     # 2. model and trainer
     def make_trainer(args: FinetuningArguments) -> Trainer:

@@ -282,3 +282,27 @@ def test_the_cards_of_the_recipes_are_what_their_results_make(name, tmp_path):
     script = ROOT / "scripts" / "write_model_cards.py"
     subprocess.run([sys.executable, script, "--folder", copied], check=True, timeout=120)
     assert (copied / f"{name}.md").read_text("utf-8") == (ROOT / "model_cards" / f"{name}.md").read_text("utf-8")
+
+
+HOSTILE = "<img src=x onerror=alert(1)> \x1b[31mred\x1b[0m | cell\n# heading\n[link](http://x) ```"
+
+
+def test_what_comes_from_files_is_shown_and_does_nothing():
+    results = {
+        "bleu": 12.5,
+        "chrf": 30.0,
+        "notes": {"test_set": HOSTILE, HOSTILE: HOSTILE},
+        "commands": [f"python train.py --x '{HOSTILE}'"],
+    }
+    text = str(card(results))
+    body = text[text.index("\n---\n", 3) :]
+    assert "\x1b" not in text
+    outside, commands = body.split("## How it was trained")[0] + body.split("```")[-1], body.split("```")[-2]
+    assert "onerror=alert(1)" in commands
+    assert "<img" not in outside
+    assert "&lt;img" in outside
+    assert "\n# heading" not in body
+    assert "[link](" not in outside
+    row = next(line for line in body.splitlines() if line.endswith("| BLEU | 12.5 |"))
+    assert row.replace("\\|", "").count("|") == 4
+    assert not any(line.startswith("```") for line in commands.splitlines())
