@@ -105,15 +105,42 @@ def _expected_logits(
     return expected
 
 
-def _subtract_target(probabilities: torch.Tensor, labels: torch.Tensor, target: SmoothedTarget) -> torch.Tensor:
-    """Turn probabilities (tokens, vocab) into the gradient with respect to the logits, in place."""
+def _subtract_target(
+    grad_hidden: torch.Tensor,
+    grad_weight: torch.Tensor,
+    grad_bias: torch.Tensor | None,
+    hidden_states: torch.Tensor,
+    weight: torch.Tensor,
+    labels: torch.Tensor,
+    target: SmoothedTarget,
+) -> None:
+    """Take the target's part, -t, out of gradients that hold that of softmax(z): in place, without a (tokens, vocab).
+
+    A target is a share of every token and the rest of the true one, so its products with the projection and with the
+    hidden states are sums and rows of these.
+    """
+    rest = target.confidence - target.share
+    hidden_states = hidden_states.float()
+    grad_hidden -= rest * weight[labels]
+    grad_weight.index_add_(0, labels, hidden_states, alpha=-rest)
+    if grad_bias is not None:
+        grad_bias -= rest * torch.bincount(labels, minlength=grad_bias.shape[0]) + target.share * labels.shape[0]
     if target.share > 0:
-        probabilities -= target.share
-    correction = probabilities.new_full((), target.share - target.confidence).expand(labels.shape[0], 1)
-    probabilities.scatter_add_(1, labels[:, None], correction)
+        grad_hidden -= target.share * weight.sum(0)
+        grad_weight -= target.share * hidden_states.sum(0)
     if target.excluded_id >= 0:
-        probabilities[:, target.excluded_id] += target.share
-    return probabilities
+        grad_hidden += target.share * weight[target.excluded_id]
+        grad_weight[target.excluded_id] += target.share * hidden_states.sum(0)
+        if grad_bias is not None:
+            grad_bias[target.excluded_id] += target.share * labels.shape[0]
+
+
+def _log_sum_exp(logits: torch.Tensor, probabilities: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """Find log-sum-exps (tokens,) of logits (tokens, vocab) whose softmax is at hand: z - log p of the true token."""
+    true_probabilities = probabilities.gather(1, labels[:, None])[:, 0].float()
+    log_sum_exp = logits.gather(1, labels[:, None])[:, 0].float() - true_probabilities.log()
+    vanished = (true_probabilities < torch.finfo(probabilities.dtype).tiny).nonzero()[:, 0]
+    return log_sum_exp.index_copy(0, vanished, logits[vanished].float().logsumexp(1))
 
 
 class _ChunkedCrossEntropySum(torch.autograd.Function):
@@ -129,7 +156,7 @@ class _ChunkedCrossEntropySum(torch.autograd.Function):
         target: SmoothedTarget,
     ) -> torch.Tensor:
         weight_in_use = weight.to(hidden_states.dtype)
-        grad_hidden = torch.empty_like(hidden_states)
+        grad_hidden = torch.empty_like(hidden_states, dtype=torch.float32)
         grad_weight = torch.zeros_like(weight, dtype=torch.float32)
         grad_bias = None if bias is None else torch.zeros_like(bias, dtype=torch.float32)
         total = _expected_logits(hidden_states, weight, bias, labels, target).sum().neg()
@@ -140,14 +167,14 @@ class _ChunkedCrossEntropySum(torch.autograd.Function):
             if bias is not None:
                 logits += bias
             probabilities = torch.softmax(logits, dim=1)  # (chunk, vocab)
-            total += (logits.amax(1).float() - probabilities.amax(1).float().log()).sum()  # the log-sum-exp
-            gradient = _subtract_target(probabilities, labels[rows], target)
-            torch.mm(gradient, weight_in_use, out=grad_hidden[rows])
-            grad_weight += torch.mm(gradient.t(), chunk)
+            total += _log_sum_exp(logits, probabilities, labels[rows]).sum()
+            grad_hidden[rows] = torch.mm(probabilities, weight_in_use)
+            grad_weight += torch.mm(probabilities.t(), chunk)
             if grad_bias is not None:
-                grad_bias += gradient.sum(0, dtype=torch.float32)
+                grad_bias += probabilities.sum(0, dtype=torch.float32)
+        _subtract_target(grad_hidden, grad_weight, grad_bias, hidden_states, weight.float(), labels, target)
         total -= hidden_states.shape[0] * target.entropy
-        ctx.save_for_backward(grad_hidden, grad_weight, grad_bias)
+        ctx.save_for_backward(grad_hidden.to(hidden_states.dtype), grad_weight, grad_bias)
         ctx.dtypes = (weight.dtype, None if bias is None else bias.dtype)
         return total
 
