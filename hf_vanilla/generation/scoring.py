@@ -15,13 +15,11 @@ from transformers.modeling_utils import PreTrainedModel
 from transformers.utils import ModelOutput
 
 from ..models.layers import check_evaluation_mode, check_input_ids
+from ..models.loss import IGNORED_LABEL
 from ..models.pipeline_vanilla_transformer import length_penalty_of
 from ..models.text_batches import batches_by_length, default_max_length, padded, token_ids
 from .beam_search import log_sum_exp
 from .cpu_layers import fast_model
-
-
-IGNORED = -100
 
 
 @dataclass
@@ -76,7 +74,7 @@ def score(
     check_evaluation_mode(model)
     if len(labels) != len(input_ids):
         raise ValueError(f"`labels` must have as many rows as `input_ids` ({len(input_ids)}), got {len(labels)}.")
-    is_scored = labels != IGNORED
+    is_scored = labels != IGNORED_LABEL
     targets = labels.masked_fill(~is_scored, 0)
     check_input_ids("labels", targets, model.config.vocab_size)
     decoder_input_ids = model.prepare_decoder_input_ids_from_labels(labels)
@@ -99,7 +97,7 @@ def labels_of_beams(outputs: GenerateBeamEncoderDecoderOutput) -> torch.LongTens
         `torch.LongTensor` of shape `(batch * num_return_sequences, tgt_len)`: the generated tokens; then -100.
     """
     generated = outputs.sequences[:, -outputs.beam_indices.shape[1] :]
-    return generated.masked_fill(outputs.beam_indices < 0, IGNORED)
+    return generated.masked_fill(outputs.beam_indices < 0, IGNORED_LABEL)
 
 
 @dataclass
@@ -166,7 +164,7 @@ def score_texts(
                 fast,
                 padded([source_ids[number] for number in batch], model.config.pad_token_id, model.device),
                 padded([[1] * len(source_ids[number]) for number in batch], 0, model.device),
-                padded([target_ids[number] for number in batch], IGNORED, model.device),
+                padded([target_ids[number] for number in batch], IGNORED_LABEL, model.device),
                 length_penalty=length_penalty,
                 length_penalty_type=length_penalty_type,
             )

@@ -6,8 +6,7 @@ import numpy as np
 import torch
 from transformers import EvalPrediction
 
-
-IGNORED_LABEL = -100
+from ..models.loss import IGNORED_LABEL
 
 
 class PretrainingMetrics:

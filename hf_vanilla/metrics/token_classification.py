@@ -6,8 +6,7 @@ from typing import Any
 import numpy as np
 from transformers import EvalPrediction
 
-
-IGNORED_LABEL = -100
+from ..models.loss import IGNORED_LABEL
 
 
 class EntityMetrics:

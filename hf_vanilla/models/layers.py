@@ -31,6 +31,10 @@ SHORT_SEQUENCE = 256
 LEAST_PADDING = 0.1
 
 
+# What is told to whoever has ids that a model does not know.
+OF_VOCABULARY = "These are the ids of the vocabulary: do tokenizer and model belong together?"
+
+
 def check_evaluation_mode(model: PreTrainedModel) -> None:
     """Check that dropout is off.
 
@@ -44,12 +48,7 @@ def check_evaluation_mode(model: PreTrainedModel) -> None:
         raise ValueError("`model` must be in evaluation mode, or dropout changes what it says; call `model.eval()`.")
 
 
-def check_input_ids(
-    name: str,
-    input_ids: torch.Tensor,
-    size: int,
-    advice: str = "These are the ids of the vocabulary: do tokenizer and model belong together?",
-) -> None:
+def check_input_ids(name: str, input_ids: torch.Tensor, size: int, advice: str = OF_VOCABULARY) -> None:
     """Check that every id is in its table, where looking is free: on a CPU, outside of compiled code.
 
     Args:

@@ -11,6 +11,8 @@ import torch
 from torch import nn
 
 
+# The label of a position without a loss, everywhere in transformers.
+IGNORED_LABEL = -100
 # Tokens whose logits exist at the same time in training.
 CHUNK_TOKENS = 256
 
@@ -75,7 +77,7 @@ def cross_entropy_sum(logits: torch.Tensor, labels: torch.Tensor, target: Smooth
         `torch.Tensor` of shape `()`: the sum over all labelled tokens, in float32 and nats.
     """
     logits = logits.float()
-    wanted = labels != -100
+    wanted = labels != IGNORED_LABEL
     true_logits = logits.gather(-1, labels.clamp(min=0)[..., None]).squeeze(-1)
     expected = (target.confidence - target.share) * true_logits
     if target.share > 0:
@@ -244,7 +246,7 @@ def projected_cross_entropy_sum(
     """
     if torch.compiler.is_compiling():
         return cross_entropy_sum(nn.functional.linear(hidden_states, weight, bias), labels, target)
-    labelled = labels.flatten() != -100
+    labelled = labels.flatten() != IGNORED_LABEL
     hidden_states = hidden_states.flatten(0, 1)[labelled]  # (labelled tokens, d_model)
     device = hidden_states.device.type
     if torch.is_autocast_enabled(device):

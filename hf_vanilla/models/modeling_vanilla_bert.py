@@ -50,15 +50,21 @@ from transformers.utils.generic import can_return_tuple, merge_with_config_defau
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
 from .configuration_vanilla_bert import VanillaBertConfig
-from .layers import EncoderLayer, SelfAttention, check_attention_mask, check_input_ids, dropout, pack_padding
-from .loss import cross_entropy_sum, projected_cross_entropy_sum, smoothed_target
+from .layers import (
+    OF_VOCABULARY,
+    EncoderLayer,
+    SelfAttention,
+    check_attention_mask,
+    check_input_ids,
+    dropout,
+    pack_padding,
+)
+from .loss import IGNORED_LABEL, cross_entropy_sum, projected_cross_entropy_sum, smoothed_target
 
 
-IGNORED_LABEL = -100
 # Rows of a padded batch are sorted into so many groups of like length for attention.
 FRAMES = 8
 
-OF_VOCABULARY = "These are the ids of the vocabulary: do tokenizer and model belong together?"
 
 # From the names in every BERT's file to those in this module; transformers applies it at loading, reversed at saving.
 BERT_NAMES = [

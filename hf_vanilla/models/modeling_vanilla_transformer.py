@@ -20,6 +20,8 @@ Departures from the paper:
   (embeddings N(0, d_model^-0.5), Xavier for all matrices), which follow the authors' Tensor2Tensor code.
 - On request only: pre-norm, learned or Tensor2Tensor positions, dropout at other places, untied embeddings, other
   attention scales, and two other kinds of label smoothing.
+- In training, labelled tokens alone pass through the projection onto the vocabulary; the loss is the same.
+- On a CPU, where a batch has padding, the layers work on its tokens alone; the encoder's output at padding is then 0.
 """
 
 import math
@@ -59,7 +61,7 @@ from .layers import (
     positions_of,
     sinusoidal_positions,
 )
-from .loss import cross_entropy_sum, freeze_row, projected_cross_entropy_sum, smoothed_target
+from .loss import IGNORED_LABEL, cross_entropy_sum, freeze_row, projected_cross_entropy_sum, smoothed_target
 
 
 # transformers' maximum for every model that does not say: not a choice of anybody for this one.
@@ -614,7 +616,7 @@ class VanillaTransformerForConditionalGeneration(VanillaTransformerPreTrainedMod
         """
         if labels is not None:
             use_cache = False
-            check_input_ids("labels", labels.masked_fill(labels == -100, 0), self.config.vocab_size)
+            check_input_ids("labels", labels.masked_fill(labels == IGNORED_LABEL, 0), self.config.vocab_size)
             if decoder_input_ids is None and decoder_inputs_embeds is None:
                 decoder_input_ids = self.prepare_decoder_input_ids_from_labels(labels)
             target = decoder_input_ids if decoder_inputs_embeds is None else decoder_inputs_embeds
@@ -649,7 +651,7 @@ class VanillaTransformerForConditionalGeneration(VanillaTransformerPreTrainedMod
         """Leave out, in training, what stands behind the last label of a row: nothing depends on it."""
         if not self.training or labels.shape != target.shape[:2]:
             return None
-        needed = (labels != -100).flip(1).cummax(1).values.flip(1)
+        needed = (labels != IGNORED_LABEL).flip(1).cummax(1).values.flip(1)
         return pack_padding(self.model.decoder.layers, self.config, target, needed, **kwargs)
 
     def _loss_and_logits(
@@ -673,7 +675,7 @@ class VanillaTransformerForConditionalGeneration(VanillaTransformerPreTrainedMod
             logits = self._project(hidden_states)
             loss = cross_entropy_sum(logits, labels, target)
         if num_items_in_batch is None:
-            num_items_in_batch = (labels != -100).sum()
+            num_items_in_batch = (labels != IGNORED_LABEL).sum()
         if isinstance(num_items_in_batch, torch.Tensor):
             return loss / num_items_in_batch.to(loss.device).clamp(min=1), logits
         return loss / max(num_items_in_batch, 1), logits
@@ -711,7 +713,7 @@ class VanillaTransformerForConditionalGeneration(VanillaTransformerPreTrainedMod
         """
         start = torch.full_like(labels[:, :1], cast(int, self.config.decoder_start_token_id))
         shifted = torch.cat((start, labels[:, :-1]), dim=1)
-        return shifted.masked_fill(shifted == -100, self.config.pad_token_id)
+        return shifted.masked_fill(shifted == IGNORED_LABEL, self.config.pad_token_id)
 
     @torch.no_grad()
     def generate(

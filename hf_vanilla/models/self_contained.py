@@ -3,7 +3,6 @@
 import os
 from typing import Any
 
-from transformers import Pipeline
 from transformers.configuration_utils import PreTrainedConfig
 
 
@@ -30,7 +29,7 @@ class SelfContainedConfig(PreTrainedConfig):
         """
         raise NotImplementedError(f"{type(self).__name__} must say which model classes there are.")
 
-    def pipelines(self) -> dict[str, tuple[str, type[Pipeline]]]:
+    def pipelines(self) -> dict[str, tuple[str, type]]:
         """Return the pipelines of the family that transformers does not have, imported as the models are.
 
         Returns:

@@ -12,12 +12,12 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from ..data.batching import TokenBudgetBatchSampler, measure_pair_lengths
 from ..models.configuration_vanilla_bert import VanillaBertConfig
 from ..models.configuration_vanilla_transformer import VanillaTransformerConfig
+from ..models.loss import IGNORED_LABEL
 from ..models.modeling_vanilla_bert import VanillaBertForPreTraining
 from ..models.modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from ..models.text_batches import padded
 
 
-IGNORED_LABEL = -100
 MASKED_SHARE = 0.15  # of the tokens of BERT's pre-training
 
 

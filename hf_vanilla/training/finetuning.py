@@ -1,6 +1,5 @@
 """Fine-tuning as the paper does it: a few epochs over labelled data, several seeds, and what came of them."""
 
-import functools
 import json
 import math
 import re
@@ -130,16 +129,11 @@ class FewUpdatesWarning(TrainerCallback):
                 Not used.
         """
         if state.is_world_process_zero and state.max_steps < FEW_UPDATES:
-            _warn_once(
+            logger.warning_once(
                 f"This fine-tuning has {state.max_steps} updates, which is mostly too few: on little data raise "
                 "--num_train_epochs or lower --per_device_train_batch_size; a small model wants a higher "
                 "--learning_rate too, such as 3e-4."
             )
-
-
-@functools.cache
-def _warn_once(message: str) -> None:
-    logger.warning(message)
 
 
 class FinetuningTask(NamedTuple):

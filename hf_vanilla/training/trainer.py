@@ -29,13 +29,13 @@ from transformers.trainer_utils import EvalLoopOutput, SchedulerType, seed_worke
 from transformers.utils import logging
 
 from ..data.batching import LengthSortedBatchSampler, PairLengths, TokenBudgetBatchSampler, measure_pair_lengths
+from ..models.loss import IGNORED_LABEL
 from .hub_pushes import PatientPushes
 from .schedule import inverse_sqrt_schedule_from_one
 
 
 logger = logging.get_logger(__name__)
 
-IGNORED_LABEL = -100  # transformers' label of a position without a loss
 MEASURED_DATASETS_KEPT = 8  # more than a trainer usually has; it bounds what a long-lived one holds on to
 
 
