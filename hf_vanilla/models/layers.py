@@ -28,7 +28,7 @@ from transformers.utils.output_capturing import capture_outputs
 # `scaled_dot_product_attention`, whose backward pass is made for long sequences.
 SHORT_SEQUENCE = 256
 # From this share of padding on, work on real tokens alone is faster than on all positions, moving them included.
-LEAST_PADDING = 0.1
+LEAST_PADDING = 0.05
 
 
 # What is told to whoever has ids that a model does not know.

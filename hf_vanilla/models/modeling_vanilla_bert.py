@@ -62,8 +62,10 @@ from .layers import (
 from .loss import IGNORED_LABEL, cross_entropy_sum, projected_cross_entropy_sum, smoothed_target
 
 
-# Rows of a padded batch are sorted into so many groups of like length for attention.
-FRAMES = 8
+# For attention, rows of a padded batch are sorted into groups of like length: one for so many positions of the longest,
+# and no more than so many.
+FRAME_LENGTH = 64
+MOST_FRAMES = 8
 
 
 # From the names in every BERT's file to those in this module; transformers applies it at loading, reversed at saving.
@@ -501,7 +503,7 @@ class VanillaBertModel(VanillaBertPreTrainedModel):
                 self.config,
                 hidden_states,
                 attention_mask,
-                num_frames=FRAMES,
+                num_frames=max(1, min(MOST_FRAMES, hidden_states.shape[1] // FRAME_LENGTH)),
                 needs_first=True,
                 **kwargs,
             )

@@ -6,7 +6,7 @@ from tiny_berts import NO_DROPOUT, TASKS, tiny_bert
 from tiny_models import tiny_model
 
 from hf_vanilla import VanillaBertModel
-from hf_vanilla.models import layers
+from hf_vanilla.models import layers, modeling_vanilla_bert
 from hf_vanilla.models.layers import Packing, PositionwiseFeedForward, pack_padding
 
 
@@ -96,14 +96,34 @@ def test_encoding_gives_zero_at_padding_and_the_same_elsewhere(seen, monkeypatch
     assert seen == [10] * 2 + [15] * 2
 
 
+@pytest.mark.parametrize("frame_length", [1, 64])
 @pytest.mark.parametrize("kernel", ["eager", "sdpa"])
 @pytest.mark.parametrize("task", [task for task in TASKS if task not in ("model", "choices")])
-def test_training_a_bert(task, kernel, seen, monkeypatch):
+def test_training_a_bert(task, kernel, frame_length, seen, monkeypatch):
+    monkeypatch.setattr(modeling_vanilla_bert, "FRAME_LENGTH", frame_length)
     model = tiny_bert(task, attn_implementation=kernel, **NO_DROPOUT).train()
     model(**TASKS[task][3])
     reads_padding = task == "answers"  # the loss of transformers' head counts padding among the positions
     assert seen == [14 if reads_padding else 12] * 2
     assert_same(model, TASKS[task][3], monkeypatch)
+
+
+@pytest.mark.parametrize(("length", "frames"), [(5, 1), (127, 1), (130, 2), (700, 8)])
+def test_long_rows_are_sorted_into_more_frames(length, frames, monkeypatch):
+    asked = []
+
+    def spied(*args, num_frames, **kwargs):
+        asked.append(num_frames)
+        return pack_padding(*args, num_frames=num_frames, **kwargs)
+
+    monkeypatch.setattr(modeling_vanilla_bert, "pack_padding", spied)
+    ids = torch.randint(5, 11, (3, length))
+    mask = torch.arange(length) < torch.tensor([[length], [length // 2], [length // 3]])
+    model = tiny_bert("model", max_position_embeddings=700).eval()
+    packed = model(ids, attention_mask=mask.long()).last_hidden_state
+    plain = model(ids, attention_mask=mask.long(), keep_padding=True).last_hidden_state
+    torch.testing.assert_close(packed, plain * mask[..., None], **TOLERANCE)
+    assert asked == [frames]
 
 
 @pytest.mark.parametrize("frames", [1, 2, 3, 9])
