@@ -158,6 +158,7 @@ class _ChunkedCrossEntropySum(torch.autograd.Function):
         target: SmoothedTarget,
     ) -> torch.Tensor:
         weight_in_use = weight.to(hidden_states.dtype)
+        bias_in_use = None if bias is None else bias.to(hidden_states.dtype)
         grad_hidden = torch.empty_like(hidden_states, dtype=torch.float32)
         grad_weight = torch.zeros_like(weight, dtype=torch.float32)
         grad_bias = None if bias is None else torch.zeros_like(bias, dtype=torch.float32)
@@ -166,8 +167,8 @@ class _ChunkedCrossEntropySum(torch.autograd.Function):
             rows = slice(start, start + CHUNK_TOKENS)
             chunk = hidden_states[rows]
             logits = torch.mm(chunk, weight_in_use.t())  # (chunk, vocab)
-            if bias is not None:
-                logits += bias
+            if bias_in_use is not None:
+                logits += bias_in_use
             probabilities = torch.softmax(logits, dim=1)  # (chunk, vocab)
             total += _log_sum_exp(logits, probabilities, labels[rows]).sum()
             grad_hidden[rows] = torch.mm(probabilities, weight_in_use)
