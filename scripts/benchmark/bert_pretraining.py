@@ -15,8 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
-from datasets import Dataset
-from measuring import BenchmarkArguments, prepare, report, take_turns, train_and_clock
+from measuring import BenchmarkArguments, language_documents, prepare, report, take_turns, train_and_clock
 from transformers import (
     BertConfig,
     BertForPreTraining,
@@ -28,7 +27,7 @@ from transformers import (
 
 from hf_vanilla import VanillaBertConfig, VanillaBertForPreTraining
 from hf_vanilla.command_line import parse_arguments, run
-from hf_vanilla.data import build_pretraining_dataset, load_documents, python_documentation
+from hf_vanilla.data import build_pretraining_dataset
 from hf_vanilla.tokenization import train_wordpiece_tokenizer
 from hf_vanilla.training import Phase, PretrainingTrainer, bert_training_arguments
 
@@ -54,11 +53,7 @@ def main() -> None:
     (arguments,) = parse_arguments(PretrainingBenchmarkArguments, description=__doc__)
     prepare(arguments)
     size = "tiny" if arguments.quick else arguments.size
-    if arguments.text_file is None:
-        documents = Dataset.from_dict({"text": python_documentation(1000)})
-    else:
-        documents = load_documents(data_files=[arguments.text_file])
-        documents = documents.select(range(min(2000, len(documents))))
+    documents = language_documents(arguments.text_file, 2000)
     tokenizer = train_wordpiece_tokenizer(documents["text"][:], 8000, show_progress=False)
     data = build_pretraining_dataset(documents, tokenizer, max_length=LENGTH)
     mean_length = sum(map(len, data["input_ids"][:])) / len(data)

@@ -1,8 +1,9 @@
 #!/usr/bin/env python
 r"""How costs grow: a training step against tokens, length, layers and vocabulary; decoding against length.
 
-Each curve varies one size and leaves the others at the middle. A straight line is fitted to each, and told is how far
-the points are from it; with it a user can predict a run (`hf_vanilla.training.estimate` does so for one model).
+Each curve varies one size and leaves the others at the middle. A straight line is fitted to the lowest times of each,
+as whatever else a machine does only adds to them, and told is how far the points are from it; with it a user can
+predict a run (`hf_vanilla.training.estimate` does so for one model).
 
     python scripts/benchmark/growth.py --picture growth.png
 """
@@ -102,7 +103,7 @@ def measure(repeats: int, name: str, size: int) -> list[float]:
 
 
 def fit(sizes: tuple[int, ...], seconds: list[float]) -> dict[str, Any]:
-    """Fit a line through the medians, with errors in per cent, and find the exponent of the upper half."""
+    """Fit a line through the times, with errors in per cent, and find the exponent of the upper half."""
     x, y = np.array(sizes, dtype=float), np.array(seconds)
     slope, start = np.polyfit(x, y, 1, w=1 / y)
     errors = (slope * x + start) / y - 1
@@ -123,8 +124,8 @@ def draw(curves: dict[str, Any], picture: str) -> None:
     figure = Figure(figsize=(3.2 * len(curves), 3.2), layout="constrained")
     for axes, (name, curve) in zip(figure.subplots(1, len(curves)), curves.items(), strict=True):
         sizes = np.array(curve["sizes"])
-        medians = [point["median"] for point in curve["seconds"]]
-        axes.plot(sizes, medians, "o", color="#0072B2")
+        lowest = [point["lowest"] for point in curve["seconds"]]
+        axes.plot(sizes, lowest, "o", color="#0072B2")
         axes.plot(sizes, curve["seconds_per_unit"] * sizes + curve["seconds_at_zero"], "-", color="#999999")
         axes.set(xlabel=name.replace("_", " "), ylabel="seconds", xlim=(0, None), ylim=(0, None))
     figure.savefig(picture, dpi=120)
@@ -141,8 +142,8 @@ def main() -> None:
     measured = {(name, size): spread(measure(repeats, name, size)) for name, size in progress}
     for name, sizes in wanted.items():
         seconds = [measured[name, size] for size in sizes]
-        curves[name] = {"sizes": sizes, "seconds": seconds, **fit(sizes, [each["median"] for each in seconds])}
-        told = "  ".join(f"{size}: {each['median']:.3g} s" for size, each in zip(sizes, seconds, strict=True))
+        curves[name] = {"sizes": sizes, "seconds": seconds, **fit(sizes, [each["lowest"] for each in seconds])}
+        told = "  ".join(f"{size}: {each['lowest']:.3g} s" for size, each in zip(sizes, seconds, strict=True))
         print(f"{name}: {told}; within {curves[name]['largest_error_of_the_line']:.0%} of a line")
     if arguments.picture is not None:
         draw(curves, arguments.picture)

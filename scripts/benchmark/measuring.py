@@ -10,13 +10,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from datasets import Dataset
 from tqdm.auto import tqdm
 from transformers import MarianConfig, MarianMTModel, Trainer, TrainerCallback
 from transformers.utils import logging
 
 from hf_vanilla import VanillaTransformerConfig
 from hf_vanilla.command_line import describe_environment
-from hf_vanilla.data import load_parallel_dataset, python_documentation, split_sentences
+from hf_vanilla.data import load_documents, load_parallel_dataset, python_documentation, split_sentences
 from hf_vanilla.generation.line_files import replacing_file
 from hf_vanilla.training import command_of_process
 
@@ -141,6 +142,22 @@ def sentence_pairs(parallel_file: str | None, columns: list[str], limit: int) ->
     sentences = [each for text in python_documentation(400) for each in split_sentences(text.replace("\n", " "))]
     sentences = [" ".join(each.split()[:60]) for each in sentences if len(each.split()) > 3][:limit]
     return {"source": sentences, "target": [" ".join(reversed(each.split())) for each in sentences]}
+
+
+def language_documents(text_file: str | None, limit: int) -> Dataset:
+    """Read documents, or take Python's documentation.
+
+    Args:
+        text_file (`str`, *optional*): JSON lines, CSV, Parquet or text.
+        limit (`int`): Most documents.
+
+    Returns:
+        `Dataset`: with a column `text`.
+    """
+    if text_file is None:
+        return Dataset.from_dict({"text": python_documentation(1000)})
+    documents = load_documents(data_files=[text_file])
+    return documents.select(range(min(limit, len(documents))))
 
 
 def run_child(command: list[str]) -> str:

@@ -23,11 +23,11 @@ from transformers import DataCollatorForSeq2Seq, Seq2SeqTrainer, set_seed
 from hf_vanilla import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
 from hf_vanilla.command_line import parse_arguments, run
 from hf_vanilla.data import tokenize_parallel_dataset
+from hf_vanilla.models.loss import IGNORED_LABEL
 from hf_vanilla.tokenization import train_tokenizer
 from hf_vanilla.training import VanillaTrainer, VanillaTrainingArguments
 
 
-IGNORED_LABEL = -100
 VOCAB_SIZE = 10_000
 WARMUP_STEPS = 2
 
