@@ -67,10 +67,10 @@ def main() -> None:
     """Prepare text, predict and train in turns, report."""
     (arguments,) = parse_arguments(EstimateBenchmarkArguments, description=__doc__)
     prepare(arguments)
-    pairs = sentence_pairs(arguments.parallel_file, arguments.columns, 29_000)
-    tokenizer = train_tokenizer(pairs["source"] + pairs["target"], VOCAB_SIZE, show_progress=False)
+    texts = sentence_pairs(arguments.parallel_file, arguments.columns, 29_000)
+    tokenizer = train_tokenizer(texts["source"] + texts["target"], VOCAB_SIZE, show_progress=False)
     pairs = tokenize_parallel_dataset(
-        Dataset.from_dict(pairs), tokenizer, max_source_length=128, max_target_length=128
+        Dataset.from_dict(texts), tokenizer, max_source_length=128, max_target_length=128
     )
     documents = language_documents(arguments.text_file, 2000)
     word_pieces = train_wordpiece_tokenizer(documents["text"][:], VOCAB_SIZE, show_progress=False)
@@ -122,7 +122,8 @@ def main() -> None:
     small = VanillaTransformerConfig(vocab_size=VOCAB_SIZE, **SMALL)
     base = VanillaTransformerConfig.preset("base", vocab_size=VOCAB_SIZE, **(SMALL if arguments.quick else {}))
     bert = VanillaBertConfig.preset("tiny" if arguments.quick else "mini", vocab_size=VOCAB_SIZE)
-    sides, ratios = {}, {}
+    sides: dict[str, Callable[[], float]] = {}
+    ratios: dict[str, tuple[str, str, float | None]] = {}
     for name, config, data, training in (
         ("Transformer 4+4 x 128", small, pairs, reached(pairs_trainer(small), "labels", IGNORED_LABEL)),
         ("Transformer base", base, pairs, reached(pairs_trainer(base), "labels", IGNORED_LABEL)),
