@@ -6,6 +6,7 @@ import pytest
 import torch
 from datasets import IterableDataset
 from tiny_translation import Recorder, tiny_collator, tiny_model, tiny_pairs, tiny_tokenizer, weights_of
+from torch._dynamo.utils import counters
 from transformers import (
     DataCollatorForSeq2Seq,
     HfArgumentParser,
@@ -510,3 +511,30 @@ def test_the_stock_trainer_would_have_hidden_it(tmp_path):
     Seq2SeqTrainer(model, arguments, tiny_collator(model), train_dataset=tiny_pairs(), callbacks=callbacks).train()
     assert math.isfinite(recorder.losses[0])
     assert torch.isnan(next(model.parameters())).any()
+
+
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated.*:DeprecationWarning")
+def test_a_compiled_training_compiles_a_few_times_for_batches_of_many_shapes(tmp_path, monkeypatch):
+    seen = set()
+
+    class ShapeCollator(SpyCollator):
+        def __call__(self, rows):
+            batch = super().__call__(rows)
+            seen.add((batch["input_ids"].shape, batch["labels"].shape))
+            return batch
+
+    monkeypatch.setenv("ACCELERATE_DYNAMO_BACKEND", "no")  # the arguments change it
+    monkeypatch.setenv("ACCELERATE_DYNAMO_MODE", "default")
+    shallow = {"encoder_layers": 1, "decoder_layers": 1}
+    plain = make_trainer(tmp_path / "plain", tiny_model(**shallow), max_steps=9).train()
+    torch.compiler.reset()
+    counters.clear()
+    arguments = {"torch_compile": True, "torch_compile_backend": "eager", "max_steps": 9}
+    trainer = make_trainer(tmp_path / "out", tiny_model(**shallow), data_collator=ShapeCollator(), **arguments)
+    compiled = trainer.train()
+    graphs, breaks = counters["stats"]["unique_graphs"], dict(counters["graph_break"])
+    torch.compiler.reset()
+    assert len(seen) > 6
+    assert 1 <= graphs <= 3  # for the first shape, for all others, and for a single row
+    assert not breaks
+    assert compiled.training_loss == pytest.approx(plain.training_loss, rel=1e-5)
