@@ -301,8 +301,8 @@ def _make_card(
 ) -> dict[str, bytes]:
     """Make the card, and the picture in it if there is one to draw; nothing is written."""
     picture = draw_curve(folder)
-    has_curve = picture is not None or (folder / CURVE).is_file()
-    card = str(card_of_folder(folder, repo_id, facts, results, has_curve=has_curve)).encode()
+    curve = None if picture is None else CURVE
+    card = str(card_of_folder(folder, repo_id, facts, results, curve=curve)).encode()
     if _has_token(io.BytesIO(card), _secrets(token)):
         raise ValueError("The model card would have a token of the Hub in it; take it out of `facts` or `results`.")
     return {"README.md": card} | ({} if picture is None else {CURVE: picture})

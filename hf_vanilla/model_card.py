@@ -155,7 +155,7 @@ def model_card(
     auto_class: str,
     results: dict[str, Any] | None = None,
     seed: str | None = None,
-    has_curve: bool = False,
+    curve: str | None = None,
     has_pipeline: bool = True,
 ) -> ModelCard:
     """Fill the template.
@@ -173,8 +173,8 @@ def model_card(
             A file of results, as the scripts write them, or what [`results_of_folder`] finds.
         seed (`str`, *optional*):
             Which of the seeds in the results the model is.
-        has_curve (`bool`):
-            Whether `training_curve.png` lies beside the card.
+        curve (`str`, *optional*):
+            Name of a picture of the training that lies beside the card.
         has_pipeline (`bool`):
             Whether the model brings the pipeline of its task along where transformers has none.
 
@@ -225,7 +225,7 @@ def model_card(
         },
         figures=[each._replace(dataset=as_text(each.dataset), name=as_text(each.name)) for each in figures],
         environment=as_text(_environment(results)),
-        has_curve=has_curve,
+        curve=curve,
     )
     return ModelCard(re.sub(r"\n{3,}", "\n\n", str(filled)).strip() + "\n")
 
@@ -236,7 +236,7 @@ def card_of_folder(
     facts: CardFacts | None = None,
     results: dict[str, Any] | None = None,
     *,
-    has_curve: bool | None = None,
+    curve: str | None = None,
 ) -> ModelCard:
     """Make the card of a model's folder out of what lies there.
 
@@ -250,8 +250,9 @@ def card_of_folder(
         results (`dict[str, Any]`, *optional*):
             A file of results; its scores take the place of those in the folder. Of several seeds a folder `seed-3` has
             its own score, and any other the median.
-        has_curve (`bool`, *optional*):
-            Whether `training_curve.png` will lie beside the card; by default whether it does.
+        curve (`str`, *optional*):
+            Name of a picture of the training that will lie beside the card; by default `training_curve.png`, if there
+            is one.
 
     Returns:
         `ModelCard`: the card, which is not written yet.
@@ -280,7 +281,7 @@ def card_of_folder(
         auto_class=auto_class if auto_class in TASKS else "AutoModel",
         results=found,
         seed=seed[1] if seed else None,
-        has_curve=(Path(folder) / CURVE).is_file() if has_curve is None else has_curve,
+        curve=CURVE if curve is None and (Path(folder) / CURVE).is_file() else curve,
         has_pipeline=any(task in offered for task in config.pipelines()),
     )
 

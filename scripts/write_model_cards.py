@@ -4,7 +4,8 @@ r"""Write the model cards of this repository's recipes again, after a result or 
     python scripts/write_model_cards.py
 
 Takes model_cards/facts.json, which has an entry for each card, and model_cards/results/*.json, and writes
-model_cards/*.md.
+model_cards/*.md. A picture of the same name, which `hf_vanilla.model_card.draw_curve` makes of a training's folder, is
+shown in the card.
 """
 
 import json
@@ -27,8 +28,8 @@ class CardsArguments:
     )
 
 
-def make_card(folder: Path, repo_id: str, entry: dict) -> str:
-    """Fill the card of one recipe."""
+def make_card(folder: Path, name: str, repo_id: str, entry: dict) -> str:
+    """Fill the card of one recipe, with the picture of its training if there is one."""
     results = json.loads((folder / "results" / entry["results"]).read_text(encoding="utf-8"))
     card = model_card(
         CardFacts(**entry["facts"]),
@@ -36,6 +37,7 @@ def make_card(folder: Path, repo_id: str, entry: dict) -> str:
         model_type=entry["model_type"],
         auto_class=entry["auto_class"],
         results=results,
+        curve=f"{name}.png" if (folder / f"{name}.png").is_file() else None,
     )
     return str(card)
 
@@ -47,7 +49,7 @@ def main() -> None:
     for name, entry in json.loads((folder / "facts.json").read_text(encoding="utf-8")).items():
         with replacing_file(str(folder / f"{name}.md")) as file:
             repo_id = f"{arguments.namespace}/{name}" if arguments.namespace else name
-            file.write(make_card(folder, repo_id, entry))
+            file.write(make_card(folder, name, repo_id, entry))
 
 
 if __name__ == "__main__":
