@@ -62,8 +62,8 @@ from .layers import (
 from .loss import IGNORED_LABEL, cross_entropy_sum, projected_cross_entropy_sum, smoothed_target
 
 
-# For attention, rows of a padded batch are sorted into groups of like length: one for so many positions of the longest,
-# and no more than so many.
+# For attention, rows of a padded batch are sorted into groups of like length, one for so many positions of the longest
+# row, and no more than so many.
 FRAME_LENGTH = 64
 MOST_FRAMES = 8
 
