@@ -712,3 +712,73 @@ torch.save([model.lm_head.weight, translator.model.lm_head.weight], {str(tmp_pat
     for weight in torch.load(tmp_path / "weights.pt"):
         assert torch.equal(weight, model.lm_head.weight)
     assert finished.stdout.count("'translation_text'") == 2
+
+
+LOAD_AND_SAVE = """
+import sys
+sys.modules["hf_vanilla"] = None
+import torch, transformers
+repo, saved, inputs, file = sys.argv[1:]
+inputs = torch.load(inputs)
+found = []
+for place in (repo, saved):
+    config = transformers.AutoConfig.from_pretrained(place, trust_remote_code=True)
+    for name in sorted(set(config.auto_map) - {"AutoConfig"}):
+        torch.manual_seed(0)
+        model = getattr(transformers, name).from_pretrained(place, trust_remote_code=True)
+        with torch.no_grad():
+            found.append((name, model(**inputs[name]).to_tuple()[0]))
+    if place == repo:
+        head = config.architectures[0]
+        (name,) = [name for name, where in config.auto_map.items() if where.endswith("." + head)]
+        getattr(transformers, name).from_pretrained(repo, trust_remote_code=True).save_pretrained(saved)
+torch.save(found, file)
+"""
+
+
+def bert_to_train(tokenizer):
+    model = VanillaBertForMaskedLM(VanillaBertConfig(vocab_size=len(tokenizer), **SIZES))
+    return model, ROWS, {"input_ids": torch.tensor([[2, 5, 6, 3, 7], [2, 7, 3, 0, 0]])}
+
+
+def transformer_to_train(tokenizer):
+    sizes = {"d_model": 16, "num_heads": 4, "encoder_layers": 1, "decoder_layers": 2, "d_ff": 24}
+    model = VanillaTransformerForConditionalGeneration(VanillaTransformerConfig(vocab_size=len(tokenizer), **sizes))
+    rows = Dataset.from_dict({"input_ids": [[5, 6, 7, 2]] * 8, "labels": [[7, 6, 2]] * 8})
+    ids = {"input_ids": torch.tensor([[5, 6, 7, 8, 2]]), "decoder_input_ids": torch.tensor([[1, 8, 7]])}
+    return model, rows, ids
+
+
+@pytest.mark.parametrize("build", [bert_to_train, transformer_to_train], ids=["bert", "transformer"])
+def test_what_was_trained_loads_by_name_through_every_auto_class_and_is_complete_again(hub, tmp_path, build):
+    tokenizer = train_wordpiece_tokenizer(["the dog likes the cat and the bird"] * 3, 60, show_progress=False)
+    torch.manual_seed(3)
+    model, rows, inputs = build(tokenizer)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    args = TrainingArguments(str(tmp_path / "run"), max_steps=2, use_cpu=True, report_to=[], disable_tqdm=True)
+    trainer = Trainer(model, args, train_dataset=rows, processing_class=tokenizer)
+    trainer.train()
+    assert any(not torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    folder = tmp_path / "model"
+    trainer.save_model(str(folder))
+    (folder / "training_args.bin").unlink()
+    publish(folder, REPO)
+    names = sorted(set(model.config.auto_map) - {"AutoConfig"})
+    asked = {
+        name: {key: torch.stack((ids, ids), dim=1) if "Choice" in name else ids for key, ids in inputs.items()}
+        for name in names
+    }
+    wanted = []
+    for name in names:
+        torch.manual_seed(0)
+        loaded = getattr(transformers, name).from_pretrained(folder)
+        with torch.no_grad():
+            wanted.append((name, loaded(**asked[name]).to_tuple()[0]))
+    torch.save(asked, tmp_path / "asked.pt")
+    files = [tmp_path / "saved", tmp_path / "asked.pt", tmp_path / "found.pt"]
+    finished = run_as_user(hub, LOAD_AND_SAVE, REPO, *files, home=tmp_path / "home")
+    assert finished.returncode == 0, finished.stderr
+    found = torch.load(files[-1])
+    assert [name for name, _ in found] == names * 2
+    for (name, tensor), (_, expected) in zip(found, wanted * 2, strict=True):
+        assert torch.equal(tensor, expected), name
