@@ -1,5 +1,6 @@
 """Publishing, against a Hub on localhost that fails in every way that the real one can."""
 
+import copy
 import hashlib
 import itertools
 import json
@@ -48,6 +49,7 @@ class Hub:
 
     def __init__(self, folder, port=0):
         command = [sys.executable, Path(__file__).with_name("hub_server.py"), folder, str(port)]
+        self.folder = Path(folder)
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         self.url = self.process.stdout.readline().strip()
         self.api = HfApi(endpoint=self.url, token=TOKEN)
@@ -648,6 +650,28 @@ def test_a_refusal_ends_the_run_before_it_starts(hub, folder, tmp_path, monkeypa
     args = training_args(tmp_path, VanillaTrainingArguments)
     with pytest.raises(HfHubHTTPError, match="401"):
         VanillaTrainer(model, args, train_dataset=ROWS, processing_class=tokenizer)
+
+
+def test_the_token_of_the_arguments_is_written_nowhere(hub, folder, tmp_path, monkeypatch, caplog, capfd):
+    monkeypatch.delenv("HF_TOKEN")
+    model, tokenizer = trained_model(folder)
+    args = training_args(
+        tmp_path, VanillaTrainingArguments, hub_token=TOKEN, hub_always_push=True, hub_strategy="checkpoint"
+    )
+    trainer = VanillaTrainer(model, args, train_dataset=ROWS, processing_class=tokenizer)
+    trainer.train()
+    trainer.push_to_hub()
+    assert args.hub_token == copy.deepcopy(args).hub_token == TOKEN
+    run = tmp_path / "run"
+    for each in (run, run / "checkpoint-2", run / "checkpoint-4"):
+        saved = torch.load(each / "training_args.bin", weights_only=False)
+        assert (saved.hub_token, saved.hub_model_id) == (None, "tiny")
+    assert "last-checkpoint/training_args.bin" in hub.files()
+    stored = [path for path in hub.folder.rglob("*") if path.is_file()]
+    assert (run / "training_args.bin").read_bytes() in [path.read_bytes() for path in stored]
+    found = [path for path in [*stored, *run.rglob("*")] if path.is_file() and TOKEN.encode() in path.read_bytes()]
+    assert found == []
+    assert TOKEN not in caplog.text + "".join(capfd.readouterr())
 
 
 def test_a_download_that_breaks_off_is_made_whole(hub, folder, tmp_path):
