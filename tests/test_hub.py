@@ -2,6 +2,7 @@
 
 import copy
 import hashlib
+import importlib.util
 import itertools
 import json
 import os
@@ -33,7 +34,13 @@ from hf_vanilla import (
 from hf_vanilla.hub import ATTEMPTS, check_folder, publish, roll_back
 from hf_vanilla.model_card import CardFacts
 from hf_vanilla.tokenization import train_tokenizer, train_wordpiece_tokenizer
-from hf_vanilla.training import VanillaTrainer, VanillaTrainingArguments
+from hf_vanilla.training import (
+    FinetuningArguments,
+    OrderedEvaluationTrainer,
+    PatientPushes,
+    VanillaTrainer,
+    VanillaTrainingArguments,
+)
 
 
 # huggingface_hub's own use of its HTTP library.
@@ -619,11 +626,32 @@ def test_the_stock_trainer_pushes_what_anybody_can_load(hub, folder, tmp_path):
     assert torch.equal(torch.load(tmp_path / "found.pt")["outputs"]["AutoModelForMaskedLM"], expected)
 
 
-def test_a_hub_that_is_down_does_not_end_a_training(hub, folder, tmp_path, caplog):
+def translation_trainer():
+    """The stock trainer as train_translation.py makes it."""
+    path = Path(__file__).parents[1] / "scripts" / "train_translation.py"
+    specification = importlib.util.spec_from_file_location("train_translation_script", path)
+    module = importlib.util.module_from_spec(specification)
+    sys.modules[specification.name] = module
+    specification.loader.exec_module(module)
+    return module.StockTrainer, transformers.Seq2SeqTrainingArguments
+
+
+@pytest.mark.parametrize(
+    "make_classes",
+    [
+        lambda: (VanillaTrainer, VanillaTrainingArguments),
+        translation_trainer,
+        lambda: (PatientPushes, FinetuningArguments),
+        lambda: (OrderedEvaluationTrainer, FinetuningArguments),
+    ],
+    ids=["ours", "translation", "fine-tuning", "question answering"],
+)
+def test_a_hub_that_is_down_does_not_end_a_training(hub, folder, tmp_path, caplog, make_classes):
+    trainer_class, arguments_class = make_classes()
     hub.fail(*({"method": method, "path": "/api/", "status": 503, "times": 9999} for method in ("GET", "POST")))
     model, tokenizer = trained_model(folder)
-    args = training_args(tmp_path, VanillaTrainingArguments)
-    trainer = VanillaTrainer(model, args, train_dataset=ROWS, processing_class=tokenizer)
+    args = training_args(tmp_path, arguments_class, save_strategy="steps")
+    trainer = trainer_class(model, args, train_dataset=ROWS, processing_class=tokenizer)
     trainer.train()
     assert trainer.state.global_step == 4
     assert (tmp_path / "run" / "checkpoint-4" / "model.safetensors").exists()
