@@ -406,7 +406,6 @@ def train(model_args: ModelArguments, data_args: DataArguments, training_args: T
         trainer.log_metrics("eval", metrics)
         trainer.save_metrics("eval", metrics)
     save_final_model(trainer)
-    trainer.save_state()
     logger.info(f"The model is in {output_dir}. To translate: scripts/translate.py --model {output_dir}")
 
 

@@ -40,6 +40,7 @@ from hf_vanilla.training import (
     PatientPushes,
     VanillaTrainer,
     VanillaTrainingArguments,
+    save_final_model,
 )
 
 
@@ -659,6 +660,7 @@ def test_a_hub_that_is_down_does_not_end_a_training(hub, folder, tmp_path, caplo
     assert hub.requests("POST", "/api/repos/create")
     hub.fail()
     trainer.push_to_hub()
+    assert "training_args.bin" not in hub.files()
     names = hub.files().keys()
     assert {"config.json", "layers.py", "model.safetensors", "modeling_vanilla_bert.py", "tokenizer.json"} <= names
 
@@ -680,6 +682,75 @@ def test_a_refusal_ends_the_run_before_it_starts(hub, folder, tmp_path, monkeypa
         VanillaTrainer(model, args, train_dataset=ROWS, processing_class=tokenizer)
 
 
+DOWN = [{"method": method, "path": "/", "status": 503, "times": 9999} for method in ("GET", "POST", "PUT", "HEAD")]
+REFUSES = [{"method": "POST", "path": "/commit/", "status": 403, "times": 9999}]
+
+
+@pytest.mark.parametrize("faults", [DOWN, REFUSES], ids=["down", "refuses"])
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_hub_that_fails_at_the_end_costs_nothing(hub, folder, tmp_path, waits, caplog, faults, when):
+    model, tokenizer = trained_model(folder)
+    args = training_args(tmp_path, VanillaTrainingArguments, hub_strategy="end", hub_revision="main")
+    if when == "before":
+        hub.fail(*faults)
+    trainer = VanillaTrainer(model, args, train_dataset=ROWS, processing_class=tokenizer)
+    trainer.train()
+    hub.fail(*faults)
+    waits.clear()
+    save_final_model(trainer)
+    repo = "alice/tiny" if (when, faults) != ("before", DOWN) else "tiny"
+    command = f"python scripts/push_to_hub.py --folder {tmp_path}/run --repo_id {repo} --revision main"
+    assert [message.rpartition("later: ")[2] for message in caplog.messages if "later" in message] == [command]
+    assert waits == ([1, 2, 4, 8, 16] if faults is DOWN else [])
+    assert json.loads((tmp_path / "run" / "trainer_state.json").read_text())["global_step"] == 4
+    check_folder(tmp_path / "run")
+    hub.fail()
+    save_final_model(trainer)
+    assert "model.safetensors" in hub.files()
+    assert "training_args.bin" not in hub.files()
+
+
+def test_a_push_in_the_end_waits_for_a_hub_that_comes_back(hub, folder, tmp_path, waits):
+    model, tokenizer = trained_model(folder)
+    args = training_args(tmp_path, VanillaTrainingArguments, hub_strategy="end")
+    trainer = VanillaTrainer(model, args, train_dataset=ROWS, processing_class=tokenizer)
+    trainer.train()
+    hub.fail({"method": "POST", "path": "/commit/", "status": 503, "times": 2})
+    assert trainer.push_to_hub().oid == hub.api.repo_info(REPO).sha
+    assert waits == [1, 2]
+    assert hub.titles() == ["End of training", "initial commit"]
+    (tmp_path / "run" / "config.json").write_text("{}")
+    assert trainer.push_to_hub("again", blocking=False).result().oid == hub.api.repo_info(REPO).sha
+
+
+@pytest.mark.slow
+def test_a_script_ends_well_while_the_hub_is_down(hub, folder, tmp_path):
+    hub.fail(*({**fault, "headers": {"Retry-After": "0"}} for fault in DOWN))
+    rows = [{"en": f"dog {number}", "de": f"Hund {number}", "label": number % 2} for number in range(9)]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    translation = (
+        "train_translation.py --train_file rows.jsonl --source_column en --target_column de --vocab_size 270 "
+        "--d_model 16 --d_ff 24 --num_heads 2 --encoder_layers 1 --decoder_layers 1 --max_steps 2 --save_steps 1 "
+        "--use_cpu --warmup_steps 2"
+    )
+    finetuning = (
+        f"finetune_classification.py --model_name_or_path {folder} --train_file rows.jsonl "
+        "--validation_file rows.jsonl --text_column en --label_column label --max_steps 2"
+    )
+    for number, command in enumerate((translation, finetuning)):
+        script, *options = command.split()
+        script = str(Path(__file__).parents[1] / "scripts" / script)
+        options += ["--push_to_hub", "--hub_model_id", "tiny", "--output_dir", f"out-{number}", "--hub_token", TOKEN]
+        finished = run_as_user(hub, script, *options, home=tmp_path / "home", cwd=tmp_path)
+        assert finished.returncode == 0, finished.stderr
+        assert "to push it later" in finished.stderr
+        assert TOKEN not in finished.stdout + finished.stderr
+    files = [path for number in (0, 1) for path in (tmp_path / f"out-{number}").rglob("*") if path.is_file()]
+    assert len([path for path in files if path.name == "model.safetensors"]) >= 4
+    assert "scores.json" in [path.name for path in files]
+    assert [path for path in files if TOKEN.encode() in path.read_bytes()] == []
+
+
 def test_the_token_of_the_arguments_is_written_nowhere(hub, folder, tmp_path, monkeypatch, caplog, capfd):
     monkeypatch.delenv("HF_TOKEN")
     model, tokenizer = trained_model(folder)
@@ -696,7 +767,6 @@ def test_the_token_of_the_arguments_is_written_nowhere(hub, folder, tmp_path, mo
         assert (saved.hub_token, saved.hub_model_id) == (None, "tiny")
     assert "last-checkpoint/training_args.bin" in hub.files()
     stored = [path for path in hub.folder.rglob("*") if path.is_file()]
-    assert (run / "training_args.bin").read_bytes() in [path.read_bytes() for path in stored]
     found = [path for path in [*stored, *run.rglob("*")] if path.is_file() and TOKEN.encode() in path.read_bytes()]
     assert found == []
     assert TOKEN not in caplog.text + "".join(capfd.readouterr())

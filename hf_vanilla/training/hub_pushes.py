@@ -1,13 +1,17 @@
 """Pushes to the Hub during a training that the Hub can't stop, and that are complete."""
 
+import functools
+import shlex
 import shutil
 from pathlib import Path
 from typing import Any
 
+from huggingface_hub import CommitInfo, HfApi
 from huggingface_hub.errors import HTTPError
 from transformers import Trainer
 from transformers.utils import logging
 
+from ..hub import NEVER, _retry
 from ..hub_trouble import is_passing
 
 
@@ -32,8 +36,9 @@ class _UnpickledToken(str):
 class PatientPushes(Trainer):
     """Makes `push_to_hub=True` of a `Trainer` survive a Hub that does not answer.
 
-    Training goes on, the next checkpoint tries again, and `push_to_hub` at the end sends all that is missing. A
-    refusal (no such account, no right to write) still ends the run at once, before the first step. What is pushed on
+    Training goes on, the next checkpoint tries again, and `push_to_hub` at the end sends all that is missing; where
+    it can't, it says how to do that later. A refusal (no such account, no right to write) still ends the run at once,
+    before the first step. What is pushed on
     the way has the code of the model too, which the stock trainer leaves out; and `training_args.bin`, which goes to
     the Hub with it, never has `hub_token` in it.
     """
@@ -60,6 +65,110 @@ class PatientPushes(Trainer):
 
     def _warn(self, error: Exception) -> None:
         logger.warning(f"The Hub can't be reached ({error}). Training goes on; the next push tries again.")
+
+    def push_to_hub(
+        self,
+        commit_message: str | None = "End of training",
+        blocking: bool = True,
+        token: str | None = None,
+        revision: str | None = None,
+        private: bool | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        """Save the model and push the folder of the run, or say how to push it later.
+
+        Args:
+            commit_message (`str`, *optional*, defaults to `"End of training"`):
+                First line of the commit's message.
+            blocking (`bool`, *optional*, defaults to `True`):
+                Whether to wait for the end of the push.
+            token (`str`, *optional*):
+                The default is `hub_token` of the arguments.
+            revision (`str`, *optional*):
+                The branch; the default is `hub_revision` of the arguments.
+            private (`bool`, *optional*):
+                Whether a repository that is made shall be private; the default is `hub_private_repo` of the arguments.
+            **kwargs (`Any`):
+                The arguments of `create_model_card`.
+
+        Returns:
+            `CommitInfo`, or without `blocking` a `Future` of it; `None` if the Hub failed again and again or refused,
+            and in all processes but the first.
+        """
+        self.callback_handler.on_push_begin(self.args, self.state, self.control)
+        self.save_model(_internal_call=True)
+        return self.push_folder(commit_message, blocking, token, revision, private, **kwargs)
+
+    def push_folder(
+        self,
+        commit_message: str | None = "End of training",
+        blocking: bool = True,
+        token: str | None = None,
+        revision: str | None = None,
+        private: bool | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        """Push the folder of the run, whose model is saved already; else as `push_to_hub`.
+
+        Args:
+            commit_message (`str`, *optional*, defaults to `"End of training"`):
+                First line of the commit's message.
+            blocking (`bool`, *optional*, defaults to `True`):
+                Whether to wait for the end of the push.
+            token (`str`, *optional*):
+                The default is `hub_token` of the arguments.
+            revision (`str`, *optional*):
+                The branch; the default is `hub_revision` of the arguments.
+            private (`bool`, *optional*):
+                Whether a repository that is made shall be private; the default is `hub_private_repo` of the arguments.
+            **kwargs (`Any`):
+                The arguments of `create_model_card`.
+
+        Returns:
+            As `push_to_hub`.
+        """
+        if not self.is_world_process_zero():
+            return None
+        self._finish_current_push()
+        self.create_model_card(**kwargs)
+        push = functools.partial(
+            self._push_patiently,
+            commit_message,
+            token if token is not None else self.args.hub_token,
+            revision if revision is not None else self.args.hub_revision,
+            private,
+        )
+        return push() if blocking else HfApi().run_as_future(push)
+
+    def _push_patiently(
+        self, commit_message: str | None, token: str | None, revision: str | None, private: bool | None
+    ) -> CommitInfo | None:
+        """Push until the Hub takes it, and give up with a warning."""
+        folder = str(self.args.output_dir)
+        try:
+            if self.hub_model_id is None:
+                _retry(functools.partial(super().init_hf_repo, token=token, private=private))
+            return _retry(
+                lambda: HfApi(token=token).upload_folder(
+                    repo_id=str(self.hub_model_id),
+                    folder_path=folder,
+                    commit_message=commit_message,
+                    ignore_patterns=list(NEVER),
+                    revision=revision,
+                )
+            )
+        except (OSError, RuntimeError, HTTPError) as error:
+            words = ["python", "scripts/push_to_hub.py", "--folder", folder, "--repo_id", self._repo_id()]
+            words += [] if revision is None else ["--revision", revision]
+            logger.warning(
+                f"The model could not be pushed to the Hub ({error}). It is in {folder}; to push it later: "
+                f"{shlex.join(words)}"
+            )
+            return None
+
+    def _repo_id(self) -> str:
+        """Return the name of the repository as far as it is known."""
+        return self.hub_model_id or self.args.hub_model_id or Path(str(self.args.output_dir)).absolute().name
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """Save the model, and the arguments without the token.
