@@ -710,6 +710,59 @@ def test_a_hub_that_fails_at_the_end_costs_nothing(hub, folder, tmp_path, waits,
     assert "training_args.bin" not in hub.files()
 
 
+class WaitForPush(transformers.TrainerCallback):
+    """So that each push has what it was made for."""
+
+    def __init__(self, trainer):
+        self.trainer = trainer
+
+    def on_save(self, *args, **kwargs):
+        self.trainer.push_in_progress.wait_until_done()
+
+
+@pytest.mark.parametrize("status", [401, 403, 503])
+def test_each_push_that_fails_on_the_way_is_told_of_once(hub, folder, tmp_path, caplog, status):
+    model, tokenizer = trained_model(folder)
+    args = training_args(tmp_path, VanillaTrainingArguments)
+    args.set_save("steps", 1)
+    trainer = VanillaTrainer(model, args, train_dataset=ROWS, processing_class=tokenizer)
+    trainer.add_callback(WaitForPush(trainer))
+    hub.fail({"method": "POST", "path": "/commit/", "status": status, "skip": 1, "times": 2})  # of four checkpoints
+    trainer.train()
+    assert trainer.state.global_step == 4
+    told = [message for message in caplog.messages if "Training goes on" in message]
+    assert [str(status) in message for message in told] == [True, True]
+    assert hub.titles() == [f"Training in progress, step {step}" for step in (4, 1)] + ["initial commit"]
+
+
+def test_a_hub_that_dies_on_the_way_does_not_end_the_training(hub, folder, tmp_path, caplog):
+    model, tokenizer = trained_model(folder)
+    args = training_args(tmp_path, VanillaTrainingArguments)
+    trainer = VanillaTrainer(model, args, train_dataset=ROWS, processing_class=tokenizer)
+    trainer.add_callback(WaitForPush(trainer))
+    hub.process.kill()
+    hub.process.wait()
+    trainer.train()
+    assert trainer.state.global_step == 4
+    assert len([message for message in caplog.messages if "Training goes on" in message]) == 2
+
+
+@pytest.mark.parametrize("status", [401, 403])
+def test_a_refusal_that_comes_late_does_not_end_the_training(hub, folder, tmp_path, caplog, status):
+    hub.fail({"method": "POST", "path": "/repos/create", "status": 503, "times": 9999})
+    model, tokenizer = trained_model(folder)
+    args = training_args(tmp_path, VanillaTrainingArguments)
+    trainer = VanillaTrainer(model, args, train_dataset=ROWS, processing_class=tokenizer)
+    hub.fail({"method": "POST", "path": "/repos/create", "status": status, "times": 9999})
+    trainer.train()
+    assert trainer.state.global_step == 4
+    told = [message for message in caplog.messages if "Training goes on" in message]
+    assert [code in message for message, code in zip(told, ("503", str(status), str(status)), strict=True)] == [
+        True
+    ] * 3
+    assert hub.requests("POST", "/commit/") == []
+
+
 def test_a_push_in_the_end_waits_for_a_hub_that_comes_back(hub, folder, tmp_path, waits):
     model, tokenizer = trained_model(folder)
     args = training_args(tmp_path, VanillaTrainingArguments, hub_strategy="end")

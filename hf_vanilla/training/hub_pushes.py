@@ -63,8 +63,10 @@ class PatientPushes(Trainer):
                 raise
             self._warn(error)
 
-    def _warn(self, error: Exception) -> None:
-        logger.warning(f"The Hub can't be reached ({error}). Training goes on; the next push tries again.")
+    def _warn(self, error: BaseException) -> None:
+        # The client wraps what happens to a large file in a RuntimeError.
+        cause = error.__cause__ if type(error) is RuntimeError and error.__cause__ is not None else error
+        logger.warning(f"A push to the Hub failed ({cause}). Training goes on; the next push tries again.")
 
     def push_to_hub(
         self,
@@ -189,6 +191,7 @@ class PatientPushes(Trainer):
 
     def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
         """Push a checkpoint with its code, if there is a repository by now."""
+        self._tell_of_failed_pushes()
         if self.hub_model_id is None:
             try:
                 self.init_hf_repo()
@@ -201,3 +204,20 @@ class PatientPushes(Trainer):
                 shutil.copy(path, str(self.args.output_dir))
         self._keep_token_out_of_pickles()
         super()._push_from_checkpoint(checkpoint_folder)
+
+    def _finish_current_push(self) -> None:
+        """Wait for the pushes on the way, and tell of those that failed."""
+        super()._finish_current_push()
+        self._tell_of_failed_pushes()
+
+    def _tell_of_failed_pushes(self) -> None:
+        """Warn once of each push that failed in its thread, where nobody else looks."""
+        push = getattr(self, "push_in_progress", None)
+        if push is None:
+            return
+        done = [job for job in push.jobs if job.done()]
+        push.jobs = [job for job in push.jobs if job not in done]
+        for job in done:
+            error = None if job.cancelled() else job.exception()
+            if error is not None:
+                self._warn(error)
