@@ -18,7 +18,7 @@ import torch
 import transformers
 from datasets import Dataset
 from hub_server import TOKEN, git_hash
-from huggingface_hub import HfApi, constants
+from huggingface_hub import HfApi, ModelCard, constants
 from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
 from safetensors.torch import load_file, save_file
 from transformers import Trainer, TrainingArguments
@@ -761,6 +761,48 @@ def test_a_refusal_that_comes_late_does_not_end_the_training(hub, folder, tmp_pa
         True
     ] * 3
     assert hub.requests("POST", "/commit/") == []
+
+
+def test_a_training_pushes_our_card(hub, folder, tmp_path):
+    model, tokenizer = trained_model(folder)
+    args = training_args(tmp_path, VanillaTrainingArguments, hub_strategy="end", logging_steps=1)
+    trainer = VanillaTrainer(model, args, train_dataset=ROWS, processing_class=tokenizer)
+    trainer.train()
+    save_final_model(trainer)
+    card = (tmp_path / "run" / "README.md").read_text()
+    assert hub.files()["README.md"] == git_hash(card.encode())
+    assert "training_curve.png" in hub.files()
+    assert 'model="alice/tiny", trust_remote_code=True' in card
+    assert "- updates: 4" in card
+    assert "More information needed" not in card
+    trainer.push_to_hub(language="en", license="mit", dataset_tags=["a/b"], finetuned_from="c/d", tags="e")
+    data = ModelCard.load(tmp_path / "run" / "README.md").data
+    assert (data.language, data.license, data.datasets, data.base_model) == (["en"], "mit", ["a/b"], "c/d")
+    assert publish(tmp_path / "run", REPO).card is None
+
+
+def test_a_card_that_fails_costs_nothing(hub, folder, tmp_path, monkeypatch, caplog):
+    def broken(*args, **kwargs):
+        raise KeyError("no such score")
+
+    monkeypatch.setattr("hf_vanilla.training.hub_pushes.card_of_folder", broken)
+    model, tokenizer = trained_model(folder)
+    args = training_args(tmp_path, VanillaTrainingArguments, hub_strategy="end")
+    trainer = VanillaTrainer(model, args, train_dataset=ROWS, processing_class=tokenizer)
+    trainer.train()
+    trainer.push_to_hub()
+    assert "No model card was written" in caplog.text
+    assert {"model.safetensors", "README.md"} & hub.files().keys() == {"model.safetensors"}
+
+
+def test_a_model_of_another_family_has_the_stock_card(hub, tmp_path):
+    sizes = dict(vocab_size=12, hidden_size=12, num_hidden_layers=1, num_attention_heads=3, intermediate_size=20)
+    model = transformers.BertForMaskedLM(transformers.BertConfig(**sizes))
+    trainer = PatientPushes(model, training_args(tmp_path), train_dataset=ROWS)
+    trainer.push_to_hub(license="mit", tags="small", dataset_tags="a/b")
+    card = ModelCard.load(tmp_path / "run" / "README.md")
+    assert "generated_from_trainer" in card.data.tags
+    assert (card.data.license, card.data.datasets) == ("mit", ["a/b"])
 
 
 def test_a_push_in_the_end_waits_for_a_hub_that_comes_back(hub, folder, tmp_path, waits):

@@ -13,6 +13,7 @@ from transformers.utils import logging
 
 from ..hub import NEVER, _retry
 from ..hub_trouble import is_passing
+from ..model_card import CURVE, PAPERS, CardFacts, card_of_folder, draw_curve
 
 
 logger = logging.get_logger(__name__)
@@ -38,9 +39,9 @@ class PatientPushes(Trainer):
 
     Training goes on, the next checkpoint tries again, and `push_to_hub` at the end sends all that is missing; where
     it can't, it says how to do that later. A refusal (no such account, no right to write) still ends the run at once,
-    before the first step. What is pushed on
-    the way has the code of the model too, which the stock trainer leaves out; and `training_args.bin`, which goes to
-    the Hub with it, never has `hub_token` in it.
+    before the first step. What is pushed on the way has the code of the model too, which the stock trainer leaves out.
+    `training_args.bin`, which goes to the Hub with it, never has `hub_token` in it, and is no part of the last push.
+    The model card is that of `publish`.
     """
 
     def init_hf_repo(self, *args: Any, **kwargs: Any) -> None:
@@ -132,24 +133,30 @@ class PatientPushes(Trainer):
         if not self.is_world_process_zero():
             return None
         self._finish_current_push()
-        self.create_model_card(**kwargs)
         push = functools.partial(
             self._push_patiently,
             commit_message,
             token if token is not None else self.args.hub_token,
             revision if revision is not None else self.args.hub_revision,
             private,
+            kwargs,
         )
         return push() if blocking else HfApi().run_as_future(push)
 
     def _push_patiently(
-        self, commit_message: str | None, token: str | None, revision: str | None, private: bool | None
+        self,
+        commit_message: str | None,
+        token: str | None,
+        revision: str | None,
+        private: bool | None,
+        card: dict[str, Any],
     ) -> CommitInfo | None:
         """Push until the Hub takes it, and give up with a warning."""
         folder = str(self.args.output_dir)
         try:
             if self.hub_model_id is None:
                 _retry(functools.partial(super().init_hf_repo, token=token, private=private))
+            self.create_model_card(**card)
             return _retry(
                 lambda: HfApi(token=token).upload_folder(
                     repo_id=str(self.hub_model_id),
@@ -167,6 +174,56 @@ class PatientPushes(Trainer):
                 f"{shlex.join(words)}"
             )
             return None
+
+    def create_model_card(
+        self,
+        language: str | list[str] | None = None,
+        license: str | None = None,
+        *args: Any,
+        finetuned_from: str | None = None,
+        dataset_tags: str | list[str] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """Write the model card that `publish` would write, or the stock one of a model that is not of this package.
+
+        A card that can't be written is warned of, and nothing else.
+
+        Args:
+            language (`str` or `list[str]`, *optional*):
+                Codes of the languages.
+            license (`str`, *optional*):
+                As the Hub names it.
+            *args (`Any`):
+                Of the stock card alone.
+            finetuned_from (`str`, *optional*):
+                The model that was fine-tuned.
+            dataset_tags (`str` or `list[str]`, *optional*):
+                Names of the data sets on the Hub.
+            **kwargs (`Any`):
+                Of the stock card alone.
+        """
+        if not self.is_world_process_zero():
+            return
+        folder = Path(str(self.args.output_dir))
+        try:
+            if getattr(getattr(self.model, "config", None), "model_type", None) not in PAPERS:
+                kwargs.setdefault("model_name", self._repo_id().split("/")[-1])
+                kwargs.update(finetuned_from=finetuned_from, dataset_tags=dataset_tags)
+                super().create_model_card(language, license, *args, **kwargs)
+                return
+            picture = draw_curve(folder)
+            if picture is not None:
+                (folder / CURVE).write_bytes(picture)
+            facts = CardFacts(
+                language=_as_list(language),
+                license=license,
+                datasets=_as_list(dataset_tags),
+                base_model=finetuned_from,
+            )
+            card = card_of_folder(folder, self._repo_id(), facts)
+            (folder / "README.md").write_text(str(card), encoding="utf-8")
+        except Exception as error:  # whatever it is, the training is worth more
+            logger.warning(f"No model card was written to {folder}: {error}")
 
     def _repo_id(self) -> str:
         """Return the name of the repository as far as it is known."""
@@ -221,3 +278,7 @@ class PatientPushes(Trainer):
             error = None if job.cancelled() else job.exception()
             if error is not None:
                 self._warn(error)
+
+
+def _as_list(words: str | list[str] | None) -> list[str]:
+    return [words] if isinstance(words, str) else words or []
