@@ -25,7 +25,6 @@ from datasets import Dataset, load_dataset
 from transformers import (
     AutoModelForSequenceClassification,
     DataCollatorWithPadding,
-    Trainer,
 )
 
 import hf_vanilla  # noqa: F401  (the Auto classes learn our models)
@@ -40,7 +39,7 @@ from hf_vanilla.task_command_line import (
     parse_task_arguments,
     train_and_report,
 )
-from hf_vanilla.training import FinetuningArguments, FinetuningTask
+from hf_vanilla.training import FinetuningArguments, FinetuningTask, PatientPushes
 
 
 logger = logging.getLogger("finetune_classification")
@@ -149,8 +148,8 @@ def prepare(arguments: TaskArguments, training_args: FinetuningArguments) -> Fin
     logger.info(f"{labels.problem_type}, labels: {named}; {len(data['train']):,} training rows")
 
     # 2. model and trainer
-    def make_trainer(args: FinetuningArguments) -> Trainer:
-        return Trainer(
+    def make_trainer(args: FinetuningArguments) -> PatientPushes:
+        return PatientPushes(
             args=args,
             model_init=lambda: build_model(AutoModelForSequenceClassification, arguments, **labels.config_fields()),
             data_collator=DataCollatorWithPadding(tokenizer),

@@ -18,7 +18,6 @@ from datasets import Dataset
 from transformers import (
     AutoModelForMultipleChoice,
     DataCollatorForMultipleChoice,
-    Trainer,
 )
 
 import hf_vanilla  # noqa: F401  (the Auto classes learn our models)
@@ -33,7 +32,7 @@ from hf_vanilla.task_command_line import (
     parse_task_arguments,
     train_and_report,
 )
-from hf_vanilla.training import FinetuningArguments, FinetuningTask
+from hf_vanilla.training import FinetuningArguments, FinetuningTask, PatientPushes
 
 
 logger = logging.getLogger("finetune_multiple_choice")
@@ -90,8 +89,8 @@ def prepare(arguments: TaskArguments, training_args: FinetuningArguments) -> Fin
     # 2. model and trainer; the lengths of a row's choices are no length to group by
     training_args.train_sampling_strategy = "random"
 
-    def make_trainer(args: FinetuningArguments) -> Trainer:
-        return Trainer(
+    def make_trainer(args: FinetuningArguments) -> PatientPushes:
+        return PatientPushes(
             args=args,
             model_init=lambda: build_model(AutoModelForMultipleChoice, arguments),
             data_collator=DataCollatorForMultipleChoice(tokenizer),

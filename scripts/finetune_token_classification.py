@@ -17,7 +17,6 @@ from dataclasses import dataclass, field
 from transformers import (
     AutoModelForTokenClassification,
     DataCollatorForTokenClassification,
-    Trainer,
 )
 
 import hf_vanilla  # noqa: F401  (the Auto classes learn our models)
@@ -33,7 +32,7 @@ from hf_vanilla.task_command_line import (
     parse_task_arguments,
     train_and_report,
 )
-from hf_vanilla.training import FinetuningArguments, FinetuningTask
+from hf_vanilla.training import FinetuningArguments, FinetuningTask, PatientPushes
 
 
 logger = logging.getLogger("finetune_token_classification")
@@ -79,8 +78,8 @@ def prepare(arguments: TaskArguments, training_args: FinetuningArguments) -> Fin
     logger.info(f"tags: {', '.join(map(repr, names))}; {len(data['train']):,} training sentences")
 
     # 2. model and trainer
-    def make_trainer(args: FinetuningArguments) -> Trainer:
-        return Trainer(
+    def make_trainer(args: FinetuningArguments) -> PatientPushes:
+        return PatientPushes(
             args=args,
             model_init=lambda: build_model(AutoModelForTokenClassification, arguments, **labels.config_fields()),
             data_collator=DataCollatorForTokenClassification(tokenizer),

@@ -338,7 +338,6 @@ def train(model_args: ModelArguments, data_args: DataArguments, training_args: P
         trainer.log_metrics("eval", measured)
         trainer.save_metrics("eval", measured)
     save_final_model(trainer)
-    trainer.save_state()
     logger.info(f"The model is in {output_dir}. To fine-tune it, give this folder as --model_name_or_path.")
 
 

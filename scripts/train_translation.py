@@ -51,6 +51,7 @@ from hf_vanilla.models.text_batches import TARGET_TOKENIZER
 from hf_vanilla.tokenization import load_tokenizers, train_tokenizer
 from hf_vanilla.training import (
     LongWarmupWarning,
+    PatientPushes,
     VanillaTrainer,
     VanillaTrainingArguments,
     average_checkpoints,
@@ -310,8 +311,12 @@ def get_model(arguments: ModelArguments, tokenizer, target_tokenizer):
     return VanillaTransformerForConditionalGeneration(config)
 
 
+class StockTrainer(PatientPushes, Seq2SeqTrainer):
+    """`Seq2SeqTrainer`, but a Hub that is down does not end it."""
+
+
 def build_trainer(model, tokenizer, target_tokenizer, data, training_args, bleu_tokenize: str) -> Seq2SeqTrainer:
-    """Make the stock trainer, or ours where something is asked for that the stock one has not."""
+    """Make the stock trainer, or ours where something is asked for that the stock one does not have."""
     kwargs = {
         "model": model,
         "args": training_args,
@@ -330,7 +335,7 @@ def build_trainer(model, tokenizer, target_tokenizer, data, training_args, bleu_
         return VanillaTrainer(**kwargs)
     if training_args.lr_scheduler_type == "inverse_sqrt":
         kwargs["optimizers"] = paper_optimizers(model.to(training_args.device), training_args)
-    return Seq2SeqTrainer(**kwargs)
+    return StockTrainer(**kwargs)
 
 
 def use_average_of_last(trainer: Seq2SeqTrainer, count: int) -> None:
@@ -401,7 +406,6 @@ def train(model_args: ModelArguments, data_args: DataArguments, training_args: T
         trainer.log_metrics("eval", metrics)
         trainer.save_metrics("eval", metrics)
     save_final_model(trainer)
-    trainer.save_state()
     logger.info(f"The model is in {output_dir}. To translate: scripts/translate.py --model {output_dir}")
 
 

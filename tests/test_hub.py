@@ -1,6 +1,8 @@
 """Publishing, against a Hub on localhost that fails in every way that the real one can."""
 
+import copy
 import hashlib
+import importlib.util
 import itertools
 import json
 import os
@@ -16,7 +18,7 @@ import torch
 import transformers
 from datasets import Dataset
 from hub_server import TOKEN, git_hash
-from huggingface_hub import HfApi, constants
+from huggingface_hub import HfApi, ModelCard, constants
 from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
 from safetensors.torch import load_file, save_file
 from transformers import Trainer, TrainingArguments
@@ -32,7 +34,14 @@ from hf_vanilla import (
 from hf_vanilla.hub import ATTEMPTS, check_folder, publish, roll_back
 from hf_vanilla.model_card import CardFacts
 from hf_vanilla.tokenization import train_tokenizer, train_wordpiece_tokenizer
-from hf_vanilla.training import VanillaTrainer, VanillaTrainingArguments
+from hf_vanilla.training import (
+    FinetuningArguments,
+    OrderedEvaluationTrainer,
+    PatientPushes,
+    VanillaTrainer,
+    VanillaTrainingArguments,
+    save_final_model,
+)
 
 
 # huggingface_hub's own use of its HTTP library.
@@ -48,6 +57,7 @@ class Hub:
 
     def __init__(self, folder, port=0):
         command = [sys.executable, Path(__file__).with_name("hub_server.py"), folder, str(port)]
+        self.folder = Path(folder)
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         self.url = self.process.stdout.readline().strip()
         self.api = HfApi(endpoint=self.url, token=TOKEN)
@@ -617,11 +627,32 @@ def test_the_stock_trainer_pushes_what_anybody_can_load(hub, folder, tmp_path):
     assert torch.equal(torch.load(tmp_path / "found.pt")["outputs"]["AutoModelForMaskedLM"], expected)
 
 
-def test_a_hub_that_is_down_does_not_end_a_training(hub, folder, tmp_path, caplog):
+def translation_trainer():
+    """The stock trainer as train_translation.py makes it."""
+    path = Path(__file__).parents[1] / "scripts" / "train_translation.py"
+    specification = importlib.util.spec_from_file_location("train_translation_script", path)
+    module = importlib.util.module_from_spec(specification)
+    sys.modules[specification.name] = module
+    specification.loader.exec_module(module)
+    return module.StockTrainer, transformers.Seq2SeqTrainingArguments
+
+
+@pytest.mark.parametrize(
+    "make_classes",
+    [
+        lambda: (VanillaTrainer, VanillaTrainingArguments),
+        translation_trainer,
+        lambda: (PatientPushes, FinetuningArguments),
+        lambda: (OrderedEvaluationTrainer, FinetuningArguments),
+    ],
+    ids=["ours", "translation", "fine-tuning", "question answering"],
+)
+def test_a_hub_that_is_down_does_not_end_a_training(hub, folder, tmp_path, caplog, make_classes):
+    trainer_class, arguments_class = make_classes()
     hub.fail(*({"method": method, "path": "/api/", "status": 503, "times": 9999} for method in ("GET", "POST")))
     model, tokenizer = trained_model(folder)
-    args = training_args(tmp_path, VanillaTrainingArguments)
-    trainer = VanillaTrainer(model, args, train_dataset=ROWS, processing_class=tokenizer)
+    args = training_args(tmp_path, arguments_class, save_strategy="steps")
+    trainer = trainer_class(model, args, train_dataset=ROWS, processing_class=tokenizer)
     trainer.train()
     assert trainer.state.global_step == 4
     assert (tmp_path / "run" / "checkpoint-4" / "model.safetensors").exists()
@@ -629,6 +660,7 @@ def test_a_hub_that_is_down_does_not_end_a_training(hub, folder, tmp_path, caplo
     assert hub.requests("POST", "/api/repos/create")
     hub.fail()
     trainer.push_to_hub()
+    assert "training_args.bin" not in hub.files()
     names = hub.files().keys()
     assert {"config.json", "layers.py", "model.safetensors", "modeling_vanilla_bert.py", "tokenizer.json"} <= names
 
@@ -648,6 +680,191 @@ def test_a_refusal_ends_the_run_before_it_starts(hub, folder, tmp_path, monkeypa
     args = training_args(tmp_path, VanillaTrainingArguments)
     with pytest.raises(HfHubHTTPError, match="401"):
         VanillaTrainer(model, args, train_dataset=ROWS, processing_class=tokenizer)
+
+
+DOWN = [{"method": method, "path": "/", "status": 503, "times": 9999} for method in ("GET", "POST", "PUT", "HEAD")]
+REFUSES = [{"method": "POST", "path": "/commit/", "status": 403, "times": 9999}]
+
+
+@pytest.mark.parametrize("faults", [DOWN, REFUSES], ids=["down", "refuses"])
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_hub_that_fails_at_the_end_costs_nothing(hub, folder, tmp_path, waits, caplog, faults, when):
+    model, tokenizer = trained_model(folder)
+    args = training_args(tmp_path, VanillaTrainingArguments, hub_strategy="end", hub_revision="main")
+    if when == "before":
+        hub.fail(*faults)
+    trainer = VanillaTrainer(model, args, train_dataset=ROWS, processing_class=tokenizer)
+    trainer.train()
+    hub.fail(*faults)
+    waits.clear()
+    save_final_model(trainer)
+    repo = "alice/tiny" if (when, faults) != ("before", DOWN) else "tiny"
+    command = f"python scripts/push_to_hub.py --folder {tmp_path}/run --repo_id {repo} --revision main"
+    assert [message.rpartition("later: ")[2] for message in caplog.messages if "later" in message] == [command]
+    assert waits == ([1, 2, 4, 8, 16] if faults is DOWN else [])
+    assert json.loads((tmp_path / "run" / "trainer_state.json").read_text())["global_step"] == 4
+    check_folder(tmp_path / "run")
+    hub.fail()
+    save_final_model(trainer)
+    assert "model.safetensors" in hub.files()
+    assert "training_args.bin" not in hub.files()
+
+
+class WaitForPush(transformers.TrainerCallback):
+    """So that each push has what it was made for."""
+
+    def __init__(self, trainer):
+        self.trainer = trainer
+
+    def on_save(self, *args, **kwargs):
+        self.trainer.push_in_progress.wait_until_done()
+
+
+@pytest.mark.parametrize("status", [401, 403, 503])
+def test_each_push_that_fails_on_the_way_is_told_of_once(hub, folder, tmp_path, caplog, status):
+    model, tokenizer = trained_model(folder)
+    args = training_args(tmp_path, VanillaTrainingArguments)
+    args.set_save("steps", 1)
+    trainer = VanillaTrainer(model, args, train_dataset=ROWS, processing_class=tokenizer)
+    trainer.add_callback(WaitForPush(trainer))
+    hub.fail({"method": "POST", "path": "/commit/", "status": status, "skip": 1, "times": 2})  # of four checkpoints
+    trainer.train()
+    assert trainer.state.global_step == 4
+    told = [message for message in caplog.messages if "Training goes on" in message]
+    assert [str(status) in message for message in told] == [True, True]
+    assert hub.titles() == [f"Training in progress, step {step}" for step in (4, 1)] + ["initial commit"]
+
+
+def test_a_hub_that_dies_on_the_way_does_not_end_the_training(hub, folder, tmp_path, caplog):
+    model, tokenizer = trained_model(folder)
+    args = training_args(tmp_path, VanillaTrainingArguments)
+    trainer = VanillaTrainer(model, args, train_dataset=ROWS, processing_class=tokenizer)
+    trainer.add_callback(WaitForPush(trainer))
+    hub.process.kill()
+    hub.process.wait()
+    trainer.train()
+    assert trainer.state.global_step == 4
+    assert len([message for message in caplog.messages if "Training goes on" in message]) == 2
+
+
+@pytest.mark.parametrize("status", [401, 403])
+def test_a_refusal_that_comes_late_does_not_end_the_training(hub, folder, tmp_path, caplog, status):
+    hub.fail({"method": "POST", "path": "/repos/create", "status": 503, "times": 9999})
+    model, tokenizer = trained_model(folder)
+    args = training_args(tmp_path, VanillaTrainingArguments)
+    trainer = VanillaTrainer(model, args, train_dataset=ROWS, processing_class=tokenizer)
+    hub.fail({"method": "POST", "path": "/repos/create", "status": status, "times": 9999})
+    trainer.train()
+    assert trainer.state.global_step == 4
+    told = [message for message in caplog.messages if "Training goes on" in message]
+    assert [code in message for message, code in zip(told, ("503", str(status), str(status)), strict=True)] == [
+        True
+    ] * 3
+    assert hub.requests("POST", "/commit/") == []
+
+
+def test_a_training_pushes_our_card(hub, folder, tmp_path):
+    model, tokenizer = trained_model(folder)
+    args = training_args(tmp_path, VanillaTrainingArguments, hub_strategy="end", logging_steps=1)
+    trainer = VanillaTrainer(model, args, train_dataset=ROWS, processing_class=tokenizer)
+    trainer.train()
+    save_final_model(trainer)
+    card = (tmp_path / "run" / "README.md").read_text()
+    assert hub.files()["README.md"] == git_hash(card.encode())
+    assert "training_curve.png" in hub.files()
+    assert 'model="alice/tiny", trust_remote_code=True' in card
+    assert "- updates: 4" in card
+    assert "More information needed" not in card
+    trainer.push_to_hub(language="en", license="mit", dataset_tags=["a/b"], finetuned_from="c/d", tags="e")
+    data = ModelCard.load(tmp_path / "run" / "README.md").data
+    assert (data.language, data.license, data.datasets, data.base_model) == (["en"], "mit", ["a/b"], "c/d")
+    assert publish(tmp_path / "run", REPO).card is None
+
+
+def test_a_card_that_fails_costs_nothing(hub, folder, tmp_path, monkeypatch, caplog):
+    def broken(*args, **kwargs):
+        raise KeyError("no such score")
+
+    monkeypatch.setattr("hf_vanilla.training.hub_pushes.card_of_folder", broken)
+    model, tokenizer = trained_model(folder)
+    args = training_args(tmp_path, VanillaTrainingArguments, hub_strategy="end")
+    trainer = VanillaTrainer(model, args, train_dataset=ROWS, processing_class=tokenizer)
+    trainer.train()
+    trainer.push_to_hub()
+    assert "No model card was written" in caplog.text
+    assert {"model.safetensors", "README.md"} & hub.files().keys() == {"model.safetensors"}
+
+
+def test_a_model_of_another_family_has_the_stock_card(hub, tmp_path):
+    sizes = dict(vocab_size=12, hidden_size=12, num_hidden_layers=1, num_attention_heads=3, intermediate_size=20)
+    model = transformers.BertForMaskedLM(transformers.BertConfig(**sizes))
+    trainer = PatientPushes(model, training_args(tmp_path), train_dataset=ROWS)
+    trainer.push_to_hub(license="mit", tags="small", dataset_tags="a/b")
+    card = ModelCard.load(tmp_path / "run" / "README.md")
+    assert "generated_from_trainer" in card.data.tags
+    assert (card.data.license, card.data.datasets) == ("mit", ["a/b"])
+
+
+def test_a_push_in_the_end_waits_for_a_hub_that_comes_back(hub, folder, tmp_path, waits):
+    model, tokenizer = trained_model(folder)
+    args = training_args(tmp_path, VanillaTrainingArguments, hub_strategy="end")
+    trainer = VanillaTrainer(model, args, train_dataset=ROWS, processing_class=tokenizer)
+    trainer.train()
+    hub.fail({"method": "POST", "path": "/commit/", "status": 503, "times": 2})
+    assert trainer.push_to_hub().oid == hub.api.repo_info(REPO).sha
+    assert waits == [1, 2]
+    assert hub.titles() == ["End of training", "initial commit"]
+    (tmp_path / "run" / "config.json").write_text("{}")
+    assert trainer.push_to_hub("again", blocking=False).result().oid == hub.api.repo_info(REPO).sha
+
+
+@pytest.mark.slow
+def test_a_script_ends_well_while_the_hub_is_down(hub, folder, tmp_path):
+    hub.fail(*({**fault, "headers": {"Retry-After": "0"}} for fault in DOWN))
+    rows = [{"en": f"dog {number}", "de": f"Hund {number}", "label": number % 2} for number in range(9)]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    translation = (
+        "train_translation.py --train_file rows.jsonl --source_column en --target_column de --vocab_size 270 "
+        "--d_model 16 --d_ff 24 --num_heads 2 --encoder_layers 1 --decoder_layers 1 --max_steps 2 --save_steps 1 "
+        "--use_cpu --warmup_steps 2"
+    )
+    finetuning = (
+        f"finetune_classification.py --model_name_or_path {folder} --train_file rows.jsonl "
+        "--validation_file rows.jsonl --text_column en --label_column label --max_steps 2"
+    )
+    for number, command in enumerate((translation, finetuning)):
+        script, *options = command.split()
+        script = str(Path(__file__).parents[1] / "scripts" / script)
+        options += ["--push_to_hub", "--hub_model_id", "tiny", "--output_dir", f"out-{number}", "--hub_token", TOKEN]
+        finished = run_as_user(hub, script, *options, home=tmp_path / "home", cwd=tmp_path)
+        assert finished.returncode == 0, finished.stderr
+        assert "to push it later" in finished.stderr
+        assert TOKEN not in finished.stdout + finished.stderr
+    files = [path for number in (0, 1) for path in (tmp_path / f"out-{number}").rglob("*") if path.is_file()]
+    assert len([path for path in files if path.name == "model.safetensors"]) >= 4
+    assert "scores.json" in [path.name for path in files]
+    assert [path for path in files if TOKEN.encode() in path.read_bytes()] == []
+
+
+def test_the_token_of_the_arguments_is_written_nowhere(hub, folder, tmp_path, monkeypatch, caplog, capfd):
+    monkeypatch.delenv("HF_TOKEN")
+    model, tokenizer = trained_model(folder)
+    args = training_args(
+        tmp_path, VanillaTrainingArguments, hub_token=TOKEN, hub_always_push=True, hub_strategy="checkpoint"
+    )
+    trainer = VanillaTrainer(model, args, train_dataset=ROWS, processing_class=tokenizer)
+    trainer.train()
+    trainer.push_to_hub()
+    assert args.hub_token == copy.deepcopy(args).hub_token == TOKEN
+    run = tmp_path / "run"
+    for each in (run, run / "checkpoint-2", run / "checkpoint-4"):
+        saved = torch.load(each / "training_args.bin", weights_only=False)
+        assert (saved.hub_token, saved.hub_model_id) == (None, "tiny")
+    assert "last-checkpoint/training_args.bin" in hub.files()
+    stored = [path for path in hub.folder.rglob("*") if path.is_file()]
+    found = [path for path in [*stored, *run.rglob("*")] if path.is_file() and TOKEN.encode() in path.read_bytes()]
+    assert found == []
+    assert TOKEN not in caplog.text + "".join(capfd.readouterr())
 
 
 def test_a_download_that_breaks_off_is_made_whole(hub, folder, tmp_path):

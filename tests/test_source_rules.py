@@ -24,7 +24,9 @@ MIDDLE = frozenset({"conversion", "data", "export", "generation", "metrics", "vi
 ALLOWED_IMPORTS = {
     **dict.fromkeys(BOTTOM, frozenset({"models"})),
     **dict.fromkeys(MIDDLE, BOTTOM),
-    "training": BOTTOM | MIDDLE,
+    "model_card": BOTTOM | MIDDLE,
+    "hub": BOTTOM | MIDDLE | {"model_card", "registration"},
+    "training": BOTTOM | MIDDLE | {"hub", "model_card"},  # a training pushes
 }
 
 

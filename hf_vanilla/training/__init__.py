@@ -20,6 +20,7 @@ from .finetuning import (
     summarise_seeds,
     train_with_seeds,
 )
+from .hub_pushes import PatientPushes
 from .pretraining import Phase, PhasedBatchSampler, PretrainingTrainer, RepeatableCollator, bert_training_arguments
 from .recipe import paper_optimizers, paper_training_arguments
 from .run_folder import (
@@ -43,6 +44,7 @@ __all__ = [
     "FinetuningTask",
     "LongWarmupWarning",
     "OrderedEvaluationTrainer",
+    "PatientPushes",
     "Phase",
     "PhasedBatchSampler",
     "PretrainingTrainer",

@@ -21,6 +21,8 @@ from transformers.trainer import OPTIMIZER_NAME, OPTIMIZER_NAME_BIN, SCHEDULER_N
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from transformers.utils import CONFIG_NAME, SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME, WEIGHTS_NAME, logging
 
+from .hub_pushes import PatientPushes
+
 
 logger = logging.get_logger(__name__)
 
@@ -212,9 +214,10 @@ def folder_of_tokenizer(checkpoint: str | os.PathLike) -> Path:
 
 
 def save_final_model(trainer: Trainer) -> None:
-    """Save model and tokenizer in the folder of the run, so that an error on the way leaves what was there whole.
+    """Save model, tokenizer and state in the folder of the run, and push it if that is asked for.
 
-    They are written to a folder in it, and then moved file by file.
+    They are written to a folder in it, and then moved file by file, so that an error on the way leaves what was there
+    whole.
 
     Args:
         trainer (`Trainer`):
@@ -231,7 +234,12 @@ def save_final_model(trainer: Trainer) -> None:
     finally:
         if trainer.args.should_save:
             shutil.rmtree(temporary, ignore_errors=True)
-    if trainer.args.push_to_hub:
+    trainer.save_state()
+    if not trainer.args.push_to_hub:
+        return
+    if isinstance(trainer, PatientPushes):
+        trainer.push_folder("Model save")
+    else:
         trainer.push_to_hub(commit_message="Model save", revision=trainer.args.hub_revision)
 
 

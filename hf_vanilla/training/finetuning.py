@@ -18,6 +18,7 @@ from transformers.utils import logging
 
 from ..generation.line_files import replacing_file
 from .checkpoints import last_complete_checkpoint, save_final_model
+from .hub_pushes import PatientPushes
 from .run_folder import decisive_options, keep_options, train_to_end
 
 
@@ -99,7 +100,7 @@ class FinetuningArguments(TrainingArguments):
         super().__post_init__()
 
 
-class OrderedEvaluationTrainer(Trainer):
+class OrderedEvaluationTrainer(PatientPushes):
     """`Trainer` that evaluates rows in their own order, also where it groups training rows by length.
 
     The stock one groups the rows of an evaluation too, and `compute_metrics` can't tell which row is which.

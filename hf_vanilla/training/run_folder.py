@@ -200,7 +200,7 @@ def has_all_updates(folder: str | os.PathLike[str], args: TrainingArguments) -> 
 def is_finished(args: TrainingArguments) -> bool:
     """Tell whether a run has had all its updates and its final model is saved.
 
-    The scripts save the run's state last of all, so what it says holds for all that is in the folder.
+    `save_final_model` saves the run's state last of all, so what it says holds for all that is in the folder.
 
     Args:
         args (`TrainingArguments`):
