@@ -469,6 +469,8 @@ def _retry(call: Callable[[], Result]) -> Result:
             # The client wraps what happens to a large file in a RuntimeError.
             cause = error.__cause__ if type(error) is RuntimeError and error.__cause__ is not None else error
             if attempt == ATTEMPTS or not is_passing(cause):
+                if cause is not error:
+                    raise cause from error
                 raise
             wait = _seconds_to_wait(attempt, cause)
             attempt += 1

@@ -273,9 +273,12 @@ def test_a_hub_that_stays_down_is_told_and_gone_on_with(hub, folder, waits):
     assert len(hub.requests("PUT", "/lfs/")) == 1  # the weights were there already
 
 
-@pytest.mark.parametrize("status", [401, 403, 404])
-def test_a_refusal_is_not_tried_again(hub, folder, waits, status):
-    hub.fail({"method": "POST", "path": "/preupload/", "status": status, "times": 99})
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [("POST", "/preupload/", 401), ("POST", "/preupload/", 403), ("POST", "/preupload/", 404), ("PUT", "/lfs/", 403)],
+)
+def test_a_refusal_is_not_tried_again(hub, folder, waits, method, path, status):
+    hub.fail({"method": method, "path": path, "status": status, "times": 99})
     with pytest.raises(HfHubHTTPError, match=str(status)):
         publish(folder, REPO)
     assert waits == []
