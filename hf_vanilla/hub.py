@@ -12,6 +12,7 @@ import io
 import os
 import re
 import time
+import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -54,8 +55,9 @@ NEVER = (
 PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt", ".joblib", ".npy", ".npz")
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "vocab.txt")
 WEIGHT_FILES = ("*.safetensors", "*.safetensors.index.json")
-_TOKEN = re.compile(rb"hf_[A-Za-z0-9]{30,}")
-_LONGEST_TOKEN = 200
+# Of a user, of an organization, and of a user who logged in elsewhere.
+_TOKEN = re.compile(rb"(?:hf_|api_org_)[A-Za-z0-9]{30,}|hf_oauth_[A-Za-z0-9._-]{30,}")
+_LONGEST_TOKEN = 4096
 _CHUNK = 1 << 20
 
 ATTEMPTS = 6
@@ -239,7 +241,7 @@ def check_folder(
         hint = f" These have one: {', '.join(models[:5])}; give the one to publish." if models else ""
         raise ValueError(f"`folder` must be a folder with a config.json, but {root} has none.{hint}")
     names = _files_of(root, with_training_state=with_training_state)
-    pickles = [name for name in names if name.endswith(PICKLE_SUFFIXES) and not _matches(name, TRAINING_STATE)]
+    pickles = [name for name in names if _may_be_pickle(root / name) and not _matches(name, TRAINING_STATE)]
     if pickles:
         raise ValueError(
             f"{pickles[0]} may be a pickle, which can run code where it is loaded. Remove it; weights belong in "
@@ -260,6 +262,23 @@ def _files_of(root: Path, *, with_training_state: bool) -> list[str]:
     left_out = NEVER if with_training_state else NEVER + TRAINING_STATE
     names = sorted(path.relative_to(root).as_posix() for path in root.rglob("*") if path.is_file())
     return [name for name in names if not _matches(name, left_out)]
+
+
+def _may_be_pickle(path: Path) -> bool:
+    """Tell by a file's name, its first bytes, or what a zip has inside, as `torch.save` writes it."""
+    if path.suffix.lower() in PICKLE_SUFFIXES:
+        return True
+    with path.open("rb") as file:
+        head = file.read(9)
+    if head[:2] == b"PK":
+        try:
+            with zipfile.ZipFile(path) as archive:
+                return any(name.rpartition("/")[2] == "data.pkl" for name in archive.namelist())
+        except zipfile.BadZipFile:
+            return False  # nothing can be loaded from it
+    # A pickle begins with 0x80 and its protocol. A safetensors file may too, for it begins with its header's length.
+    is_safetensors = head[8:] == b"{" and int.from_bytes(head[:8], "little") < path.stat().st_size
+    return head[:1] == b"\x80" and head[1:2] in (b"\2", b"\3", b"\4", b"\5") and not is_safetensors
 
 
 def _check_model(root: Path) -> None:

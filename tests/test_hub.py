@@ -4,11 +4,13 @@ import hashlib
 import itertools
 import json
 import os
+import pickle
 import re
 import subprocess
 import sys
 import time
 import urllib.request
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -29,6 +31,7 @@ from hf_vanilla import (
     VanillaTransformerConfig,
     VanillaTransformerForConditionalGeneration,
 )
+from hf_vanilla.hub import _CHUNK as CHUNK
 from hf_vanilla.hub import ATTEMPTS, check_folder, publish, roll_back
 from hf_vanilla.model_card import CardFacts
 from hf_vanilla.tokenization import train_tokenizer, train_wordpiece_tokenizer
@@ -416,8 +419,56 @@ def add_a_pickle(folder):
     (folder / "pytorch_model.bin").write_bytes(b"x")
 
 
+@pytest.mark.parametrize("name", ["old.PKL", "raw-2.dat", "raw-3.dat", "raw-4.dat", "raw-5", "zip.tar", "legacy.tar"])
+def test_a_pickle_is_known_by_its_content(folder, name):
+    path = folder / name
+    if name.startswith("raw"):
+        path.write_bytes(pickle.dumps({"a": 1}, protocol=int(name[4])))
+    elif name == "old.PKL":
+        path.write_bytes(b"x")
+    else:
+        torch.save({"a": torch.ones(2)}, path, _use_new_zipfile_serialization=name == "zip.tar")
+    with pytest.raises(ValueError, match=f"{name} may be a pickle"):
+        check_folder(folder)
+
+
+def test_what_is_no_pickle_may_go(folder):
+    with zipfile.ZipFile(folder / "texts.zip", "w") as archive:
+        archive.writestr("texts/data.txt", "the dog likes the cat")
+    (folder / "picture.png").write_bytes(b"\x89PNG\r\n\x1a\n")
+    (folder / "empty.txt").write_bytes(b"")
+    (folder / "zip.txt").write_bytes(b"PK\x03\x04 is how a zip begins")
+    # The length of a safetensors header comes first, and 640 is 0x80 0x02.
+    header = json.dumps({"a": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}).ljust(640).encode()
+    (folder / "more").mkdir()
+    (folder / "more" / "values.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + bytes(4))
+    assert load_file(folder / "more" / "values.safetensors")["a"].tolist() == [0.0]
+    assert {"texts.zip", "picture.png", "empty.txt", "zip.txt", "more/values.safetensors"} <= set(check_folder(folder))
+
+
 def add_a_token(folder):
     (folder / "notes.txt").write_text("login with " + "hf_" + "Z" * 35)
+
+
+@pytest.mark.parametrize(
+    "token", ["hf_" + "b" * 34, "api_org_" + "b" * 34, "hf_oauth_eyJhbGciOi.eyJh-bGci_Oi.0123456789"]
+)
+@pytest.mark.parametrize("before", [0, CHUNK - 20, 2 * CHUNK - 1], ids=["start", "boundary", "next boundary"])
+def test_every_kind_of_token_is_found_anywhere(folder, token, before):
+    (folder / "notes.txt").write_text("x" * before + token + " and more")
+    with pytest.raises(ValueError, match="notes.txt has a token of the Hub in it"):
+        check_folder(folder)
+    (folder / "notes.txt").write_text("hf_oauth_is_short api_org_too " + "x" * 50)
+    assert "notes.txt" in check_folder(folder)
+
+
+@pytest.mark.parametrize("before", [0, CHUNK - 20], ids=["start", "boundary"])
+def test_the_token_in_use_is_found_whatever_its_form(folder, before):
+    secret = "secret-" + "s" * 500
+    (folder / "notes.txt").write_text("x" * before + secret)
+    with pytest.raises(ValueError, match="notes.txt has a token of the Hub in it"):
+        check_folder(folder, token=secret)
+    assert "notes.txt" in check_folder(folder)
 
 
 def add_another_tokenizer(folder):
