@@ -15,6 +15,7 @@ import time
 import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from email.utils import parsedate_to_datetime
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, TypeVar
 
@@ -54,13 +55,14 @@ NEVER = (
 )
 PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt", ".joblib", ".npy", ".npz")
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "vocab.txt")
-WEIGHT_FILES = ("*.safetensors", "*.safetensors.index.json")
+WEIGHT_FILES = ("*.safetensors", "*.safetensors.index.json")  # beside config.json; those in subfolders are not read
 # Of a user, of an organization, and of a user who logged in elsewhere.
 _TOKEN = re.compile(rb"(?:hf_|api_org_)[A-Za-z0-9]{30,}|hf_oauth_[A-Za-z0-9._-]{30,}")
 _LONGEST_TOKEN = 4096
 _CHUNK = 1 << 20
 
 ATTEMPTS = 6
+LONGEST_WAIT = 300.0  # seconds; the Hub counts requests over five minutes
 
 
 @dataclass(frozen=True)
@@ -103,7 +105,8 @@ def publish(
     """Publish a model's folder: check it, push one commit, verify what arrived.
 
     A push that was stopped is gone on with by calling this again: what the Hub has is not sent again, and if nothing
-    is left to do, no commit is made.
+    is left to do, no commit is made. When the Hub fails, the call is tried again after as long as the Hub asks for,
+    but if that is more than five minutes, its error is raised at once.
 
     Args:
         folder (`str`):
@@ -405,7 +408,8 @@ def _head_and_tree(
 def _plan(repo_id: str, head: str | None, hashes: dict[str, _FileHash], remote: dict[str, _FileHash]) -> Publication:
     """Find out what differs. Of what is only on the Hub, old weights go: they would be loaded with the new ones."""
     uploaded = tuple(name for name in hashes if not _same(remote.get(name), hashes[name]))
-    deleted = tuple(sorted(name for name in remote if name not in hashes and _matches(name, WEIGHT_FILES)))
+    weights = [name for name in remote if "/" not in name and _matches(name, WEIGHT_FILES)]
+    deleted = tuple(sorted(name for name in weights if name not in hashes))
     return Publication(repo_id, head, uploaded, deleted, tuple(name for name in hashes if name not in uploaded))
 
 
@@ -487,21 +491,28 @@ def _retry(call: Callable[[], Result]) -> Result:
         except (OSError, RuntimeError, HTTPError) as error:
             # The client wraps what happens to a large file in a RuntimeError.
             cause = error.__cause__ if type(error) is RuntimeError and error.__cause__ is not None else error
-            if attempt == ATTEMPTS or not is_passing(cause):
+            wait = _seconds_to_wait(attempt, cause)
+            if attempt == ATTEMPTS or not is_passing(cause) or wait > LONGEST_WAIT:
+                if wait > LONGEST_WAIT:
+                    logger.warning(f"The Hub asks to wait for {wait:.0f} s, which is too long; try again then.")
                 if cause is not error:
                     raise cause from error
                 raise
-            wait = _seconds_to_wait(attempt, cause)
             attempt += 1
             logger.warning(f"The Hub: {_first_line(cause)}. Attempt {attempt} of {ATTEMPTS} in {wait:.0f} s.")
             time.sleep(wait)
 
 
 def _seconds_to_wait(attempt: int, error: BaseException) -> float:
-    """Return what the Hub asks for, else 1, 2, 4, ..."""
+    """Return what the Hub asks for, as seconds or as a date, else 1, 2, 4, ..."""
     headers = getattr(getattr(error, "response", None), "headers", {})
     asked = str(headers.get("Retry-After", ""))
-    return float(asked) if asked.isdigit() else 2.0 ** (attempt - 1)
+    if asked.isdigit():
+        return float(asked)
+    try:
+        return max(parsedate_to_datetime(asked).timestamp() - time.time(), 0.0)
+    except ValueError:
+        return 2.0 ** (attempt - 1)
 
 
 def _first_line(error: BaseException) -> str:

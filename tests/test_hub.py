@@ -11,6 +11,7 @@ import sys
 import time
 import urllib.request
 import zipfile
+from email.utils import formatdate
 from pathlib import Path
 
 import pytest
@@ -217,6 +218,14 @@ def test_weights_of_another_form_go_and_other_files_stay(hub, folder):
     assert "model.safetensors" not in names
 
 
+def test_weights_in_a_subfolder_stay(hub, folder):
+    publish(folder, REPO)
+    hub.api.upload_file(path_or_fileobj=b"x" * 30, path_in_repo="lora/adapter_model.safetensors", repo_id=REPO)
+    hub.api.upload_file(path_or_fileobj=b"x" * 30, path_in_repo="old.safetensors", repo_id=REPO)
+    assert publish(folder, REPO).deleted == ("old.safetensors",)
+    assert "lora/adapter_model.safetensors" in hub.files()
+
+
 def test_a_roll_back_is_one_commit_with_the_old_files(hub, folder):
     first = publish(folder, REPO, tag="good")
     before = hub.files()
@@ -274,6 +283,32 @@ def test_a_hub_that_stays_down_is_told_and_gone_on_with(hub, folder, waits):
     publish(folder, REPO)
     assert_published(hub, folder)
     assert len(hub.requests("PUT", "/lfs/")) == 1  # the weights were there already
+
+
+@pytest.mark.parametrize("form", ["seconds", "date", "past", "nonsense"])
+def test_what_the_hub_asks_to_wait_is_waited(hub, folder, waits, caplog, form):
+    now = time.time()
+    asked = {"seconds": "250", "date": formatdate(now + 250, usegmt=True), "past": formatdate(0), "nonsense": "soon"}
+    fault = {"status": 503, "headers": {"Retry-After": asked[form]}}
+    hub.fail({"method": "POST", "path": "/commit/", **fault})
+    publish(folder, REPO)
+    assert_published(hub, folder)
+    (waited,) = waits
+    expected = {"seconds": 250, "date": pytest.approx(250, abs=60), "past": 0, "nonsense": 1}
+    assert waited == expected[form]
+    assert f"Attempt 2 of {ATTEMPTS} in {waited:.0f} s" in caplog.text
+
+
+@pytest.mark.parametrize("form", ["seconds", "date"])
+def test_what_the_hub_asks_to_wait_has_a_limit(hub, folder, waits, caplog, form):
+    asked = "86400" if form == "seconds" else formatdate(time.time() + 86400, usegmt=True)
+    hub.fail({"method": "POST", "path": "/commit/", "status": 503, "headers": {"Retry-After": asked}})
+    with pytest.raises(HfHubHTTPError, match="503"):
+        publish(folder, REPO)
+    assert waits == []
+    assert re.search(r"The Hub asks to wait for 86[34]\d\d s, which is too long; try again then", caplog.text)
+    publish(folder, REPO)
+    assert_published(hub, folder)
 
 
 @pytest.mark.parametrize(
