@@ -187,7 +187,7 @@ def roll_back(
 
     Args:
         repo_id (`str`):
-            `"namespace/name"`.
+            `"name"` or `"namespace/name"`.
         to_revision (`str`):
             Commit or tag whose files shall be there again.
         revision (`str`):
@@ -201,10 +201,11 @@ def roll_back(
         `Publication`: the new commit, or the old one if the files are those already.
 
     Raises:
-        ValueError: if somebody else has pushed to the branch meanwhile.
+        ValueError: if somebody else has pushed to the branch meanwhile, or the new commit has other files.
         HfHubHTTPError: if the Hub refuses, or fails again and again.
     """
     api = HfApi(token=token)
+    repo_id = _retry(lambda: _whole_name(api, repo_id))
     head, now = _retry(lambda: _head_and_tree(api, repo_id, revision))
     source, wanted = _retry(lambda: _head_and_tree(api, repo_id, to_revision))
     changed = tuple(sorted(name for name in wanted if not _same(now.get(name), wanted[name])))
@@ -215,6 +216,7 @@ def roll_back(
     operations: list[Any] = [CommitOperationCopy(name, name, src_revision=source) for name in changed]
     operations += [CommitOperationDelete(name) for name in deleted]
     commit = _commit_once(api, plan, operations, revision, f"Go back to {to_revision}", wanted)
+    _verify(api, repo_id, commit, wanted)
     return Publication(repo_id, commit, changed, deleted, plan.unchanged)
 
 
@@ -236,7 +238,8 @@ def check_folder(
 
     Raises:
         ValueError: if there is no folder or no `config.json`; the weights lack a tensor, or have one too many; model
-            and tokenizer do not agree; a file is a pickle; or a file has a token of the Hub in it.
+            and tokenizer do not agree; a file is a pickle, or a link that leads out of the folder; or a file has a
+            token of the Hub in it.
     """
     root = Path(folder)
     if not (root / "config.json").is_file():
@@ -244,6 +247,7 @@ def check_folder(
         hint = f" These have one: {', '.join(models[:5])}; give the one to publish." if models else ""
         raise ValueError(f"`folder` must be a folder with a config.json, but {root} has none.{hint}")
     names = _files_of(root, with_training_state=with_training_state)
+    _check_links(root, names)
     pickles = [name for name in names if _may_be_pickle(root / name) and not _matches(name, TRAINING_STATE)]
     if pickles:
         raise ValueError(
@@ -265,6 +269,19 @@ def _files_of(root: Path, *, with_training_state: bool) -> list[str]:
     left_out = NEVER if with_training_state else NEVER + TRAINING_STATE
     names = sorted(path.relative_to(root).as_posix() for path in root.rglob("*") if path.is_file())
     return [name for name in names if not _matches(name, left_out)]
+
+
+def _check_links(root: Path, names: list[str]) -> None:
+    """Raise if a file lies elsewhere; those of a snapshot in the Hub's cache lie in its blobs."""
+    allowed = [root.resolve()]
+    if allowed[0].parent.name == "snapshots":
+        allowed.append(allowed[0].parents[1] / "blobs")
+    for name in names:
+        target = (root / name).resolve()
+        if not any(target.is_relative_to(each) for each in allowed):
+            raise ValueError(
+                f"{name} is a link to {target}, which is not in the folder. Remove it, or put a copy in its place."
+            )
 
 
 def _may_be_pickle(path: Path) -> bool:

@@ -240,6 +240,30 @@ def test_a_roll_back_is_one_commit_with_the_old_files(hub, folder):
     assert roll_back(REPO, "good").commit == back.commit  # nothing to do
 
 
+def test_a_roll_back_takes_a_short_name_and_verifies(hub, folder, monkeypatch):
+    publish(folder, REPO, tag="good")
+    before = hub.files()
+    save_model(folder, seed=1)
+    (folder / "more.txt").write_text("more")
+    publish(folder, REPO)
+    assert roll_back("tiny", "good", dry_run=True).repo_id == REPO
+    done = roll_back("tiny", "good")
+    assert (done.repo_id, done.uploaded, done.deleted) == (REPO, ("model.safetensors",), ("more.txt",))
+    assert hub.files() == before
+    publish(folder, REPO)
+    real = HfApi.list_repo_tree
+
+    def lying(api, *arguments, **options):
+        entries = list(real(api, *arguments, **options))
+        if hub.titles()[0] == "Go back to good":
+            next(entry for entry in entries if entry.path == "model.safetensors").lfs.sha256 = "0" * 64
+        return entries
+
+    monkeypatch.setattr(HfApi, "list_repo_tree", lying)
+    with pytest.raises(ValueError, match="is not what was sent: model.safetensors"):
+        roll_back(REPO, "good")
+
+
 # Each request that a publication makes; a fault at any of them must not be seen in the result.
 CALLS = [
     ("POST", "/api/repos/create"),
@@ -465,6 +489,34 @@ def test_a_pickle_is_known_by_its_content(folder, name):
         torch.save({"a": torch.ones(2)}, path, _use_new_zipfile_serialization=name == "zip.tar")
     with pytest.raises(ValueError, match=f"{name} may be a pickle"):
         check_folder(folder)
+
+
+def test_a_link_that_leads_out_is_refused(folder, tmp_path):
+    (tmp_path / "secret.txt").write_text("not to be seen")
+    (folder / "more").mkdir()
+    (folder / "more" / "link.txt").symlink_to(tmp_path / "secret.txt")
+    with pytest.raises(
+        ValueError, match=f"more/link.txt is a link to {tmp_path}/secret.txt, which is not in the folder"
+    ):
+        check_folder(folder)
+    (folder / "more" / "link.txt").unlink()
+    (folder / "more" / "link.txt").symlink_to("../config.json")
+    assert "more/link.txt" in check_folder(folder)
+    (tmp_path / "other").symlink_to(folder)
+    assert "more/link.txt" in check_folder(tmp_path / "other")
+
+
+def test_a_snapshot_of_the_cache_may_go(hub, folder, tmp_path):
+    first = publish(folder, REPO)
+    program = f"from huggingface_hub import snapshot_download\nsnapshot_download({REPO!r})"
+    assert run_as_user(hub, program, home=tmp_path / "home").returncode == 0
+    (snapshot,) = (tmp_path / "home").rglob("snapshots/*")
+    assert (snapshot / "model.safetensors").is_symlink()
+    assert (publish(snapshot, REPO).commit, publish(snapshot, "copy").unchanged) == (first.commit, ())
+    assert hub.files("alice/copy") == hub.files()
+    (snapshot / "secret.txt").symlink_to("/etc/passwd")
+    with pytest.raises(ValueError, match="secret.txt is a link to /etc/passwd"):
+        publish(snapshot, REPO)
 
 
 def test_what_is_no_pickle_may_go(folder):
@@ -787,9 +839,15 @@ def test_the_section_of_the_readme_is_true(hub, tmp_path):
     train_tokenizer(texts, 300, show_progress=False).save_pretrained(tmp_path / "runs" / "en-de")
     for command in commands.strip().splitlines():
         script, *options = command.removeprefix("python ").split()
+        if "--roll_back_to" in options:
+            before = hub.files("my-name/en-de")
+            (tmp_path / "runs" / "en-de" / "notes.txt").write_text("new")
+            publish(tmp_path / "runs" / "en-de", "my-name/en-de")
+            assert "notes.txt" in hub.files("my-name/en-de")
         finished = run_as_user(hub, script, *options, home=tmp_path / "home", cwd=tmp_path)
         assert finished.returncode == 0, finished.stderr
-    assert len(hub.titles("my-name/en-de")) == 2
+    assert hub.titles("my-name/en-de") == ["Go back to v1.0", "Upload model", "Upload model", "initial commit"]
+    assert hub.files("my-name/en-de") == before
     program = f"""import sys
 sys.modules["hf_vanilla"] = None
 import torch
