@@ -22,7 +22,7 @@ from typing import Any, BinaryIO, NamedTuple, TypeVar
 import huggingface_hub
 import transformers
 from huggingface_hub import CommitOperationAdd, CommitOperationCopy, CommitOperationDelete, HfApi
-from huggingface_hub.errors import HfHubHTTPError, HTTPError
+from huggingface_hub.errors import HfHubHTTPError, HTTPError, RevisionNotFoundError
 from huggingface_hub.hf_api import RepoFile
 from safetensors import SafetensorError
 from transformers import AutoConfig, AutoTokenizer
@@ -137,8 +137,9 @@ def publish(
         `Publication`: the commit and its files.
 
     Raises:
-        ValueError: if the folder is not fit to be published, see [`check_folder`]; if somebody else has pushed to the
-            branch meanwhile; if what arrived is not what was sent; or if the tag names another commit.
+        ValueError: if the folder is not fit to be published, see [`check_folder`]; if there is no such branch; if
+            somebody else has pushed to it meanwhile; if what arrived is not what was sent; or if the tag names another
+            commit.
         HfHubHTTPError: if the Hub refuses, or fails again and again.
     """
     files = check_folder(folder, with_training_state=with_training_state, token=token)
@@ -149,7 +150,7 @@ def publish(
     if dry_run:
         try:
             repo_id = _whole_name(api, repo_id)
-            head, remote = _head_and_tree(api, repo_id, revision, may_be_missing=True)
+            head, remote = _state_before(api, repo_id, revision)
         except (OSError, HTTPError) as error:
             trouble = _first_line(error)
     else:
@@ -158,10 +159,12 @@ def publish(
     if facts is not None or results is not None or "README.md" not in files:
         made = _make_card(Path(folder), repo_id, facts, results, token)
     if not dry_run:
+        head, remote = _retry(lambda: _state_before(api, repo_id, revision))
         for name, content in made.items():
             (Path(folder) / name).write_bytes(content)
-        _retry(lambda: api.create_repo(repo_id, private=private, exist_ok=True))
-        head, remote = _retry(lambda: _head_and_tree(api, repo_id, revision))
+        if head is None:
+            _make_repo(api, repo_id, private)
+            head, remote = _retry(lambda: _head_and_tree(api, repo_id, revision))
     hashes = _hashes(Path(folder), files, made)
     plan = _plan(repo_id, head, hashes, remote)
     plan = replace(plan, card=made["README.md"].decode() if made else None, trouble=trouble)
@@ -405,16 +408,37 @@ def _same(one: _FileHash | None, other: _FileHash) -> bool:
     return one.git is not None and one.git == other.git
 
 
-def _head_and_tree(
-    api: HfApi, repo_id: str, revision: str, *, may_be_missing: bool = False
-) -> tuple[str | None, dict[str, _FileHash]]:
-    """Return the commit that a branch is at and what its files are."""
+def _state_before(api: HfApi, repo_id: str, revision: str) -> tuple[str | None, dict[str, _FileHash]]:
+    """Return what `_head_and_tree` does, or nothing if the repository is yet to be made."""
     try:
-        head = api.repo_info(repo_id, revision=revision).sha
+        return _head_and_tree(api, repo_id, revision)
     except HfHubHTTPError as error:
-        if may_be_missing and status_of(error) == 404:
-            return None, {}
-        raise
+        if status_of(error) != 404:
+            raise
+        if isinstance(error, RevisionNotFoundError) or revision != "main":
+            raise ValueError(
+                f"`revision` must be a branch of {repo_id}, which has no {revision!r}. Make it with "
+                "`HfApi.create_branch`, or publish on main."
+            ) from error
+        return None, {}
+
+
+def _make_repo(api: HfApi, repo_id: str, private: bool | None) -> None:
+    """Make a repository; one that is there already, as after a lost answer, is as good."""
+
+    def attempt() -> None:
+        try:
+            api.create_repo(repo_id, private=private)
+        except HfHubHTTPError as error:
+            if status_of(error) != 409 or not api.repo_exists(repo_id):
+                raise
+
+    _retry(attempt, also=(409,))  # which is also said while another repository of the account is being made
+
+
+def _head_and_tree(api: HfApi, repo_id: str, revision: str) -> tuple[str | None, dict[str, _FileHash]]:
+    """Return the commit that a branch is at and what its files are."""
+    head = api.repo_info(repo_id, revision=revision).sha
     entries = list(api.list_repo_tree(repo_id, recursive=True, revision=head))
     files = [entry for entry in entries if isinstance(entry, RepoFile)]
     return head, {
@@ -454,21 +478,17 @@ def _commit_once(
                 f"Somebody else has pushed to {plan.repo_id} ({revision}) meanwhile: it was at {plan.commit} and is "
                 f"at {head}. Look at what they did, and publish again."
             )
-        try:
-            info = api.create_commit(
-                plan.repo_id,
-                operations,
-                commit_message=message,
-                revision=revision,
-                parent_commit=plan.commit,
-            )
-        except HfHubHTTPError as error:
-            if status_of(error) == 412:  # the head has moved: the next attempt finds out who it was
-                raise ConnectionError("the branch has moved") from error
-            raise
+        info = api.create_commit(
+            plan.repo_id,
+            operations,
+            commit_message=message,
+            revision=revision,
+            parent_commit=plan.commit,
+        )
         return str(info.oid)
 
-    return _retry(attempt)
+    # The branch has moved (412) or is being changed (409): the next attempt finds out who it was.
+    return _retry(attempt, also=(409, 412))
 
 
 def _check_tag(api: HfApi, plan: Publication, tag: str) -> None:
@@ -499,8 +519,11 @@ def _verify(api: HfApi, repo_id: str, commit: str, hashes: dict[str, _FileHash])
         )
 
 
-def _retry(call: Callable[[], Result]) -> Result:
-    """Call the Hub until it answers: again after trouble of the server or the line, but not after a refusal."""
+def _retry(call: Callable[[], Result], also: tuple[int, ...] = ()) -> Result:
+    """Call the Hub until it answers: again after trouble of the server or the line, but not after a refusal.
+
+    `also` has the refusals that pass by themselves for this call.
+    """
     attempt = 1
     while True:
         try:
@@ -509,7 +532,8 @@ def _retry(call: Callable[[], Result]) -> Result:
             # The client wraps what happens to a large file in a RuntimeError.
             cause = error.__cause__ if type(error) is RuntimeError and error.__cause__ is not None else error
             wait = _seconds_to_wait(attempt, cause)
-            if attempt == ATTEMPTS or not is_passing(cause) or wait > LONGEST_WAIT:
+            passes = is_passing(cause) or status_of(cause) in also
+            if attempt == ATTEMPTS or not passes or wait > LONGEST_WAIT:
                 if wait > LONGEST_WAIT:
                     logger.warning(f"The Hub asks to wait for {wait:.0f} s, which is too long; try again then.")
                 if cause is not error:

@@ -94,7 +94,9 @@ def hub(tmp_path_factory, monkeypatch, waits):
     monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
     monkeypatch.setenv("HF_TOKEN", TOKEN)
     server = Hub(tmp_path_factory.mktemp("hub"))
+    template = constants.HUGGINGFACE_CO_URL_TEMPLATE.replace(constants.ENDPOINT, server.url)
     monkeypatch.setattr(constants, "ENDPOINT", server.url)
+    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
     monkeypatch.setattr("transformers.utils.hub._hf_api", None, raising=False)  # made once, with the address
     yield server
     server.close()
@@ -266,9 +268,12 @@ def test_a_roll_back_takes_a_short_name_and_verifies(hub, folder, monkeypatch):
 
 # Each request that a publication makes; a fault at any of them must not be seen in the result.
 CALLS = [
+    ("GET", "/api/whoami-v2"),
     ("POST", "/api/repos/create"),
     ("GET", f"/api/models/{REPO}/revision/main"),
     ("GET", f"/api/models/{REPO}/tree/"),
+    ("GET", f"/api/models/{REPO}/refs"),
+    ("POST", "/api/validate-yaml"),
     ("POST", f"/api/models/{REPO}/preupload/"),
     ("POST", "/info/lfs/objects/batch"),
     ("PUT", "/lfs/"),
@@ -289,12 +294,44 @@ TROUBLE = {
 @pytest.mark.parametrize(("method", "path"), CALLS, ids=lambda each: each.strip("/").split("/")[-1] or each)
 def test_trouble_at_any_request_leaves_no_trace(hub, folder, waits, method, path, trouble):
     hub.fail({"method": method, "path": path, **TROUBLE[trouble]})
-    done = publish(folder, REPO, tag="v1")
+    done = publish(folder, "tiny", tag="v1")
     assert_published(hub, folder)
     assert hub.api.repo_info(REPO, revision="v1").sha == done.commit
     assert waits
     if trouble == "429":
         assert max(waits) >= 7
+
+
+# Some requests are made again: after the repository was made, before the commit, and to verify it.
+@pytest.mark.parametrize("trouble", ["503-twice", "drop-after"])
+@pytest.mark.parametrize(("part", "skip"), [("revision/main", 1), ("revision/main", 2), ("tree", 1), ("tree", 2)])
+def test_trouble_at_a_later_request_leaves_no_trace(hub, folder, waits, part, skip, trouble):
+    hub.fail({"method": "GET", "path": f"/api/models/{REPO}/{part}", "skip": skip, **TROUBLE[trouble]})
+    publish(folder, REPO)
+    assert_published(hub, folder)
+    assert waits
+
+
+@pytest.mark.parametrize(
+    ("method", "part"),
+    [
+        ("GET", "/revision/main"), ("GET", "/revision/v1"), ("GET", "/tree/"), ("POST", "/paths-info/"),
+        ("GET", "/resolve/"), ("POST", "/commit/"),
+    ],
+    ids=lambda each: each.strip("/"),
+)  # fmt: skip
+def test_trouble_at_a_roll_back_leaves_no_trace(hub, folder, waits, monkeypatch, method, part):
+    publish(folder, REPO, tag="v1")
+    before = hub.files()
+    save_model(folder, seed=1)
+    (folder / "config.json").write_text((folder / "config.json").read_text() + "\n")
+    publish(folder, REPO)
+    assert waits == []
+    hub.fail({"method": method, "path": part, "status": 503})
+    roll_back(REPO, "v1")
+    assert waits
+    assert hub.files() == before
+    assert hub.titles() == ["Go back to v1", "Upload model", "Upload model", "initial commit"]
 
 
 def test_a_hub_that_stays_down_is_told_and_gone_on_with(hub, folder, waits):
@@ -307,6 +344,70 @@ def test_a_hub_that_stays_down_is_told_and_gone_on_with(hub, folder, waits):
     publish(folder, REPO)
     assert_published(hub, folder)
     assert len(hub.requests("PUT", "/lfs/")) == 1  # the weights were there already
+
+
+@pytest.mark.parametrize("status", [409, 412])
+def test_a_conflict_at_the_commit_passes(hub, folder, waits, status):
+    hub.fail({"method": "POST", "path": "/commit/", "status": status})
+    publish(folder, REPO)
+    assert waits == [1]
+    assert_published(hub, folder)
+
+
+@pytest.mark.parametrize("status", [409, 412])
+def test_a_conflict_at_the_commit_that_stays_is_told(hub, folder, waits, status):
+    hub.fail({"method": "POST", "path": "/commit/", "status": status, "times": 99})
+    with pytest.raises(HfHubHTTPError, match=str(status)):
+        publish(folder, REPO)
+    assert waits == [1, 2, 4, 8, 16]
+    assert hub.titles() == ["initial commit"]
+
+
+def test_a_conflict_while_the_repository_is_made_passes(hub, folder, waits):
+    hub.fail({"method": "POST", "path": "/repos/create", "status": 409})  # no "url" in it, for nothing was made
+    publish(folder, REPO)
+    assert waits == [1]
+    assert_published(hub, folder)
+
+
+def test_a_repository_that_somebody_made_meanwhile_is_as_good(hub, folder, waits, monkeypatch):
+    original = HfApi.create_repo
+
+    def create_after_another(api, *arguments, **options):
+        original(hub.api, REPO)
+        return original(api, *arguments, **options)
+
+    monkeypatch.setattr(HfApi, "create_repo", create_after_another)
+    hub.fail({"method": "POST", "path": "/repos/create", "status": 409, "skip": 1})
+    publish(folder, REPO)
+    assert waits == []
+    assert_published(hub, folder)
+
+
+@pytest.mark.parametrize("times", [5, 12])
+def test_an_upload_that_fails_again_and_again_is_gone_on_with(hub, folder, waits, times):
+    hub.fail({"method": "PUT", "path": "/lfs/", "status": 500, "times": times})
+    publish(folder, REPO)
+    assert len(waits) == times
+    assert len(hub.requests("PUT", "/lfs/")) == times + 1
+    assert_published(hub, folder)
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+def test_a_missing_branch_is_found_before_anything_is_done(hub, folder, waits, is_there):
+    if is_there:
+        hub.api.create_repo(REPO)
+    for dry_run in (True, False):
+        with pytest.raises(ValueError, match="`revision` must be a branch of alice/tiny, which has no 'dev'"):
+            publish(folder, REPO, revision="dev", dry_run=dry_run)
+    assert waits == []
+    assert not (folder / "README.md").exists()
+    assert hub.api.repo_exists(REPO) == is_there
+    if is_there:
+        hub.api.create_branch(REPO, branch="dev")
+        publish(folder, REPO, revision="dev")
+        assert "config.json" in hub.files(revision="dev")
+        assert hub.files().keys() == {".gitattributes"}
 
 
 @pytest.mark.parametrize("form", ["seconds", "date", "past", "nonsense"])
