@@ -12,15 +12,17 @@ import io
 import os
 import re
 import time
+import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from email.utils import parsedate_to_datetime
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, TypeVar
 
 import huggingface_hub
 import transformers
 from huggingface_hub import CommitOperationAdd, CommitOperationCopy, CommitOperationDelete, HfApi
-from huggingface_hub.errors import HfHubHTTPError, HTTPError
+from huggingface_hub.errors import HfHubHTTPError, HTTPError, RevisionNotFoundError
 from huggingface_hub.hf_api import RepoFile
 from safetensors import SafetensorError
 from transformers import AutoConfig, AutoTokenizer
@@ -53,12 +55,14 @@ NEVER = (
 )
 PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt", ".joblib", ".npy", ".npz")
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "vocab.txt")
-WEIGHT_FILES = ("*.safetensors", "*.safetensors.index.json")
-_TOKEN = re.compile(rb"hf_[A-Za-z0-9]{30,}")
-_LONGEST_TOKEN = 200
+WEIGHT_FILES = ("*.safetensors", "*.safetensors.index.json")  # beside config.json; those in subfolders are not read
+# Of a user, of an organization, and of a user who logged in elsewhere.
+_TOKEN = re.compile(rb"(?:hf_|api_org_)[A-Za-z0-9]{30,}|hf_oauth_[A-Za-z0-9._-]{30,}")
+_LONGEST_TOKEN = 4096
 _CHUNK = 1 << 20
 
 ATTEMPTS = 6
+LONGEST_WAIT = 300.0  # seconds; the Hub counts requests over five minutes
 
 
 @dataclass(frozen=True)
@@ -101,7 +105,8 @@ def publish(
     """Publish a model's folder: check it, push one commit, verify what arrived.
 
     A push that was stopped is gone on with by calling this again: what the Hub has is not sent again, and if nothing
-    is left to do, no commit is made.
+    is left to do, no commit is made. When the Hub fails, the call is tried again after as long as the Hub asks for,
+    but if that is more than five minutes, its error is raised at once.
 
     Args:
         folder (`str`):
@@ -132,8 +137,9 @@ def publish(
         `Publication`: the commit and its files.
 
     Raises:
-        ValueError: if the folder is not fit to be published, see [`check_folder`]; if somebody else has pushed to the
-            branch meanwhile; if what arrived is not what was sent; or if the tag names another commit.
+        ValueError: if the folder is not fit to be published, see [`check_folder`]; if there is no such branch; if
+            somebody else has pushed to it meanwhile; if what arrived is not what was sent; or if the tag names another
+            commit.
         HfHubHTTPError: if the Hub refuses, or fails again and again.
     """
     files = check_folder(folder, with_training_state=with_training_state, token=token)
@@ -144,7 +150,7 @@ def publish(
     if dry_run:
         try:
             repo_id = _whole_name(api, repo_id)
-            head, remote = _head_and_tree(api, repo_id, revision, may_be_missing=True)
+            head, remote = _state_before(api, repo_id, revision)
         except (OSError, HTTPError) as error:
             trouble = _first_line(error)
     else:
@@ -153,10 +159,12 @@ def publish(
     if facts is not None or results is not None or "README.md" not in files:
         made = _make_card(Path(folder), repo_id, facts, results, token)
     if not dry_run:
+        head, remote = _retry(lambda: _state_before(api, repo_id, revision))
         for name, content in made.items():
             (Path(folder) / name).write_bytes(content)
-        _retry(lambda: api.create_repo(repo_id, private=private, exist_ok=True))
-        head, remote = _retry(lambda: _head_and_tree(api, repo_id, revision))
+        if head is None:
+            _make_repo(api, repo_id, private)
+            head, remote = _retry(lambda: _head_and_tree(api, repo_id, revision))
     hashes = _hashes(Path(folder), files, made)
     plan = _plan(repo_id, head, hashes, remote)
     plan = replace(plan, card=made["README.md"].decode() if made else None, trouble=trouble)
@@ -182,7 +190,7 @@ def roll_back(
 
     Args:
         repo_id (`str`):
-            `"namespace/name"`.
+            `"name"` or `"namespace/name"`.
         to_revision (`str`):
             Commit or tag whose files shall be there again.
         revision (`str`):
@@ -196,10 +204,11 @@ def roll_back(
         `Publication`: the new commit, or the old one if the files are those already.
 
     Raises:
-        ValueError: if somebody else has pushed to the branch meanwhile.
+        ValueError: if somebody else has pushed to the branch meanwhile, or the new commit has other files.
         HfHubHTTPError: if the Hub refuses, or fails again and again.
     """
     api = HfApi(token=token)
+    repo_id = _retry(lambda: _whole_name(api, repo_id))
     head, now = _retry(lambda: _head_and_tree(api, repo_id, revision))
     source, wanted = _retry(lambda: _head_and_tree(api, repo_id, to_revision))
     changed = tuple(sorted(name for name in wanted if not _same(now.get(name), wanted[name])))
@@ -210,6 +219,7 @@ def roll_back(
     operations: list[Any] = [CommitOperationCopy(name, name, src_revision=source) for name in changed]
     operations += [CommitOperationDelete(name) for name in deleted]
     commit = _commit_once(api, plan, operations, revision, f"Go back to {to_revision}", wanted)
+    _verify(api, repo_id, commit, wanted)
     return Publication(repo_id, commit, changed, deleted, plan.unchanged)
 
 
@@ -231,7 +241,8 @@ def check_folder(
 
     Raises:
         ValueError: if there is no folder or no `config.json`; the weights lack a tensor, or have one too many; model
-            and tokenizer do not agree; a file is a pickle; or a file has a token of the Hub in it.
+            and tokenizer do not agree; a file is a pickle, or a link that leads out of the folder; or a file has a
+            token of the Hub in it.
     """
     root = Path(folder)
     if not (root / "config.json").is_file():
@@ -239,7 +250,8 @@ def check_folder(
         hint = f" These have one: {', '.join(models[:5])}; give the one to publish." if models else ""
         raise ValueError(f"`folder` must be a folder with a config.json, but {root} has none.{hint}")
     names = _files_of(root, with_training_state=with_training_state)
-    pickles = [name for name in names if name.endswith(PICKLE_SUFFIXES) and not _matches(name, TRAINING_STATE)]
+    _check_links(root, names)
+    pickles = [name for name in names if _may_be_pickle(root / name) and not _matches(name, TRAINING_STATE)]
     if pickles:
         raise ValueError(
             f"{pickles[0]} may be a pickle, which can run code where it is loaded. Remove it; weights belong in "
@@ -260,6 +272,36 @@ def _files_of(root: Path, *, with_training_state: bool) -> list[str]:
     left_out = NEVER if with_training_state else NEVER + TRAINING_STATE
     names = sorted(path.relative_to(root).as_posix() for path in root.rglob("*") if path.is_file())
     return [name for name in names if not _matches(name, left_out)]
+
+
+def _check_links(root: Path, names: list[str]) -> None:
+    """Raise if a file lies elsewhere; those of a snapshot in the Hub's cache lie in its blobs."""
+    allowed = [root.resolve()]
+    if allowed[0].parent.name == "snapshots":
+        allowed.append(allowed[0].parents[1] / "blobs")
+    for name in names:
+        target = (root / name).resolve()
+        if not any(target.is_relative_to(each) for each in allowed):
+            raise ValueError(
+                f"{name} is a link to {target}, which is not in the folder. Remove it, or put a copy in its place."
+            )
+
+
+def _may_be_pickle(path: Path) -> bool:
+    """Tell by a file's name, its first bytes, or what a zip has inside, as `torch.save` writes it."""
+    if path.suffix.lower() in PICKLE_SUFFIXES:
+        return True
+    with path.open("rb") as file:
+        head = file.read(9)
+    if head[:2] == b"PK":
+        try:
+            with zipfile.ZipFile(path) as archive:
+                return any(name.rpartition("/")[2] == "data.pkl" for name in archive.namelist())
+        except zipfile.BadZipFile:
+            return False  # nothing can be loaded from it
+    # A pickle begins with 0x80 and its protocol. A safetensors file may too, for it begins with its header's length.
+    is_safetensors = head[8:] == b"{" and int.from_bytes(head[:8], "little") < path.stat().st_size
+    return head[:1] == b"\x80" and head[1:2] in (b"\2", b"\3", b"\4", b"\5") and not is_safetensors
 
 
 def _check_model(root: Path) -> None:
@@ -366,16 +408,37 @@ def _same(one: _FileHash | None, other: _FileHash) -> bool:
     return one.git is not None and one.git == other.git
 
 
-def _head_and_tree(
-    api: HfApi, repo_id: str, revision: str, *, may_be_missing: bool = False
-) -> tuple[str | None, dict[str, _FileHash]]:
-    """Return the commit that a branch is at and what its files are."""
+def _state_before(api: HfApi, repo_id: str, revision: str) -> tuple[str | None, dict[str, _FileHash]]:
+    """Return what `_head_and_tree` does, or nothing if the repository is yet to be made."""
     try:
-        head = api.repo_info(repo_id, revision=revision).sha
+        return _head_and_tree(api, repo_id, revision)
     except HfHubHTTPError as error:
-        if may_be_missing and status_of(error) == 404:
-            return None, {}
-        raise
+        if status_of(error) != 404:
+            raise
+        if isinstance(error, RevisionNotFoundError) or revision != "main":
+            raise ValueError(
+                f"`revision` must be a branch of {repo_id}, which has no {revision!r}. Make it with "
+                "`HfApi.create_branch`, or publish on main."
+            ) from error
+        return None, {}
+
+
+def _make_repo(api: HfApi, repo_id: str, private: bool | None) -> None:
+    """Make a repository; one that is there already, as after a lost answer, is as good."""
+
+    def attempt() -> None:
+        try:
+            api.create_repo(repo_id, private=private)
+        except HfHubHTTPError as error:
+            if status_of(error) != 409 or not api.repo_exists(repo_id):
+                raise
+
+    _retry(attempt, also=(409,))  # which is also said while another repository of the account is being made
+
+
+def _head_and_tree(api: HfApi, repo_id: str, revision: str) -> tuple[str | None, dict[str, _FileHash]]:
+    """Return the commit that a branch is at and what its files are."""
+    head = api.repo_info(repo_id, revision=revision).sha
     entries = list(api.list_repo_tree(repo_id, recursive=True, revision=head))
     files = [entry for entry in entries if isinstance(entry, RepoFile)]
     return head, {
@@ -386,7 +449,8 @@ def _head_and_tree(
 def _plan(repo_id: str, head: str | None, hashes: dict[str, _FileHash], remote: dict[str, _FileHash]) -> Publication:
     """Find out what differs. Of what is only on the Hub, old weights go: they would be loaded with the new ones."""
     uploaded = tuple(name for name in hashes if not _same(remote.get(name), hashes[name]))
-    deleted = tuple(sorted(name for name in remote if name not in hashes and _matches(name, WEIGHT_FILES)))
+    weights = [name for name in remote if "/" not in name and _matches(name, WEIGHT_FILES)]
+    deleted = tuple(sorted(name for name in weights if name not in hashes))
     return Publication(repo_id, head, uploaded, deleted, tuple(name for name in hashes if name not in uploaded))
 
 
@@ -414,21 +478,17 @@ def _commit_once(
                 f"Somebody else has pushed to {plan.repo_id} ({revision}) meanwhile: it was at {plan.commit} and is "
                 f"at {head}. Look at what they did, and publish again."
             )
-        try:
-            info = api.create_commit(
-                plan.repo_id,
-                operations,
-                commit_message=message,
-                revision=revision,
-                parent_commit=plan.commit,
-            )
-        except HfHubHTTPError as error:
-            if status_of(error) == 412:  # the head has moved: the next attempt finds out who it was
-                raise ConnectionError("the branch has moved") from error
-            raise
+        info = api.create_commit(
+            plan.repo_id,
+            operations,
+            commit_message=message,
+            revision=revision,
+            parent_commit=plan.commit,
+        )
         return str(info.oid)
 
-    return _retry(attempt)
+    # The branch has moved (412) or is being changed (409): the next attempt finds out who it was.
+    return _retry(attempt, also=(409, 412))
 
 
 def _check_tag(api: HfApi, plan: Publication, tag: str) -> None:
@@ -459,8 +519,11 @@ def _verify(api: HfApi, repo_id: str, commit: str, hashes: dict[str, _FileHash])
         )
 
 
-def _retry(call: Callable[[], Result]) -> Result:
-    """Call the Hub until it answers: again after trouble of the server or the line, but not after a refusal."""
+def _retry(call: Callable[[], Result], also: tuple[int, ...] = ()) -> Result:
+    """Call the Hub until it answers: again after trouble of the server or the line, but not after a refusal.
+
+    `also` has the refusals that pass by themselves for this call.
+    """
     attempt = 1
     while True:
         try:
@@ -468,19 +531,29 @@ def _retry(call: Callable[[], Result]) -> Result:
         except (OSError, RuntimeError, HTTPError) as error:
             # The client wraps what happens to a large file in a RuntimeError.
             cause = error.__cause__ if type(error) is RuntimeError and error.__cause__ is not None else error
-            if attempt == ATTEMPTS or not is_passing(cause):
-                raise
             wait = _seconds_to_wait(attempt, cause)
+            passes = is_passing(cause) or status_of(cause) in also
+            if attempt == ATTEMPTS or not passes or wait > LONGEST_WAIT:
+                if wait > LONGEST_WAIT:
+                    logger.warning(f"The Hub asks to wait for {wait:.0f} s, which is too long; try again then.")
+                if cause is not error:
+                    raise cause from error
+                raise
             attempt += 1
             logger.warning(f"The Hub: {_first_line(cause)}. Attempt {attempt} of {ATTEMPTS} in {wait:.0f} s.")
             time.sleep(wait)
 
 
 def _seconds_to_wait(attempt: int, error: BaseException) -> float:
-    """Return what the Hub asks for, else 1, 2, 4, ..."""
+    """Return what the Hub asks for, as seconds or as a date, else 1, 2, 4, ..."""
     headers = getattr(getattr(error, "response", None), "headers", {})
     asked = str(headers.get("Retry-After", ""))
-    return float(asked) if asked.isdigit() else 2.0 ** (attempt - 1)
+    if asked.isdigit():
+        return float(asked)
+    try:
+        return max(parsedate_to_datetime(asked).timestamp() - time.time(), 0.0)
+    except ValueError:
+        return 2.0 ** (attempt - 1)
 
 
 def _first_line(error: BaseException) -> str:

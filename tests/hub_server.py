@@ -173,6 +173,8 @@ class Handler(BaseHTTPRequestHandler):
             with store.lock:
                 result = self.route(body)
         except RefusedError as refusal:
+            if fault.get("drop") == "after":
+                return self.drop()
             content = {"error": str(refusal)}
             if refusal.status == 409:
                 content["url"] = f"{self.base}/{getattr(self, 'named', '')}"

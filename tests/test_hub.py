@@ -6,11 +6,14 @@ import importlib.util
 import itertools
 import json
 import os
+import pickle
 import re
 import subprocess
 import sys
 import time
 import urllib.request
+import zipfile
+from email.utils import formatdate
 from pathlib import Path
 
 import pytest
@@ -31,6 +34,7 @@ from hf_vanilla import (
     VanillaTransformerConfig,
     VanillaTransformerForConditionalGeneration,
 )
+from hf_vanilla.hub import _CHUNK as CHUNK
 from hf_vanilla.hub import ATTEMPTS, check_folder, publish, roll_back
 from hf_vanilla.model_card import CardFacts
 from hf_vanilla.tokenization import train_tokenizer, train_wordpiece_tokenizer
@@ -100,7 +104,9 @@ def hub(tmp_path_factory, monkeypatch, waits):
     monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
     monkeypatch.setenv("HF_TOKEN", TOKEN)
     server = Hub(tmp_path_factory.mktemp("hub"))
+    template = constants.HUGGINGFACE_CO_URL_TEMPLATE.replace(constants.ENDPOINT, server.url)
     monkeypatch.setattr(constants, "ENDPOINT", server.url)
+    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
     monkeypatch.setattr("transformers.utils.hub._hf_api", None, raising=False)  # made once, with the address
     yield server
     server.close()
@@ -224,6 +230,14 @@ def test_weights_of_another_form_go_and_other_files_stay(hub, folder):
     assert "model.safetensors" not in names
 
 
+def test_weights_in_a_subfolder_stay(hub, folder):
+    publish(folder, REPO)
+    hub.api.upload_file(path_or_fileobj=b"x" * 30, path_in_repo="lora/adapter_model.safetensors", repo_id=REPO)
+    hub.api.upload_file(path_or_fileobj=b"x" * 30, path_in_repo="old.safetensors", repo_id=REPO)
+    assert publish(folder, REPO).deleted == ("old.safetensors",)
+    assert "lora/adapter_model.safetensors" in hub.files()
+
+
 def test_a_roll_back_is_one_commit_with_the_old_files(hub, folder):
     first = publish(folder, REPO, tag="good")
     before = hub.files()
@@ -238,11 +252,38 @@ def test_a_roll_back_is_one_commit_with_the_old_files(hub, folder):
     assert roll_back(REPO, "good").commit == back.commit  # nothing to do
 
 
+def test_a_roll_back_takes_a_short_name_and_verifies(hub, folder, monkeypatch):
+    publish(folder, REPO, tag="good")
+    before = hub.files()
+    save_model(folder, seed=1)
+    (folder / "more.txt").write_text("more")
+    publish(folder, REPO)
+    assert roll_back("tiny", "good", dry_run=True).repo_id == REPO
+    done = roll_back("tiny", "good")
+    assert (done.repo_id, done.uploaded, done.deleted) == (REPO, ("model.safetensors",), ("more.txt",))
+    assert hub.files() == before
+    publish(folder, REPO)
+    real = HfApi.list_repo_tree
+
+    def lying(api, *arguments, **options):
+        entries = list(real(api, *arguments, **options))
+        if hub.titles()[0] == "Go back to good":
+            next(entry for entry in entries if entry.path == "model.safetensors").lfs.sha256 = "0" * 64
+        return entries
+
+    monkeypatch.setattr(HfApi, "list_repo_tree", lying)
+    with pytest.raises(ValueError, match="is not what was sent: model.safetensors"):
+        roll_back(REPO, "good")
+
+
 # Each request that a publication makes; a fault at any of them must not be seen in the result.
 CALLS = [
+    ("GET", "/api/whoami-v2"),
     ("POST", "/api/repos/create"),
     ("GET", f"/api/models/{REPO}/revision/main"),
     ("GET", f"/api/models/{REPO}/tree/"),
+    ("GET", f"/api/models/{REPO}/refs"),
+    ("POST", "/api/validate-yaml"),
     ("POST", f"/api/models/{REPO}/preupload/"),
     ("POST", "/info/lfs/objects/batch"),
     ("PUT", "/lfs/"),
@@ -263,12 +304,44 @@ TROUBLE = {
 @pytest.mark.parametrize(("method", "path"), CALLS, ids=lambda each: each.strip("/").split("/")[-1] or each)
 def test_trouble_at_any_request_leaves_no_trace(hub, folder, waits, method, path, trouble):
     hub.fail({"method": method, "path": path, **TROUBLE[trouble]})
-    done = publish(folder, REPO, tag="v1")
+    done = publish(folder, "tiny", tag="v1")
     assert_published(hub, folder)
     assert hub.api.repo_info(REPO, revision="v1").sha == done.commit
     assert waits
     if trouble == "429":
         assert max(waits) >= 7
+
+
+# Some requests are made again: after the repository was made, before the commit, and to verify it.
+@pytest.mark.parametrize("trouble", ["503-twice", "drop-after"])
+@pytest.mark.parametrize(("part", "skip"), [("revision/main", 1), ("revision/main", 2), ("tree", 1), ("tree", 2)])
+def test_trouble_at_a_later_request_leaves_no_trace(hub, folder, waits, part, skip, trouble):
+    hub.fail({"method": "GET", "path": f"/api/models/{REPO}/{part}", "skip": skip, **TROUBLE[trouble]})
+    publish(folder, REPO)
+    assert_published(hub, folder)
+    assert waits
+
+
+@pytest.mark.parametrize(
+    ("method", "part"),
+    [
+        ("GET", "/revision/main"), ("GET", "/revision/v1"), ("GET", "/tree/"), ("POST", "/paths-info/"),
+        ("GET", "/resolve/"), ("POST", "/commit/"),
+    ],
+    ids=lambda each: each.strip("/"),
+)  # fmt: skip
+def test_trouble_at_a_roll_back_leaves_no_trace(hub, folder, waits, monkeypatch, method, part):
+    publish(folder, REPO, tag="v1")
+    before = hub.files()
+    save_model(folder, seed=1)
+    (folder / "config.json").write_text((folder / "config.json").read_text() + "\n")
+    publish(folder, REPO)
+    assert waits == []
+    hub.fail({"method": method, "path": part, "status": 503})
+    roll_back(REPO, "v1")
+    assert waits
+    assert hub.files() == before
+    assert hub.titles() == ["Go back to v1", "Upload model", "Upload model", "initial commit"]
 
 
 def test_a_hub_that_stays_down_is_told_and_gone_on_with(hub, folder, waits):
@@ -283,9 +356,102 @@ def test_a_hub_that_stays_down_is_told_and_gone_on_with(hub, folder, waits):
     assert len(hub.requests("PUT", "/lfs/")) == 1  # the weights were there already
 
 
-@pytest.mark.parametrize("status", [401, 403, 404])
-def test_a_refusal_is_not_tried_again(hub, folder, waits, status):
-    hub.fail({"method": "POST", "path": "/preupload/", "status": status, "times": 99})
+@pytest.mark.parametrize("status", [409, 412])
+def test_a_conflict_at_the_commit_passes(hub, folder, waits, status):
+    hub.fail({"method": "POST", "path": "/commit/", "status": status})
+    publish(folder, REPO)
+    assert waits == [1]
+    assert_published(hub, folder)
+
+
+@pytest.mark.parametrize("status", [409, 412])
+def test_a_conflict_at_the_commit_that_stays_is_told(hub, folder, waits, status):
+    hub.fail({"method": "POST", "path": "/commit/", "status": status, "times": 99})
+    with pytest.raises(HfHubHTTPError, match=str(status)):
+        publish(folder, REPO)
+    assert waits == [1, 2, 4, 8, 16]
+    assert hub.titles() == ["initial commit"]
+
+
+def test_a_conflict_while_the_repository_is_made_passes(hub, folder, waits):
+    hub.fail({"method": "POST", "path": "/repos/create", "status": 409})  # no "url" in it, for nothing was made
+    publish(folder, REPO)
+    assert waits == [1]
+    assert_published(hub, folder)
+
+
+def test_a_repository_that_somebody_made_meanwhile_is_as_good(hub, folder, waits, monkeypatch):
+    original = HfApi.create_repo
+
+    def create_after_another(api, *arguments, **options):
+        original(hub.api, REPO)
+        return original(api, *arguments, **options)
+
+    monkeypatch.setattr(HfApi, "create_repo", create_after_another)
+    hub.fail({"method": "POST", "path": "/repos/create", "status": 409, "skip": 1})
+    publish(folder, REPO)
+    assert waits == []
+    assert_published(hub, folder)
+
+
+@pytest.mark.parametrize("times", [5, 12])
+def test_an_upload_that_fails_again_and_again_is_gone_on_with(hub, folder, waits, times):
+    hub.fail({"method": "PUT", "path": "/lfs/", "status": 500, "times": times})
+    publish(folder, REPO)
+    assert len(waits) == times
+    assert len(hub.requests("PUT", "/lfs/")) == times + 1
+    assert_published(hub, folder)
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+def test_a_missing_branch_is_found_before_anything_is_done(hub, folder, waits, is_there):
+    if is_there:
+        hub.api.create_repo(REPO)
+    for dry_run in (True, False):
+        with pytest.raises(ValueError, match="`revision` must be a branch of alice/tiny, which has no 'dev'"):
+            publish(folder, REPO, revision="dev", dry_run=dry_run)
+    assert waits == []
+    assert not (folder / "README.md").exists()
+    assert hub.api.repo_exists(REPO) == is_there
+    if is_there:
+        hub.api.create_branch(REPO, branch="dev")
+        publish(folder, REPO, revision="dev")
+        assert "config.json" in hub.files(revision="dev")
+        assert hub.files().keys() == {".gitattributes"}
+
+
+@pytest.mark.parametrize("form", ["seconds", "date", "past", "nonsense"])
+def test_what_the_hub_asks_to_wait_is_waited(hub, folder, waits, caplog, form):
+    now = time.time()
+    asked = {"seconds": "250", "date": formatdate(now + 250, usegmt=True), "past": formatdate(0), "nonsense": "soon"}
+    fault = {"status": 503, "headers": {"Retry-After": asked[form]}}
+    hub.fail({"method": "POST", "path": "/commit/", **fault})
+    publish(folder, REPO)
+    assert_published(hub, folder)
+    (waited,) = waits
+    expected = {"seconds": 250, "date": pytest.approx(250, abs=60), "past": 0, "nonsense": 1}
+    assert waited == expected[form]
+    assert f"Attempt 2 of {ATTEMPTS} in {waited:.0f} s" in caplog.text
+
+
+@pytest.mark.parametrize("form", ["seconds", "date"])
+def test_what_the_hub_asks_to_wait_has_a_limit(hub, folder, waits, caplog, form):
+    asked = "86400" if form == "seconds" else formatdate(time.time() + 86400, usegmt=True)
+    hub.fail({"method": "POST", "path": "/commit/", "status": 503, "headers": {"Retry-After": asked}})
+    with pytest.raises(HfHubHTTPError, match="503"):
+        publish(folder, REPO)
+    assert waits == []
+    assert re.search(r"The Hub asks to wait for 86[34]\d\d s, which is too long; try again then", caplog.text)
+    publish(folder, REPO)
+    assert_published(hub, folder)
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [("POST", "/preupload/", 401), ("POST", "/preupload/", 403), ("POST", "/preupload/", 404), ("PUT", "/lfs/", 403)],
+)
+def test_a_refusal_is_not_tried_again(hub, folder, waits, method, path, status):
+    hub.fail({"method": method, "path": path, "status": status, "times": 99})
     with pytest.raises(HfHubHTTPError, match=str(status)):
         publish(folder, REPO)
     assert waits == []
@@ -423,8 +589,84 @@ def add_a_pickle(folder):
     (folder / "pytorch_model.bin").write_bytes(b"x")
 
 
+@pytest.mark.parametrize("name", ["old.PKL", "raw-2.dat", "raw-3.dat", "raw-4.dat", "raw-5", "zip.tar", "legacy.tar"])
+def test_a_pickle_is_known_by_its_content(folder, name):
+    path = folder / name
+    if name.startswith("raw"):
+        path.write_bytes(pickle.dumps({"a": 1}, protocol=int(name[4])))
+    elif name == "old.PKL":
+        path.write_bytes(b"x")
+    else:
+        torch.save({"a": torch.ones(2)}, path, _use_new_zipfile_serialization=name == "zip.tar")
+    with pytest.raises(ValueError, match=f"{name} may be a pickle"):
+        check_folder(folder)
+
+
+def test_a_link_that_leads_out_is_refused(folder, tmp_path):
+    (tmp_path / "secret.txt").write_text("not to be seen")
+    (folder / "more").mkdir()
+    (folder / "more" / "link.txt").symlink_to(tmp_path / "secret.txt")
+    with pytest.raises(
+        ValueError, match=f"more/link.txt is a link to {tmp_path}/secret.txt, which is not in the folder"
+    ):
+        check_folder(folder)
+    (folder / "more" / "link.txt").unlink()
+    (folder / "more" / "link.txt").symlink_to("../config.json")
+    assert "more/link.txt" in check_folder(folder)
+    (tmp_path / "other").symlink_to(folder)
+    assert "more/link.txt" in check_folder(tmp_path / "other")
+
+
+def test_a_snapshot_of_the_cache_may_go(hub, folder, tmp_path):
+    first = publish(folder, REPO)
+    program = f"from huggingface_hub import snapshot_download\nsnapshot_download({REPO!r})"
+    assert run_as_user(hub, program, home=tmp_path / "home").returncode == 0
+    (snapshot,) = (tmp_path / "home").rglob("snapshots/*")
+    assert (snapshot / "model.safetensors").is_symlink()
+    assert (publish(snapshot, REPO).commit, publish(snapshot, "copy").unchanged) == (first.commit, ())
+    assert hub.files("alice/copy") == hub.files()
+    (snapshot / "secret.txt").symlink_to("/etc/passwd")
+    with pytest.raises(ValueError, match="secret.txt is a link to /etc/passwd"):
+        publish(snapshot, REPO)
+
+
+def test_what_is_no_pickle_may_go(folder):
+    with zipfile.ZipFile(folder / "texts.zip", "w") as archive:
+        archive.writestr("texts/data.txt", "the dog likes the cat")
+    (folder / "picture.png").write_bytes(b"\x89PNG\r\n\x1a\n")
+    (folder / "empty.txt").write_bytes(b"")
+    (folder / "zip.txt").write_bytes(b"PK\x03\x04 is how a zip begins")
+    # The length of a safetensors header comes first, and 640 is 0x80 0x02.
+    header = json.dumps({"a": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}).ljust(640).encode()
+    (folder / "more").mkdir()
+    (folder / "more" / "values.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + bytes(4))
+    assert load_file(folder / "more" / "values.safetensors")["a"].tolist() == [0.0]
+    assert {"texts.zip", "picture.png", "empty.txt", "zip.txt", "more/values.safetensors"} <= set(check_folder(folder))
+
+
 def add_a_token(folder):
     (folder / "notes.txt").write_text("login with " + "hf_" + "Z" * 35)
+
+
+@pytest.mark.parametrize(
+    "token", ["hf_" + "b" * 34, "api_org_" + "b" * 34, "hf_oauth_eyJhbGciOi.eyJh-bGci_Oi.0123456789"]
+)
+@pytest.mark.parametrize("before", [0, CHUNK - 20, 2 * CHUNK - 1], ids=["start", "boundary", "next boundary"])
+def test_every_kind_of_token_is_found_anywhere(folder, token, before):
+    (folder / "notes.txt").write_text("x" * before + token + " and more")
+    with pytest.raises(ValueError, match="notes.txt has a token of the Hub in it"):
+        check_folder(folder)
+    (folder / "notes.txt").write_text("hf_oauth_is_short api_org_too " + "x" * 50)
+    assert "notes.txt" in check_folder(folder)
+
+
+@pytest.mark.parametrize("before", [0, CHUNK - 20], ids=["start", "boundary"])
+def test_the_token_in_use_is_found_whatever_its_form(folder, before):
+    secret = "secret-" + "s" * 500
+    (folder / "notes.txt").write_text("x" * before + secret)
+    with pytest.raises(ValueError, match="notes.txt has a token of the Hub in it"):
+        check_folder(folder, token=secret)
+    assert "notes.txt" in check_folder(folder)
 
 
 def add_another_tokenizer(folder):
@@ -915,9 +1157,15 @@ def test_the_section_of_the_readme_is_true(hub, tmp_path):
     train_tokenizer(texts, 300, show_progress=False).save_pretrained(tmp_path / "runs" / "en-de")
     for command in commands.strip().splitlines():
         script, *options = command.removeprefix("python ").split()
+        if "--roll_back_to" in options:
+            before = hub.files("my-name/en-de")
+            (tmp_path / "runs" / "en-de" / "notes.txt").write_text("new")
+            publish(tmp_path / "runs" / "en-de", "my-name/en-de")
+            assert "notes.txt" in hub.files("my-name/en-de")
         finished = run_as_user(hub, script, *options, home=tmp_path / "home", cwd=tmp_path)
         assert finished.returncode == 0, finished.stderr
-    assert len(hub.titles("my-name/en-de")) == 2
+    assert hub.titles("my-name/en-de") == ["Go back to v1.0", "Upload model", "Upload model", "initial commit"]
+    assert hub.files("my-name/en-de") == before
     program = f"""import sys
 sys.modules["hf_vanilla"] = None
 import torch
