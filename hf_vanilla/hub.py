@@ -154,17 +154,17 @@ def publish(
         except (OSError, HTTPError) as error:
             trouble = _first_line(error)
     else:
-        repo_id = _retry(lambda: _whole_name(api, repo_id))
+        repo_id = retry(lambda: _whole_name(api, repo_id))
     made = {}
     if facts is not None or results is not None or "README.md" not in files:
         made = _make_card(Path(folder), repo_id, facts, results, token)
     if not dry_run:
-        head, remote = _retry(lambda: _state_before(api, repo_id, revision))
+        head, remote = retry(lambda: _state_before(api, repo_id, revision))
         for name, content in made.items():
             (Path(folder) / name).write_bytes(content)
         if head is None:
             _make_repo(api, repo_id, private)
-            head, remote = _retry(lambda: _head_and_tree(api, repo_id, revision))
+            head, remote = retry(lambda: _head_and_tree(api, repo_id, revision))
     hashes = _hashes(Path(folder), files, made)
     plan = _plan(repo_id, head, hashes, remote)
     plan = replace(plan, card=made["README.md"].decode() if made else None, trouble=trouble)
@@ -208,9 +208,9 @@ def roll_back(
         HfHubHTTPError: if the Hub refuses, or fails again and again.
     """
     api = HfApi(token=token)
-    repo_id = _retry(lambda: _whole_name(api, repo_id))
-    head, now = _retry(lambda: _head_and_tree(api, repo_id, revision))
-    source, wanted = _retry(lambda: _head_and_tree(api, repo_id, to_revision))
+    repo_id = retry(lambda: _whole_name(api, repo_id))
+    head, now = retry(lambda: _head_and_tree(api, repo_id, revision))
+    source, wanted = retry(lambda: _head_and_tree(api, repo_id, to_revision))
     changed = tuple(sorted(name for name in wanted if not _same(now.get(name), wanted[name])))
     deleted = tuple(sorted(now.keys() - wanted.keys()))
     plan = Publication(repo_id, head, changed, deleted, tuple(sorted(wanted.keys() - set(changed))))
@@ -433,7 +433,7 @@ def _make_repo(api: HfApi, repo_id: str, private: bool | None) -> None:
             if status_of(error) != 409 or not api.repo_exists(repo_id):
                 raise
 
-    _retry(attempt, also=(409,))  # which is also said while another repository of the account is being made
+    retry(attempt, also=(409,))  # which is also said while another repository of the account is being made
 
 
 def _head_and_tree(api: HfApi, repo_id: str, revision: str) -> tuple[str | None, dict[str, _FileHash]]:
@@ -488,12 +488,12 @@ def _commit_once(
         return str(info.oid)
 
     # The branch has moved (412) or is being changed (409): the next attempt finds out who it was.
-    return _retry(attempt, also=(409, 412))
+    return retry(attempt, also=(409, 412))
 
 
 def _check_tag(api: HfApi, plan: Publication, tag: str) -> None:
     """Raise before anything is done if a tag is taken."""
-    tags = {each.name: each.target_commit for each in _retry(lambda: api.list_repo_refs(plan.repo_id).tags)}
+    tags = {each.name: each.target_commit for each in retry(lambda: api.list_repo_refs(plan.repo_id).tags)}
     if tag in tags and (tags[tag] != plan.commit or plan.uploaded or plan.deleted):
         raise ValueError(f"`tag` {tag!r} names the commit {tags[tag]} of {plan.repo_id} already; give another one.")
 
@@ -501,16 +501,16 @@ def _check_tag(api: HfApi, plan: Publication, tag: str) -> None:
 def _tag(api: HfApi, repo_id: str, commit: str, tag: str) -> None:
     """Name a commit; a tag that names it already, as after a lost answer, is as good."""
     try:
-        _retry(lambda: api.create_tag(repo_id, tag=tag, revision=commit))
+        retry(lambda: api.create_tag(repo_id, tag=tag, revision=commit))
     except HfHubHTTPError as error:
-        named = _retry(lambda: api.repo_info(repo_id, revision=tag).sha) if status_of(error) == 409 else None
+        named = retry(lambda: api.repo_info(repo_id, revision=tag).sha) if status_of(error) == 409 else None
         if named != commit:
             raise
 
 
 def _verify(api: HfApi, repo_id: str, commit: str, hashes: dict[str, _FileHash]) -> None:
     """Raise unless the commit has these files."""
-    _, remote = _retry(lambda: _head_and_tree(api, repo_id, commit))
+    _, remote = retry(lambda: _head_and_tree(api, repo_id, commit))
     different = sorted(name for name in hashes if not _same(remote.get(name), hashes[name]))
     if different:
         raise ValueError(
@@ -519,10 +519,22 @@ def _verify(api: HfApi, repo_id: str, commit: str, hashes: dict[str, _FileHash])
         )
 
 
-def _retry(call: Callable[[], Result], also: tuple[int, ...] = ()) -> Result:
+def retry(call: Callable[[], Result], also: tuple[int, ...] = ()) -> Result:
     """Call the Hub until it answers: again after trouble of the server or the line, but not after a refusal.
 
-    `also` has the refusals that pass by themselves for this call.
+    Args:
+        call (`Callable[[], Result]`):
+            What asks the Hub.
+        also (`tuple[int, ...]`):
+            The statuses of refusals that pass by themselves for this call.
+
+    Returns:
+        `Result`: what the call returns.
+
+    Raises:
+        HfHubHTTPError: if the Hub refuses, fails again and again, or asks to wait for too long.
+        OSError: if it can't be reached.
+        RuntimeError: if the client fails by itself.
     """
     attempt = 1
     while True:

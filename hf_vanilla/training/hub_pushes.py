@@ -11,7 +11,7 @@ from huggingface_hub.errors import HTTPError
 from transformers import Trainer
 from transformers.utils import logging
 
-from ..hub import NEVER, _retry
+from ..hub import NEVER, retry
 from ..hub_trouble import is_passing
 from ..model_card import CURVE, PAPERS, CardFacts, card_of_folder, draw_curve
 
@@ -155,9 +155,9 @@ class PatientPushes(Trainer):
         folder = str(self.args.output_dir)
         try:
             if self.hub_model_id is None:
-                _retry(functools.partial(super().init_hf_repo, token=token, private=private))
+                retry(functools.partial(super().init_hf_repo, token=token, private=private))
             self.create_model_card(**card)
-            return _retry(
+            return retry(
                 lambda: HfApi(token=token).upload_folder(
                     repo_id=str(self.hub_model_id),
                     folder_path=folder,
