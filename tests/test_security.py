@@ -1,14 +1,16 @@
 """What a hostile checkpoint may do: nothing. No code of it runs, and no request leaves the machine."""
 
+import contextlib
 import json
 import pickle
 import socket
 
 import pytest
 import torch
-from transformers import AutoModel, AutoModelForMaskedLM, Trainer, TrainingArguments
+from transformers import AutoModel, AutoModelForMaskedLM, Trainer, TrainingArguments, pipeline
 
 from hf_vanilla import VanillaBertConfig, VanillaBertForMaskedLM
+from hf_vanilla.hub import check_folder
 
 
 SIZES = dict(vocab_size=13, hidden_size=12, num_hidden_layers=1, num_attention_heads=3, intermediate_size=20)
@@ -109,3 +111,28 @@ def test_a_hostile_config_asks_nobody_and_runs_nothing(folder, tmp_path, no_netw
     assert not canary.exists()
     if model is not None:
         assert model.config._attn_implementation in ("sdpa", "eager")
+
+
+@pytest.mark.parametrize("trust", [False, True], ids=["not trusted", "trusted"])
+def test_a_hostile_pipeline_runs_only_when_trusted(folder, tmp_path, no_network, trust):
+    canary = tmp_path / "canary"
+    (folder / "evil.py").write_text(f"from pathlib import Path\nPath({str(canary)!r}).touch()\nclass Pipeline: ...\n")
+    config = json.loads((folder / "config.json").read_text())
+    offered = {"fill-mask": {"impl": "evil.Pipeline", "pt": ["AutoModelForMaskedLM"]}}
+    (folder / "config.json").write_text(json.dumps({**config, "custom_pipelines": offered}))
+    with contextlib.suppress(ValueError, TypeError, OSError, AttributeError):  # refused, or not what a pipeline is
+        pipeline("fill-mask", model=str(folder), trust_remote_code=trust, device=-1)
+    assert no_network == []
+    assert canary.exists() == trust  # trusted code does run: the canary sings
+
+
+def test_a_hostile_folder_is_checked_without_running_it(folder, tmp_path, no_network):
+    canary = tmp_path / "canary"
+    (folder / "modeling.py").write_text(f"from pathlib import Path\nPath({str(canary)!r}).touch()\n")
+    config = json.loads((folder / "config.json").read_text())
+    evil = {"auto_map": {"AutoModel": "modeling.Evil", "AutoModelForMaskedLM": "modeling.Evil"}}
+    (folder / "config.json").write_text(json.dumps({**config, **evil}))
+    with contextlib.suppress(ValueError):
+        check_folder(folder)
+    assert no_network == []
+    assert not canary.exists()
