@@ -155,7 +155,8 @@ class PatientPushes(Trainer):
         folder = str(self.args.output_dir)
         try:
             if self.hub_model_id is None:
-                retry(functools.partial(super().init_hf_repo, token=token, private=private))
+                options = {} if private is None else {"private": private}  # older versions of transformers lack it
+                retry(functools.partial(super().init_hf_repo, token=token, **options))
             self.create_model_card(**card)
             return retry(
                 lambda: HfApi(token=token).upload_folder(
