@@ -28,7 +28,7 @@ from safetensors import SafetensorError
 from transformers import AutoConfig, AutoTokenizer
 from transformers.utils import logging
 
-from .hub_trouble import is_passing, status_of
+from .hub_trouble import cause_of, is_passing, status_of
 from .model_card import CURVE, CardFacts, card_of_folder, draw_curve
 from .registration import AUTO_CLASSES
 
@@ -541,8 +541,7 @@ def retry(call: Callable[[], Result], also: tuple[int, ...] = ()) -> Result:
         try:
             return call()
         except (OSError, RuntimeError, HTTPError) as error:
-            # The client wraps what happens to a large file in a RuntimeError.
-            cause = error.__cause__ if type(error) is RuntimeError and error.__cause__ is not None else error
+            cause = cause_of(error)
             wait = _seconds_to_wait(attempt, cause)
             passes = is_passing(cause) or status_of(cause) in also
             if attempt == ATTEMPTS or not passes or wait > LONGEST_WAIT:

@@ -1,10 +1,22 @@
-"""Which errors of the Hub pass by themselves."""
+"""What is behind an error of the Hub, and whether it passes by itself."""
 
 from huggingface_hub.errors import HfHubHTTPError, HTTPError, OfflineModeIsEnabled
 
 
 # Status codes after which the same request may succeed: time-outs, too many requests, trouble of the server.
 PASSING = (408, 429, 500, 502, 503, 504)
+
+
+def cause_of(error: BaseException) -> BaseException:
+    """Find what went wrong with a large file, which the Hub's client wraps in a RuntimeError.
+
+    Args:
+        error (`BaseException`): What a call raised.
+
+    Returns:
+        `BaseException`: the cause, or the error itself.
+    """
+    return error.__cause__ if type(error) is RuntimeError and error.__cause__ is not None else error
 
 
 def status_of(error: BaseException) -> int | None:

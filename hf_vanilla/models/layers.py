@@ -29,8 +29,6 @@ from transformers.utils.output_capturing import capture_outputs
 SHORT_SEQUENCE = 256
 # From this share of padding on, work on real tokens alone is faster than on all positions, moving them included.
 LEAST_PADDING = 0.05
-
-
 # What is told to whoever has ids that a model does not know.
 OF_VOCABULARY = "These are the ids of the vocabulary: do tokenizer and model belong together?"
 

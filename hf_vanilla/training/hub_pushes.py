@@ -12,7 +12,7 @@ from transformers import Trainer
 from transformers.utils import logging
 
 from ..hub import NEVER, retry
-from ..hub_trouble import is_passing
+from ..hub_trouble import cause_of, is_passing
 from ..model_card import CURVE, PAPERS, CardFacts, card_of_folder, draw_curve
 
 
@@ -65,11 +65,25 @@ class PatientPushes(Trainer):
             self._warn(error)
 
     def _warn(self, error: BaseException) -> None:
-        # The client wraps what happens to a large file in a RuntimeError.
-        cause = error.__cause__ if type(error) is RuntimeError and error.__cause__ is not None else error
-        logger.warning(f"A push to the Hub failed ({cause}). Training goes on; the next push tries again.")
+        logger.warning(f"A push to the Hub failed ({cause_of(error)}). Training goes on; the next push tries again.")
 
-    def push_to_hub(
+    def push_to_hub(self, *args: Any, **kwargs: Any) -> Any:
+        """Save the model and push the folder of the run, or say how to push it later.
+
+        Args:
+            *args (`Any`):
+                As of `push_folder`.
+            **kwargs (`Any`):
+                The same.
+
+        Returns:
+            As `push_folder`.
+        """
+        self.callback_handler.on_push_begin(self.args, self.state, self.control)
+        self.save_model(_internal_call=True)
+        return self.push_folder(*args, **kwargs)
+
+    def push_folder(
         self,
         commit_message: str | None = "End of training",
         blocking: bool = True,
@@ -78,7 +92,7 @@ class PatientPushes(Trainer):
         private: bool | None = None,
         **kwargs: Any,
     ) -> Any:
-        """Save the model and push the folder of the run, or say how to push it later.
+        """Push the folder of the run, whose model is saved already, or say how to push it later.
 
         Args:
             commit_message (`str`, *optional*, defaults to `"End of training"`):
@@ -97,38 +111,6 @@ class PatientPushes(Trainer):
         Returns:
             `CommitInfo`, or without `blocking` a `Future` of it; `None` if the Hub failed again and again or refused,
             and in all processes but the first.
-        """
-        self.callback_handler.on_push_begin(self.args, self.state, self.control)
-        self.save_model(_internal_call=True)
-        return self.push_folder(commit_message, blocking, token, revision, private, **kwargs)
-
-    def push_folder(
-        self,
-        commit_message: str | None = "End of training",
-        blocking: bool = True,
-        token: str | None = None,
-        revision: str | None = None,
-        private: bool | None = None,
-        **kwargs: Any,
-    ) -> Any:
-        """Push the folder of the run, whose model is saved already; else as `push_to_hub`.
-
-        Args:
-            commit_message (`str`, *optional*, defaults to `"End of training"`):
-                First line of the commit's message.
-            blocking (`bool`, *optional*, defaults to `True`):
-                Whether to wait for the end of the push.
-            token (`str`, *optional*):
-                The default is `hub_token` of the arguments.
-            revision (`str`, *optional*):
-                The branch; the default is `hub_revision` of the arguments.
-            private (`bool`, *optional*):
-                Whether a repository that is made shall be private; the default is `hub_private_repo` of the arguments.
-            **kwargs (`Any`):
-                The arguments of `create_model_card`.
-
-        Returns:
-            As `push_to_hub`.
         """
         if not self.is_world_process_zero():
             return None
