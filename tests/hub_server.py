@@ -108,6 +108,7 @@ class Store:
 
 class Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True  # else each answer waits some 40 ms for a delayed acknowledgement
 
     def log_message(self, *arguments):
         pass
