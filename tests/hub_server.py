@@ -4,8 +4,10 @@
 
 It speaks the part of the protocol that models need: repositories, commits, LFS, trees, downloads. Faults are ordered
 by POST /test/faults with a list of {"method", "path" (a regular expression), "skip" (so many requests first), "times",
-and one of "status" (with "headers"), "drop" ("before" or "after" the request had its effect), "truncate" (bytes) or
-"corrupt"}; GET /test/log lists all requests.
+and one of "status" (with "headers"), "drop" ("before" or "after" the request had its effect), "cut" (bytes of the
+request, of which no more is read, and the line is dropped), "truncate" (bytes of the answer) or "corrupt"}; "wait" (so
+many seconds before the answer, or before the line is dropped) goes with any of them or alone. GET /test/log lists all
+requests.
 """
 
 import base64
@@ -15,6 +17,7 @@ import os
 import re
 import sys
 import threading
+import time
 import urllib.parse
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -113,7 +116,9 @@ class Handler(BaseHTTPRequestHandler):
     def log_message(self, *arguments):
         pass
 
-    def read_body(self):
+    def read_body(self, cut):
+        if cut is not None:
+            return self.rfile.read(cut)
         if (self.headers.get("Transfer-Encoding") or "").lower() != "chunked":
             return self.rfile.read(int(self.headers.get("Content-Length") or 0))
         body = b""
@@ -129,6 +134,7 @@ class Handler(BaseHTTPRequestHandler):
             headers["Content-Type"] = "application/octet-stream" if isinstance(content, bytes) else "application/json"
         claimed = len(body)
         fault = self.fault or {}
+        time.sleep(fault.get("wait", 0))
         if status < 300 and fault.get("corrupt") and body:
             body = bytes([body[0] ^ 1]) + body[1:]
         self.send_response(status)
@@ -142,17 +148,20 @@ class Handler(BaseHTTPRequestHandler):
             self.wfile.write(body)
 
     def handle_request(self):
-        body = self.read_body()
         parts = urllib.parse.urlsplit(self.path)
         self.path_only = urllib.parse.unquote(parts.path)
         self.query = urllib.parse.parse_qs(parts.query)
         self.fault = None
         store, server = self.server.store, self.server
         if self.path_only == "/test/faults":
-            server.faults = json.loads(body)
+            server.faults = json.loads(self.read_body(None))
             return self.answer(200)
         if self.path_only == "/test/log":
             return self.answer(200, server.log)
+        with store.lock:
+            self.fault = self.next_fault()
+        fault = self.fault or {}
+        body = self.read_body(fault.get("cut"))
         with store.lock:
             server.log.append(
                 {
@@ -162,9 +171,7 @@ class Handler(BaseHTTPRequestHandler):
                     "size": len(body),
                 }
             )
-            self.fault = self.next_fault()
-        fault = self.fault or {}
-        if fault.get("drop") == "before":
+        if fault.get("drop") == "before" or "cut" in fault:
             return self.drop()
         if "status" in fault:
             name = "Injected"
@@ -188,6 +195,7 @@ class Handler(BaseHTTPRequestHandler):
     do_GET = do_HEAD = do_POST = do_PUT = do_DELETE = handle_request  # noqa: N815
 
     def drop(self):
+        time.sleep(self.fault.get("wait", 0))
         self.close_connection = True
         self.connection.close()
 

@@ -10,8 +10,10 @@ import pickle
 import re
 import runpy
 import shutil
+import signal
 import subprocess
 import sys
+import threading
 import time
 import urllib.request
 import zipfile
@@ -23,7 +25,7 @@ import torch
 import transformers
 from datasets import Dataset
 from hub_server import TOKEN, git_hash
-from huggingface_hub import HfApi, ModelCard, constants
+from huggingface_hub import HfApi, ModelCard, constants, file_download
 from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
 from safetensors.torch import load_file, save_file
 from transformers import Trainer, TrainingArguments
@@ -128,15 +130,15 @@ def folder(tmp_path):
     return save_model(tmp_path / "model")
 
 
-def assert_published(hub, folder, commits=1):
+def assert_published(hub, folder, commits=1, repo=REPO):
     """The Hub has what the folder has, in so many commits after the first empty one."""
     local = {path.name for path in folder.iterdir() if path.is_file()}
-    remote = hub.files()
+    remote = hub.files(repo)
     assert local | {".gitattributes"} == remote.keys()
     for path in folder.iterdir():
         content = path.read_bytes()
         assert remote[path.name] in (hashlib.sha256(content).hexdigest(), git_hash(content)), path.name
-    assert len(hub.titles()) == commits + 1
+    assert len(hub.titles(repo)) == commits + 1
 
 
 def test_one_commit_holds_everything(hub, folder):
@@ -537,23 +539,60 @@ def test_a_wrong_hash_is_found(hub, folder):
     assert len(calls) >= 2
 
 
+# Imports once, and forks a process for each push.
+PUSH = """
+import os, sys
+from hf_vanilla.hub import publish
+for line in sys.stdin:
+    pid = os.fork()
+    if pid == 0:
+        publish(*line.split())
+        os._exit(0)
+    print(pid, flush=True)
+    print(os.waitpid(pid, 0)[1], flush=True)
+"""
+
+
 def test_a_push_that_was_killed_is_gone_on_with(hub, folder):
-    """The process dies when the weights are up and the commit is not made."""
-    hub.fail({"method": "POST", "path": "/commit/", "status": 503, "times": 9999})
-    program = "import sys; from hf_vanilla.hub import publish; publish(*sys.argv[1:])"
     environment = {**os.environ, "HF_ENDPOINT": hub.url, "HF_HUB_OFFLINE": "0", "HF_HUB_DISABLE_XET": "1"}
-    process = subprocess.Popen(
-        [sys.executable, "-c", program, folder, REPO], env=environment, stderr=subprocess.DEVNULL
-    )
-    deadline = time.monotonic() + 120
-    while not hub.requests("POST", "/commit/") and time.monotonic() < deadline:
-        assert process.poll() is None
-    process.kill()
-    process.wait()
-    hub.fail()
+    command = [sys.executable, "-c", PUSH]
+    kills = {
+        "alice/amid-the-weights": {"method": "PUT", "path": "/lfs/", "cut": 1000},
+        "alice/before-the-commit": {"method": "POST", "path": "/commit/", "drop": "before"},
+        "alice/after-the-commit": {"method": "POST", "path": "/commit/"},  # which the process does not hear of
+    }
+    pipes = dict(stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    with subprocess.Popen(command, env=environment, **pipes) as pushes:
+        for number, (repo, fault) in enumerate(kills.items()):
+            save_model(folder, seed=number)  # other weights, for the Hub keeps those that it has
+            (folder / "README.md").unlink(missing_ok=True)
+            hub.fail({**fault, "wait": 600})
+            requests = len(hub.requests(fault["method"], fault["path"]))
+            print(folder, repo, file=pushes.stdin, flush=True)
+            pid = int(pushes.stdout.readline())
+            for _ in range(1200):
+                if len(hub.requests(fault["method"], fault["path"])) > requests:
+                    break
+                threading.Event().wait(0.1)
+            os.kill(pid, signal.SIGKILL)
+            assert int(pushes.stdout.readline()) == signal.SIGKILL
+            hub.fail()
+            done = publish(folder, repo)
+            assert_published(hub, folder, repo=repo)
+            assert ("model.safetensors" in done.uploaded) == (repo != "alice/after-the-commit")
+        pushes.kill()
+    whole = (folder / "model.safetensors").stat().st_size
+    # Those of the first were sent again, and the others were whole.
+    assert [each["size"] for each in hub.requests("PUT", "/lfs/")] == [1000, whole, whole, whole]
+
+
+def test_an_upload_that_breaks_off_is_made_again(hub, folder, waits):
+    hub.fail({"method": "PUT", "path": "/lfs/", "cut": 1000, "times": 2})
     publish(folder, REPO)
+    whole = (folder / "model.safetensors").stat().st_size
+    assert [each["size"] for each in hub.requests("PUT", "/lfs/")] == [1000, 1000, whole]
+    assert len(waits) == 2
     assert_published(hub, folder)
-    assert len(hub.requests("PUT", "/lfs/")) == 1
 
 
 def test_what_a_training_leaves_stays_here(hub, folder):
@@ -1159,6 +1198,56 @@ def test_a_download_of_the_right_length_and_wrong_content_is_found(hub, folder, 
     hub.api.snapshot_download(REPO, cache_dir=tmp_path / "cache")
     found = hub.api.verify_repo_checksums(REPO, cache_dir=tmp_path / "cache")
     assert [each.path if hasattr(each, "path") else each["path"] for each in found.mismatches] == ["layers.py"]
+
+
+def test_a_slow_hub_breaks_nothing(hub, folder, tmp_path, waits, monkeypatch):
+    slow = ("GET", "/tree/"), ("PUT", "/lfs/"), ("POST", "/commit/")
+    hub.fail(*({"method": method, "path": path, "wait": 0.3} for method, path in slow))
+    publish(folder, REPO)
+    assert waits == []
+    assert_published(hub, folder)
+    # Slower than the client waits for, at the question what there is and amid the weights.
+    monkeypatch.setattr(constants, "HF_HUB_DOWNLOAD_TIMEOUT", 0.2)
+    hub.fail({"method": "GET", "path": "/model.safetensors", "wait": 1})
+    found = VanillaBertForPreTraining.from_pretrained(REPO, cache_dir=tmp_path / "cache").state_dict()
+    assert len(hub.requests("GET", "/model.safetensors")) == 2
+    weights = VanillaBertForPreTraining.from_pretrained(folder).state_dict()
+    assert all(torch.equal(found[name], value) for name, value in weights.items())
+
+
+def test_a_branch_that_moves_amid_a_download_gives_no_mixture(hub, folder, tmp_path, monkeypatch):
+    models = []
+    for seed in (0, 1):
+        save_model(tmp_path / "single", seed)
+        models.append(VanillaBertForPreTraining.from_pretrained(tmp_path / "single"))
+    (folder / "model.safetensors").unlink()
+    models[0].save_pretrained(folder, max_shard_size="8KB")
+    publish(folder, REPO)
+    models[1].save_pretrained(folder, max_shard_size="8KB")
+    real = file_download.http_get
+    first = threading.Lock()
+
+    def move_and_fetch(url, *arguments, **options):
+        if "/model-0000" in url and first.acquire(blocking=False):
+            publish(folder, REPO)
+        real(url, *arguments, **options)
+
+    monkeypatch.setattr(file_download, "http_get", move_and_fetch)
+    found = VanillaBertForPreTraining.from_pretrained(REPO, cache_dir=tmp_path / "cache").state_dict()
+    assert len(hub.titles()) == 3
+    assert len(hub.requests("GET", "/model-0000")) > 2
+    for name, value in models[0].state_dict().items():
+        assert torch.equal(found[name], value), name
+
+
+def test_a_revision_that_is_not_there_is_told(hub, folder, tmp_path, waits):
+    publish(folder, REPO)
+    with pytest.raises(OSError, match="v9 is not a valid git identifier"):
+        VanillaBertForPreTraining.from_pretrained(REPO, revision="v9", cache_dir=tmp_path / "cache")
+    with pytest.raises(HfHubHTTPError, match="Invalid rev id: v9"):
+        roll_back(REPO, "v9")
+    assert waits == []
+    assert len(hub.titles()) == 2
 
 
 def test_the_section_of_the_readme_is_true(hub, tmp_path, monkeypatch, capsys):
