@@ -5,9 +5,9 @@
 It speaks the part of the protocol that models need: repositories, commits, LFS, trees, downloads. Faults are ordered
 by POST /test/faults with a list of {"method", "path" (a regular expression), "skip" (so many requests first), "times",
 and one of "status" (with "headers"), "drop" ("before" or "after" the request had its effect), "cut" (bytes of the
-request, of which no more is read, and the line is dropped), "truncate" (bytes of the answer) or "corrupt"}; "wait" (so
-many seconds before the answer, or before the line is dropped) goes with any of them or alone. GET /test/log lists all
-requests.
+request, of which no more is read, and the line is dropped), "truncate" (bytes of the answer), "corrupt", or "cas"
+(where xet shall send its data)}; "wait" (so many seconds before the answer, or before the line is dropped) goes with
+any of them or alone. GET /test/log lists all requests.
 """
 
 import base64
@@ -64,6 +64,17 @@ class Store:
 
     def has(self, sha256):
         return (self.root / "blobs" / sha256).exists()
+
+    def take_from_xet(self):
+        """Take the files that a client left in the folder of xet: one to a xorb, not compressed, in chunks."""
+        for path in self.root.glob("cas/xet/xorbs/xorbs/default.*"):
+            xorb, content = path.read_bytes(), b""
+            # Before each chunk stand a version of 0, its size, how it is compressed (0: not) and its size before that.
+            while xorb[:1] == b"\0" and xorb[4:5] == b"\0":
+                size = int.from_bytes(xorb[1:4], "little")
+                content += xorb[8 : 8 + size]
+                xorb = xorb[8 + size :]
+            self.put(content)
 
     def get(self, sha256):
         return (self.root / "blobs" / sha256).read_bytes()
@@ -269,6 +280,13 @@ class Handler(BaseHTTPRequestHandler):
             objects.append(known)
         return 200, {"transfer": "basic", "objects": objects}, {}
 
+    def xet_token(self, body, repo, revision):
+        self.must_write()
+        self.server.store.resolve(repo, revision)
+        # The client itself writes into a local folder.
+        url = (self.fault or {}).get("cas", f"local://{self.server.store.root}/cas")
+        return 200, {"casUrl": url, "exp": 4102444800, "accessToken": "of xet"}, {}
+
     def lfs_put(self, body, sha256):
         if hashlib.sha256(body).hexdigest() != sha256:
             raise RefusedError(400, "BadDigest", "the content is not what its name says")
@@ -300,6 +318,8 @@ class Handler(BaseHTTPRequestHandler):
             if entry["key"] == "file":
                 added[path] = store.entry(base64.b64decode(value["content"]), lfs=False)
             elif entry["key"] == "lfsFile":
+                if not store.has(value["oid"]):
+                    store.take_from_xet()
                 if not store.has(value["oid"]):
                     raise RefusedError(400, "MissingLfs", f"a pointer names {value['oid']}, which was not uploaded")
                 added[path] = store.entry(store.get(value["oid"]), lfs=True)
@@ -422,6 +442,7 @@ ROUTES = [
     (("GET",), rf"{API}/commits/(.+)", Handler.commits),
     (("GET",), rf"{API}/revision/(.+)", Handler.info),
     (("GET",), API, Handler.info),
+    (("GET",), rf"{API}/xet-write-token/(.+)", Handler.xet_token),
     (("POST",), rf"/{REPO}\.git/info/lfs/objects/batch", Handler.lfs_batch),
     (("PUT",), r"/lfs/([0-9a-f]{64})", Handler.lfs_put),
     (("POST",), "/lfs-verify", Handler.lfs_verify),

@@ -595,6 +595,38 @@ def test_an_upload_that_breaks_off_is_made_again(hub, folder, waits):
     assert_published(hub, folder)
 
 
+PUSH_ALL = """
+import sys, time
+time.sleep = lambda seconds: None
+from hf_vanilla import publish
+for folder in sys.argv[1:]:
+    try:
+        print(publish(folder, "tiny").commit)
+    except OSError as error:
+        print(f"{type(error).__name__}: {error}")
+"""
+
+
+@pytest.mark.skipif(importlib.util.find_spec("hf_xet") is None, reason="hf_xet is not installed")
+def test_xet_sends_large_files_and_fails_in_time_when_its_storage_is_away(hub, folder, tmp_path):
+    save_model(tmp_path / "second", seed=1)
+    settings = {
+        "HF_HUB_DISABLE_XET": "0", "HF_XET_CLIENT_RETRY_MAX_ATTEMPTS": "0", "HF_XET_XORB_COMPRESSION_POLICY": "none",
+    }  # fmt: skip
+    nowhere = {"method": "GET", "path": "/xet-write-token/", "cas": "http://127.0.0.1:9"}
+    hub.fail({**nowhere, "skip": 1, "times": ATTEMPTS})
+    folders = [folder, tmp_path / "second", folder, tmp_path / "second"]
+    finished = run_as_user(hub, PUSH_ALL, *folders, home=tmp_path / "home", settings=settings)
+    assert finished.returncode == 0, finished.stderr
+    first, error, again, second = finished.stdout.splitlines()
+    assert re.match("ConnectionError: .*http://127.0.0.1:9/", error)
+    assert again == first  # nothing is half done
+    assert second == hub.api.repo_info(REPO).sha
+    assert_published(hub, tmp_path / "second", commits=2)
+    assert len(hub.requests("GET", "/xet-write-token/")) == 2 + ATTEMPTS
+    assert hub.requests("POST", "/lfs/") + hub.requests("PUT", "/lfs/") == []
+
+
 def test_what_a_training_leaves_stays_here(hub, folder):
     (folder / "checkpoint-5").mkdir()
     for name in (
@@ -767,11 +799,11 @@ torch.save(found, file)
 """
 
 
-def run_as_user(hub, program, *arguments, home, offline=False, **options):
+def run_as_user(hub, program, *arguments, home, offline=False, settings=None, **options):
     """Run a program as somebody does who has only the Hub and an empty cache."""
     environment = {
         **os.environ, "HF_ENDPOINT": hub.url, "HF_HUB_OFFLINE": str(int(offline)), "HF_HUB_DISABLE_XET": "1",
-        "HF_HOME": str(home),
+        "HF_HOME": str(home), **(settings or {}),
     }  # fmt: skip
     command = [sys.executable, *(["-c", program] if "\n" in program else [program]), *map(str, arguments)]
     return subprocess.run(
