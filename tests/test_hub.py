@@ -789,7 +789,10 @@ for place in places:
     repo, revision = place.split("@")
     config = transformers.AutoConfig.from_pretrained(repo, revision=revision, trust_remote_code=True)
     outputs = {}
-    for name in sorted(set(config.auto_map) - {"AutoConfig"}):
+    names = sorted(set(config.auto_map) - {"AutoConfig"})
+    if place != places[0]:  # the head that was saved
+        names = [name for name in names if config.auto_map[name].endswith("." + config.architectures[0])]
+    for name in names:
         torch.manual_seed(0)
         model = getattr(transformers, name).from_pretrained(repo, revision=revision, trust_remote_code=True)
         each = {key: torch.stack((ids, ids), dim=1) if "Choice" in name else ids for key, ids in inputs.items()}
@@ -853,8 +856,8 @@ def test_a_user_without_the_package_loads_every_head_by_name(hub, folder, tmp_pa
     assert finished.returncode == 0, finished.stderr
     found = torch.load(tmp_path / "found.pt")
     inputs = torch.tensor([[2, 5, 6, 3], [2, 7, 3, 0]])
+    assert [len(each["outputs"]) for each in found.values()] == [9, 1, 1, 1]
     for place, local in places.items():
-        assert len(found[place]["outputs"]) == 9
         for name, tensor in found[place]["outputs"].items():
             torch.manual_seed(0)
             loaded = getattr(transformers, name).from_pretrained(local)
