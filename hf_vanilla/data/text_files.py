@@ -113,20 +113,18 @@ def read_json_objects(path: str) -> Iterator[tuple[int, str, dict[str, Any]]]:
         yield number, where, row
 
 
-def quoted(value: Any, longest: int = 200) -> str:
+def quoted(value: Any) -> str:
     """Show in a message what a file holds: in one line, without control characters, and not all of what is long.
 
     Args:
         value (`Any`):
             Anything from a file.
-        longest (`int`):
-            So many characters are shown.
 
     Returns:
-        `str`: its `repr`, perhaps cut.
+        `str`: its `repr`, cut after 200 characters.
     """
     shown = repr(value)
-    return shown if len(shown) <= longest else f"{shown[:longest]}... ({len(shown):,} characters)"
+    return shown if len(shown) <= 200 else f"{shown[:200]}... ({len(shown):,} characters)"
 
 
 def check_text(text: Any, where: str) -> None:
