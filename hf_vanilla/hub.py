@@ -106,7 +106,8 @@ def publish(
 
     A push that was stopped is gone on with by calling this again: what the Hub has is not sent again, and if nothing
     is left to do, no commit is made. When the Hub fails, the call is tried again after as long as the Hub asks for,
-    but if that is more than five minutes, its error is raised at once.
+    but if that is more than five minutes, its error is raised at once. Where `hf_xet` is installed, weights go to a
+    storage of their own, which is tried for some minutes too; `HF_HUB_DISABLE_XET=1` sends them without it.
 
     Args:
         folder (`str`):
@@ -141,6 +142,7 @@ def publish(
             somebody else has pushed to it meanwhile; if what arrived is not what was sent; or if the tag names another
             commit.
         HfHubHTTPError: if the Hub refuses, or fails again and again.
+        ConnectionError: if the storage of `hf_xet` does.
     """
     files = check_folder(folder, with_training_state=with_training_state, token=token)
     api = HfApi(token=token)

@@ -1,6 +1,6 @@
 """What is behind an error of the Hub, and whether it passes by itself."""
 
-from huggingface_hub.errors import HfHubHTTPError, HTTPError, OfflineModeIsEnabled
+from huggingface_hub.errors import HfHubHTTPError, HTTPError
 
 
 # Status codes after which the same request may succeed: time-outs, too many requests, trouble of the server.
@@ -38,10 +38,9 @@ def is_passing(error: BaseException) -> bool:
         error (`BaseException`): What a call raised.
 
     Returns:
-        `bool`: `False` for a refusal, and where the network is switched off.
+        `bool`: `False` for a refusal, where the network is switched off, and for the errors of xet, whose client has
+            tried again itself, for minutes.
     """
     if isinstance(error, HfHubHTTPError):
         return status_of(error) in PASSING
-    return isinstance(error, ConnectionError | TimeoutError | HTTPError) and not isinstance(
-        error, OfflineModeIsEnabled
-    )
+    return isinstance(error, TimeoutError | HTTPError)  # that of xet is a ConnectionError

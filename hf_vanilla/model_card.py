@@ -88,6 +88,7 @@ inputs = tokenizer("She opened the door.", "Then she went in.", return_tensors="
 print(model(**inputs).logits.softmax(-1)[0, 0])  # probability that the second follows the first
 """,
 }
+_ENDINGS = re.compile(r"(?:\.(?:txt|jsonl?|csv|tsv|parquet|gz))+$")
 _LOCAL_PATH = re.compile(r"(?:--?[\w-]+=)?(~?(?:/[^/^*{}|;\n]+)+/?)")
 
 
@@ -466,6 +467,6 @@ def _environment(results: dict[str, Any]) -> str:
 
 
 def _slug(name: str) -> str:
-    """Turn a name into an identifier as the Hub's metadata has them."""
-    words = "".join(character if character.isalnum() else " " for character in name.lower()).split()
-    return "_".join(words)
+    """Turn a name, perhaps of a file, into an identifier as the Hub's metadata has them, which must not be empty."""
+    words = "".join(character if character.isalnum() else " " for character in _ENDINGS.sub("", name.lower())).split()
+    return "_".join(words) or "unnamed"

@@ -6,7 +6,8 @@ r"""Publish a model's folder on the Hub: checked before, one commit, verified af
 
 Log in first: `hf auth login`, or set HF_TOKEN. The folder must load, model and tokenizer must fit, and there must be
 no pickle and no token in it; checkpoints, optimizer states and the like stay at home. If the push is stopped, run the
-same command again: it sends only what is missing.
+same command again: it sends only what is missing. If it fails at the storage of weights, whose address has "xet" in
+it, HF_HUB_DISABLE_XET=1 sends them another way.
 
 A folder without README.md gets a model card, and --dry_run shows it. It says what the folder tells: scores, size, how
 long it was trained. --results takes the scores from the file that a script wrote, and --card adds what no file tells.

@@ -103,6 +103,20 @@ def test_the_three_kinds_of_results():
     assert figures_of({}) == []
 
 
+@pytest.mark.parametrize(
+    ("name", "identifier"),
+    [
+        ("data/Heldout-2.test.jsonl.gz", "data_heldout_2_test"),
+        ("newstest2014.en", "newstest2014_en"),
+        ("---", "unnamed"),
+        ("数据.txt", "数据"),
+    ],
+)
+def test_data_sets_have_identifiers(name, identifier):
+    made = card({"bleu": 12.5, "chrf": 30.0, "notes": {"test_set": name}})
+    assert {(each.dataset_name, each.dataset_type) for each in made.data.eval_results} == {(name, identifier)}
+
+
 def test_a_card_has_no_empty_sections():
     made = card(None)
     headings = re.findall(r"^#+ .*", made.text, flags=re.MULTILINE)
