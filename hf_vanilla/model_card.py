@@ -4,6 +4,7 @@ Every number of a card comes from a file of results, or from what a training lef
 can tell, the terms of the data and the limits, comes from [`CardFacts`].
 """
 
+import hashlib
 import html
 import io
 import json
@@ -88,6 +89,10 @@ inputs = tokenizer("She opened the door.", "Then she went in.", return_tensors="
 print(model(**inputs).logits.softmax(-1)[0, 0])  # probability that the second follows the first
 """,
 }
+# How a written card ends, so that it is known again as long as nobody edits it: what it was made of, and its hash.
+FROM_FOLDER = "from its folder"
+FROM_AUTHOR = "from its folder and its author's facts or results"
+_SIGNATURE = re.compile(r"\n<!-- Written by hf_vanilla (.+); renewed unless edited: ([0-9a-f]{16}) -->\n\Z")
 _ENDINGS = re.compile(r"(?:\.(?:txt|jsonl?|csv|tsv|parquet|gz))+$")
 _LOCAL_PATH = re.compile(r"(?:--?[\w-]+=)?(~?(?:/[^/^*{}|;\n]+)+/?)")
 
@@ -285,6 +290,59 @@ def card_of_folder(
         curve=CURVE if curve is None and (Path(folder) / CURVE).is_file() else curve,
         has_pipeline=any(task in offered for task in config.pipelines()),
     )
+
+
+def sign_card(card: ModelCard, source: str) -> str:
+    """End a card that is to be written with a comment by which it is known again.
+
+    Args:
+        card (`ModelCard`):
+            The card.
+        source (`str`):
+            What it was made of: `FROM_FOLDER` or `FROM_AUTHOR`.
+
+    Returns:
+        `str`: the card's text, with the comment.
+    """
+    text = str(card)
+    return f"{text}\n<!-- Written by hf_vanilla {source}; renewed unless edited: {_digest(text)} -->\n"
+
+
+def stays(path: Path, *, is_told: bool) -> bool:
+    """Tell whether a card is there that must not be written anew: an edited one, or one that would know less then.
+
+    Args:
+        path (`Path`):
+            README.md of a model's folder.
+        is_told (`bool`):
+            Whether the new card would have facts or results of an author.
+
+    Returns:
+        `bool`: true if it is to stay.
+    """
+    if not path.is_file():
+        return False
+    source = source_of_card(path)
+    return source is None or (source == FROM_AUTHOR and not is_told)
+
+
+def source_of_card(path: Path) -> str | None:
+    """Tell what a card was made of.
+
+    Args:
+        path (`Path`):
+            A README.md.
+
+    Returns:
+        `str`: what [`sign_card`] was given; `None` if somebody else has written or edited the card.
+    """
+    text = path.read_text(encoding="utf-8", errors="replace")
+    signature = _SIGNATURE.search(text)
+    return signature[1] if signature and signature[2] == _digest(text[: signature.start()]) else None
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def results_of_folder(folder: str | os.PathLike[str]) -> dict[str, Any]:

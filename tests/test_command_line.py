@@ -46,6 +46,16 @@ def test_the_help_has_the_own_options_first_and_none_without_effect(capsys, monk
     assert (apples.apples, args.weight_decay, args.do_train) == (4, 0.5, True)
 
 
+def test_an_error_is_told_with_what_was_noted(capsys):
+    def main():
+        error = OSError("no answer")
+        error.add_note("Try again later.")
+        raise error
+
+    assert run(main) == 1
+    assert capsys.readouterr().err == "error: no answer\nTry again later.\n"
+
+
 @pytest.mark.parametrize("is_saved", [True, False], ids=["checkpoint", "none"])
 def test_an_interrupted_training_says_how_to_go_on(tmp_path, capsys, is_saved):
     if is_saved:

@@ -512,6 +512,86 @@ def test_the_card_names_the_whole_repository(hub, folder):
     assert "# Other words" in (folder / "README.md").read_text()
 
 
+def test_a_card_is_renewed_until_somebody_edits_it(hub, folder, caplog):
+    card = folder / "README.md"
+    (folder / "eval_results.json").write_text('{"eval_mlm_accuracy": 0.25}')
+    publish(folder, REPO)
+    assert "| validation | accuracy of masked tokens | 0.25 |" in card.read_text()
+    (folder / "eval_results.json").write_text('{"eval_mlm_accuracy": 0.5}')
+    assert set(publish(folder, REPO).uploaded) == {"README.md", "eval_results.json"}
+    assert "| validation | accuracy of masked tokens | 0.5 |" in card.read_text()
+    publish(folder, "other")
+    assert 'model="alice/other"' in card.read_text()
+    assert "stays as it is" not in caplog.text
+
+    card.write_text(card.read_text().replace("# other", "# My own words"))
+    edited = card.read_text()
+    assert publish(folder, "other").uploaded == ("README.md",)
+    assert "stays as it is" not in caplog.text
+    publish(folder, REPO)
+    assert "README.md stays as it is, but does not name alice/tiny" in caplog.text
+    for words in ({"facts": CardFacts(title="No")}, {"results": {"bleu": 1.0, "chrf": 2.0}}):
+        with pytest.raises(
+            ValueError, match=r"README.md was written or edited by hand, and `facts` or `results` would"
+        ):
+            publish(folder, REPO, **words)
+    assert card.read_text() == edited
+
+
+def test_a_card_with_facts_is_renewed_with_facts(hub, folder):
+    publish(folder, REPO, facts=CardFacts(limits="Knows no verbs."))
+    (folder / "eval_results.json").write_text('{"eval_mlm_accuracy": 0.5}')
+    assert publish(folder, REPO).uploaded == ("eval_results.json",)
+    assert "Knows no verbs." in (folder / "README.md").read_text()
+    assert publish(folder, REPO, facts=CardFacts(limits="Knows few verbs.")).uploaded == ("README.md",)
+    assert "| validation | accuracy of masked tokens | 0.5 |" in (folder / "README.md").read_text()
+
+
+def test_a_model_of_another_type_stays_alone(hub, folder, tmp_path):
+    publish(folder, REPO)
+    config = VanillaTransformerConfig(
+        vocab_size=60, d_model=8, num_heads=4, d_ff=12, encoder_layers=1, decoder_layers=1
+    )
+    VanillaTransformerForConditionalGeneration(config).save_pretrained(tmp_path / "translator")
+    for dry_run in (True, False):
+        with pytest.raises(
+            ValueError, match="alice/tiny has a model of type vanilla_bert, and .* vanilla_transformer"
+        ):
+            publish(tmp_path / "translator", REPO, dry_run=dry_run)
+    assert len(hub.titles()) == 2
+    assert not (tmp_path / "translator" / "README.md").exists()
+
+
+def test_what_is_odd_is_told(hub, folder, caplog):
+    publish(folder, REPO)
+    assert "has no tokenizer" not in caplog.text
+    publish(folder, REPO, private=True)
+    assert "alice/tiny exists already and stays as it is" in caplog.text
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (folder / name).unlink()
+    publish(folder, REPO)
+    assert "has no tokenizer: nobody can use the model with text" in caplog.text
+
+
+def test_without_a_token_nothing_is_asked(hub, folder, monkeypatch):
+    monkeypatch.delenv("HF_TOKEN")
+    monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(folder / "none"))
+    for push in (lambda: publish(folder, REPO), lambda: roll_back(REPO, "v1")):
+        with pytest.raises(ValueError, match="no token for the Hub. Log in with `hf auth login`, or set HF_TOKEN"):
+            push()
+    assert hub.ask("/test/log") == []
+
+
+@pytest.mark.parametrize(
+    ("status", "advice"), [(401, "Log in with `hf auth login`"), (403, "the right to write there")]
+)
+def test_a_refusal_comes_with_advice(hub, folder, status, advice):
+    hub.fail({"method": "POST", "path": "/commit/", "status": status})
+    with pytest.raises(HfHubHTTPError) as refusal:
+        publish(folder, REPO)
+    assert advice in refusal.value.__notes__[0]
+
+
 def test_offline_is_told_at_once(hub, folder, waits, monkeypatch):
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     with pytest.raises(OfflineModeIsEnabled):
@@ -698,8 +778,12 @@ def test_a_snapshot_of_the_cache_may_go(hub, folder, tmp_path):
     snapshot = Path(hub.api.snapshot_download(REPO, cache_dir=tmp_path / "cache"))
     assert snapshot.parent.name == "snapshots"
     assert (snapshot / "model.safetensors").is_symlink()
+    blob = (snapshot / "README.md").resolve()
+    card = blob.read_text()
     assert (publish(snapshot, REPO).commit, publish(snapshot, "copy").unchanged) == (first.commit, ())
-    assert hub.files("alice/copy") == hub.files()
+    assert hub.files("alice/copy") == hub.files() | {"README.md": git_hash((snapshot / "README.md").read_bytes())}
+    assert 'model="alice/copy"' in (snapshot / "README.md").read_text()
+    assert blob.read_text() == card
     (snapshot / "secret.txt").symlink_to("/etc/passwd")
     with pytest.raises(ValueError, match="secret.txt is a link to /etc/passwd"):
         publish(snapshot, REPO)
@@ -1131,6 +1215,16 @@ def test_a_training_pushes_our_card(hub, folder, tmp_path):
     assert publish(tmp_path / "run", REPO).card is None
 
 
+def test_a_training_keeps_a_card_that_somebody_wrote(hub, folder, tmp_path, caplog):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "README.md").write_text("# Mine\n")
+    model, tokenizer = trained_model(folder)
+    args = training_args(tmp_path, VanillaTrainingArguments, hub_strategy="end")
+    VanillaTrainer(model, args, train_dataset=ROWS, processing_class=tokenizer).push_to_hub()
+    assert hub.files()["README.md"] == git_hash(b"# Mine\n")
+    assert "README.md stays as it is" in caplog.text
+
+
 def test_a_card_that_fails_costs_nothing(hub, folder, tmp_path, monkeypatch, caplog):
     def broken(*args, **kwargs):
         raise KeyError("no such score")
@@ -1281,7 +1375,8 @@ def test_a_revision_that_is_not_there_is_told(hub, folder, tmp_path, waits):
     publish(folder, REPO)
     with pytest.raises(OSError, match="v9 is not a valid git identifier"):
         VanillaBertForPreTraining.from_pretrained(REPO, revision="v9", cache_dir=tmp_path / "cache")
-    with pytest.raises(HfHubHTTPError, match="Invalid rev id: v9"):
+    publish(folder, REPO, tag="v1.0")
+    with pytest.raises(ValueError, match="`to_revision` must be .* which has no 'v9'; its tags are v1.0"):
         roll_back(REPO, "v9")
     assert waits == []
     assert len(hub.titles()) == 2
