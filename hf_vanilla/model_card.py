@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 from safetensors import safe_open
-from transformers import AutoConfig
+from transformers import AutoConfig, PreTrainedConfig
 from transformers.utils import logging
 
 
@@ -275,6 +275,7 @@ def card_of_folder(
     names = {model_class.__name__: name for name, model_class in config.auto_classes().items()}
     auto_class = names.get(next(iter(config.architectures or []), ""), "AutoModel")
     found = results_of_folder(folder)
+    found["notes"] = {"sizes": _sizes(config), **found["notes"]}
     if results is not None:
         notes = {**found.pop("notes"), **results.get("notes", {})}
         found = {"parameters": found["parameters"], **results, "notes": notes}
@@ -357,8 +358,12 @@ def results_of_folder(folder: str | os.PathLike[str]) -> dict[str, Any]:
         scripts write it, or `scores.json`, as fine-tunings do; `notes`, about the length of the training.
     """
     root = Path(folder)
-    updates = _read(root / "trainer_state.json").get("global_step")
-    notes = {"updates": f"{updates:,}"} if updates else {}
+    state, trained = _read(root / "trainer_state.json"), _read(root / "train_results.json")
+    notes = {"updates": f"{state['global_step']:,}"} if state.get("global_step") else {}
+    if "epoch" in trained:
+        notes["epochs"] = f"{trained['epoch']:.4g}"
+    if "train_runtime" in trained:
+        notes["minutes"] = f"{trained['train_runtime'] / 60:.1f}"
     scores = _read(root / "scores.json")
     measured = _read(root / "eval_results.json")
     if measured:
@@ -499,6 +504,17 @@ def _use(auto_class: str, repo_id: str, facts: CardFacts, *, with_package: bool,
     else:
         program = LOADING.format(auto_class=auto_class, repo_id=quoted, trust=trust) + USES.get(auto_class, "")
     return ("import hf_vanilla  # transformers learns the model\n" if with_package else "") + program
+
+
+def _sizes(config: PreTrainedConfig) -> str:
+    """Describe a model by its numbers."""
+    layers = config.num_hidden_layers
+    if config.is_encoder_decoder:
+        layers = f"{config.encoder_layers}+{config.decoder_layers}"
+    return (
+        f"{layers} layers of width {config.hidden_size}, {config.num_attention_heads} heads, feed-forward networks of "
+        f"width {config.intermediate_size}, vocabulary of {config.vocab_size:,}"
+    )
 
 
 def _count_parameters(root: Path) -> int:
