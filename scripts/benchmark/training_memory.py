@@ -1,9 +1,9 @@
 #!/usr/bin/env python
 r"""Memory of one training step with a vocabulary of 37,000, against transformers' MarianMTModel of the same sizes.
 
-Each side trains in a process of its own, in bfloat16; the figure is what the process, or on a GPU the process there,
-needs at most beyond what it has when the model is built. A third side is what `hf_vanilla.training.estimate` predicts
-for our model. Batches are of 4,096 tokens and, closer to the paper's 25,000, of 16,384: with those
+Each side trains in a process of its own, in bfloat16; the figure is what the process needs at most, of a GPU's memory
+if there is one, beyond what it has when the model is built. Beside them stands what `hf_vanilla.training.estimate`
+predicts for our model. Batches are of 4,096 tokens and, closer to the paper's 25,000, of 16,384: with those
 MarianMTModel takes 14 GB.
 
     python scripts/benchmark/training_memory.py
