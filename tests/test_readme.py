@@ -103,12 +103,19 @@ def test_numbers_are_those_of_the_results(path):
 @pytest.mark.parametrize("path", BENCHMARKS, ids=lambda path: path.stem)
 def test_ratios_are_those_of_the_benchmarks(path):
     result = json.loads(path.read_text(encoding="utf-8"))
-    rows = [line for line in README.splitlines() if f"`{path.name}`" in line]
-    cells = [cell.strip() for row in rows for cell in row.split("|")]
+    rows = [[cell.strip() for cell in line.split("|")] for line in README.splitlines() if f"`{path.name}`" in line]
     assert rows
     for ratio in result.get("ratios", {}).values():
-        assert f"{ratio['median']:.2f}" in cells
-        assert f"{ratio['lowest']:.2f} to {ratio['highest']:.2f}" in cells
+        figures = [f"{ratio['median']:.2f}", f"{ratio['lowest']:.2f} to {ratio['highest']:.2f}"]
+        figures.append(f"{ratio['target']:g}" if "target" in ratio else "–")
+        assert [row for row in rows if row[3:6] == figures]
+
+
+def test_agreement_is_that_of_the_searches():
+    compared = json.loads((BENCHMARKS[0].parent / "search_agreement.json").read_text(encoding="utf-8"))["compared"]
+    [told] = [part for part in README.split("\n\n") if "`search_agreement.json`" in part]
+    counts = [compared[name]["hypotheses_that_differ"] for name in compared]
+    assert [int(number) for number in re.findall(r" (\d+) (?:differ|in|of)", told)] == counts
 
 
 def test_every_number_has_its_result():

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
-from measuring import BenchmarkArguments, language_documents, prepare, report, take_turns, train_and_clock
+from measuring import FOLDER, BenchmarkArguments, language_documents, prepare, report, take_turns, train_and_clock
 from transformers import (
     BertConfig,
     BertForPreTraining,
@@ -51,8 +51,9 @@ class PretrainingBenchmarkArguments(BenchmarkArguments):
 def main() -> None:
     """Prepare text and models, take turns, report."""
     (arguments,) = parse_arguments(PretrainingBenchmarkArguments, description=__doc__)
-    prepare(arguments)
     size = "tiny" if arguments.quick else arguments.size
+    arguments.output_file = arguments.output_file or str(FOLDER / f"bert_pretraining_{size}.json")
+    prepare(arguments)
     documents = language_documents(arguments.text_file, 2000)
     tokenizer = train_wordpiece_tokenizer(documents["text"][:], 8000, show_progress=False)
     data = build_pretraining_dataset(documents, tokenizer, max_length=LENGTH)
@@ -99,7 +100,7 @@ def main() -> None:
         arguments,
         f"pre-train BERT {size}, bfloat16",
         "real tokens per second",
-        take_turns(sides, 2 if arguments.quick else arguments.repeats),
+        take_turns(sides, arguments.repeats),
         {
             "against the stock trainer": (name, native_name, TARGETS.get(size)),
             "stock trainer and batches on both sides": (stock_name, native_name, None),

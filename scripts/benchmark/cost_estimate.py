@@ -136,7 +136,7 @@ def main() -> None:
         arguments,
         "predict the time of a training" + (" (quick)" if arguments.quick else "") + ", bfloat16",
         "real tokens per second",
-        take_turns(sides, 2 if arguments.quick else arguments.repeats),
+        take_turns(sides, arguments.repeats),
         ratios,
         vocab_size=VOCAB_SIZE,
         max_tokens_per_batch=arguments.max_tokens_per_batch,

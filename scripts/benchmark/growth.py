@@ -9,13 +9,12 @@ predict a run (`hf_vanilla.training.estimate` does so for one model).
 """
 
 import sys
-import time
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import torch
-from measuring import BenchmarkArguments, prepare, spread, write_results
+from measuring import BenchmarkArguments, device, now, prepare, spread, write_results
 from tqdm.auto import tqdm
 from transformers import set_seed
 
@@ -60,29 +59,29 @@ def build(layers: int, vocab_size: int) -> VanillaTransformerForConditionalGener
 
 def step_seconds(repeats: int, sentences: int, length: int, layers: int, vocab_size: int) -> list[float]:
     """Time training steps in bfloat16."""
-    model = build(layers, vocab_size).train()
+    model = build(layers, vocab_size).train().to(device())
     optimizer = torch.optim.AdamW(model.parameters(), fused=True)
-    ids = torch.randint(3, vocab_size, (sentences, length))
+    ids = torch.randint(3, vocab_size, (sentences, length), device=device())
     seconds = []
     for _ in range(repeats + 1):
-        started = time.perf_counter()
-        with torch.autocast("cpu", torch.bfloat16):
+        started = now()
+        with torch.autocast(device().type, torch.bfloat16):
             loss = model(input_ids=ids, labels=ids).loss
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
-        seconds.append(time.perf_counter() - started)
+        seconds.append(now() - started)
     return seconds[1:]
 
 
 def decoding_seconds(repeats: int, length: int) -> list[float]:
     """Time beam search for so many tokens from short sources, the time of encoding included."""
     config = MIDDLE["layers"], MIDDLE["vocab_size"]
-    model = fast_model(build(*config).eval().to(torch.bfloat16), 64)
-    ids = torch.randint(3, MIDDLE["vocab_size"], (16, 16))
+    model = fast_model(build(*config).eval().to(device(), torch.bfloat16), 64)
+    ids = torch.randint(3, MIDDLE["vocab_size"], (16, 16), device=device())
     seconds = []
     for _ in range(repeats + 1):
-        started = time.perf_counter()
+        started = now()
         model.generate(
             input_ids=ids,
             custom_generate=beam_search,
@@ -91,7 +90,7 @@ def decoding_seconds(repeats: int, length: int) -> list[float]:
             max_new_tokens=length,
             suppress_tokens=[model.config.pad_token_id, model.config.eos_token_id],
         )
-        seconds.append(time.perf_counter() - started)
+        seconds.append(now() - started)
     return seconds[1:]
 
 
@@ -135,11 +134,10 @@ def main() -> None:
     """Measure all curves, fit, draw, report."""
     (arguments,) = parse_arguments(GrowthArguments, description=__doc__)
     prepare(arguments)
-    repeats = 1 if arguments.quick else arguments.repeats
     wanted = {name: sizes[:3] if arguments.quick else sizes for name, sizes in CURVES.items()}
     curves = {}
     progress = tqdm([(name, size) for name, sizes in wanted.items() for size in sizes], unit="point")
-    measured = {(name, size): spread(measure(repeats, name, size)) for name, size in progress}
+    measured = {(name, size): spread(measure(arguments.repeats, name, size)) for name, size in progress}
     for name, sizes in wanted.items():
         seconds = [measured[name, size] for size in sizes]
         curves[name] = {"sizes": sizes, "seconds": seconds, **fit(sizes, [each["lowest"] for each in seconds])}

@@ -2,11 +2,15 @@
 
 import datetime
 import json
+import platform
+import re
 import statistics
 import subprocess
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -22,21 +26,28 @@ from hf_vanilla.generation.line_files import replacing_file
 from hf_vanilla.training import command_of_process
 
 
+FOLDER = Path("benchmark_output")
+
+
 @dataclass
 class BenchmarkArguments:
     """Options of every benchmark."""
 
-    repeats: int = field(default=5, metadata={"help": "How often each side has its turn; medians are told."})
+    repeats: int = field(default=3, metadata={"help": "How often each side has its turn; medians are told."})
     quick: bool = field(default=False, metadata={"help": "A small model and two turns: to see that it runs."})
     threads: int = field(default=2, metadata={"help": "Threads of the CPU."})
-    output_file: str | None = field(default=None, metadata={"help": "JSON file for the figures."})
+    output_file: str | None = field(
+        default=None, metadata={"help": "JSON file for the figures; in benchmark_output/ by default."}
+    )
 
 
 def prepare(arguments: BenchmarkArguments) -> None:
-    """Check the options, set the number of threads, and keep the libraries quiet."""
+    """Check the options, keep `quick` to two turns, set the number of threads, and keep the libraries quiet."""
     for name, value in (("repeats", arguments.repeats), ("threads", arguments.threads)):
         if value < 1:
             raise ValueError(f"--{name} must be at least 1, got {value}.")
+    if arguments.quick:
+        arguments.repeats = min(arguments.repeats, 2)
     torch.set_num_threads(arguments.threads)
     logging.set_verbosity_error()
     logging.disable_progress_bar()
@@ -75,7 +86,7 @@ def report(
     ratios: dict[str, tuple[str, str, float | None]],
     **settings: Any,
 ) -> None:
-    """Print all sides and their ratios, and write them to `output_file`.
+    """Print all sides and their ratios, and write them to a file.
 
     Args:
         arguments (`BenchmarkArguments`): The options.
@@ -100,15 +111,15 @@ def report(
 
 
 def write_results(arguments: BenchmarkArguments, work: str, **figures: Any) -> None:
-    """Write figures to `output_file`, with what they were obtained with.
+    """Write figures to `output_file`, or a file of the script's name, with what they were obtained with.
 
     Args:
         arguments (`BenchmarkArguments`): The options.
         work (`str`): What was done.
         **figures (`Any`): What was measured.
     """
-    if arguments.output_file is None:
-        return
+    environment = describe_environment()
+    environment["machine"]["processor"] = processor_name()
     written = {
         "work": work,
         **figures,
@@ -116,10 +127,31 @@ def write_results(arguments: BenchmarkArguments, work: str, **figures: Any) -> N
         "threads": arguments.threads,
         "command": command_of_process(),
         "date": datetime.date.today().isoformat(),
-        **describe_environment(),
+        **environment,
     }
-    with replacing_file(arguments.output_file) as file:
+    path = Path(arguments.output_file or FOLDER / f"{Path(sys.argv[0]).stem}.json")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with replacing_file(str(path)) as file:
         file.write(json.dumps(written, indent=2) + "\n")
+
+
+def processor_name() -> str:
+    """Name the processor's model as Linux knows it, or else whatever Python knows."""
+    file = Path("/proc/cpuinfo")
+    found = re.search(r"^model name\s*:\s*(.+)$", file.read_text(), flags=re.MULTILINE) if file.exists() else None
+    return found[1] if found else platform.processor()
+
+
+def device() -> torch.device:
+    """Where to measure: on a GPU if there is one."""
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def now() -> float:
+    """Read the clock when all work is done."""
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    return time.perf_counter()
 
 
 def sentence_pairs(parallel_file: str | None, columns: list[str], limit: int) -> dict[str, list[str]]:
@@ -222,23 +254,16 @@ class Speedometer(TrainerCallback):
     def on_step_end(self, args, state, control, **kwargs) -> None:
         """Start the clock behind the first updates."""
         if state.global_step == self.warmup_steps:
-            self.tokens, self.started = 0, _now()
+            self.tokens, self.started = 0, now()
 
     def on_train_end(self, args, state, control, **kwargs) -> None:
         """Stop the clock."""
-        self.seconds = _now() - self.started
+        self.seconds = now() - self.started
         self.hook.remove()
 
     def rate(self) -> float:
         """Tokens per second."""
         return self.tokens / self.seconds
-
-
-def _now() -> float:
-    """Read the clock when all work is done."""
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
-    return time.perf_counter()
 
 
 def train_and_clock(trainer: Trainer, name: str, padding: int, warmup_steps: int) -> float:

@@ -11,12 +11,11 @@ Without a file the texts are pieces of Python's own documentation.
 
 import random
 import sys
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
-from measuring import BenchmarkArguments, prepare, report, take_turns
+from measuring import FOLDER, BenchmarkArguments, device, now, prepare, report, take_turns
 from transformers import BertConfig, BertModel, set_seed
 
 from hf_vanilla import VanillaBertConfig, VanillaBertModel
@@ -61,7 +60,9 @@ def main() -> None:
     tokenizer = train_wordpiece_tokenizer(documents, 8000, show_progress=False)
     texts = pieces(documents, count)
     batches = [
-        tokenizer(texts[start : start + arguments.batch_size], padding=True, truncation=True, return_tensors="pt")
+        tokenizer(texts[start : start + arguments.batch_size], padding=True, truncation=True, return_tensors="pt").to(
+            device()
+        )
         for start in range(0, count, arguments.batch_size)
     ]
     real = sum(int(batch["attention_mask"].sum()) for batch in batches)
@@ -71,10 +72,10 @@ def main() -> None:
     dtype = torch.bfloat16 if arguments.bf16 else torch.float32
     config = VanillaBertConfig.preset(size, vocab_size=len(tokenizer))
     ours = VanillaBertModel(config).eval()
-    ours.save_pretrained("benchmark_output/bert", save_original_format=True)
-    native = BertModel(BertConfig.from_pretrained("benchmark_output/bert")).eval()
-    native.load_state_dict(BertModel.from_pretrained("benchmark_output/bert").state_dict())
-    ours, native = ours.to(dtype), native.to(dtype)
+    ours.save_pretrained(FOLDER / "bert", save_original_format=True)
+    native = BertModel(BertConfig.from_pretrained(FOLDER / "bert")).eval()
+    native.load_state_dict(BertModel.from_pretrained(FOLDER / "bert").state_dict())
+    ours, native = ours.to(device(), dtype), native.to(device(), dtype)
 
     @torch.inference_mode()
     def encode(model: torch.nn.Module, batch) -> torch.Tensor:
@@ -87,14 +88,14 @@ def main() -> None:
 
     def side(model: torch.nn.Module) -> Callable[[], float]:
         def measure() -> float:
-            started = time.perf_counter()
+            started = now()
             for batch in batches:
                 encode(model, batch)
-            return count / (time.perf_counter() - started)
+            return count / (now() - started)
 
         return measure
 
-    figures = take_turns({"BertModel": side(native), "ours": side(ours)}, 2 if arguments.quick else arguments.repeats)
+    figures = take_turns({"BertModel": side(native), "ours": side(ours)}, arguments.repeats)
     report(
         arguments,
         f"encode {count} texts of mixed length with BERT {size}, {str(dtype).removeprefix('torch.')}",

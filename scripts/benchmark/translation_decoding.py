@@ -13,16 +13,24 @@ Without a file the sentences are those of Python's own documentation.
 import shutil
 import statistics
 import sys
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 from types import SimpleNamespace
 
 import ctranslate2
 import torch
 from ctranslate2.converters.transformers import MarianMTLoader
-from measuring import BenchmarkArguments, marian_like, prepare, report, sentence_pairs, take_turns
+from measuring import (
+    FOLDER,
+    BenchmarkArguments,
+    device,
+    marian_like,
+    now,
+    prepare,
+    report,
+    sentence_pairs,
+    take_turns,
+)
 from transformers import MarianMTModel, PreTrainedModel, set_seed
 
 from hf_vanilla import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
@@ -35,7 +43,6 @@ from hf_vanilla.tokenization import train_tokenizer
 
 BEAMS = 4
 VOCAB_SIZE = 10_000
-FOLDER = Path("benchmark_output")
 
 
 @dataclass
@@ -79,15 +86,15 @@ def main() -> None:
     dtype = torch.bfloat16 if arguments.bf16 else torch.float32
     native = marian_like(config).eval()
     translator_folder = to_ctranslate2(native)
-    native = native.to(dtype)
-    ours = VanillaTransformerForConditionalGeneration(config).eval().to(dtype)
+    native = native.to(device(), dtype)
+    ours = VanillaTransformerForConditionalGeneration(config).eval().to(device(), dtype)
     batches = [sources[start : start + 64] for start in range(0, count, 64)]
 
     def clocked(translate_all: Callable[[], None]) -> Callable[[], float]:
         def measure() -> float:
-            started = time.perf_counter()
+            started = now()
             translate_all()
-            return tokens / (time.perf_counter() - started)
+            return tokens / (now() - started)
 
         return measure
 
@@ -125,12 +132,14 @@ def main() -> None:
         return translate_all
 
     sides = {"MarianMTModel.generate": clocked(by_marian)}
-    for kind in sorted(ctranslate2.get_supported_compute_types("cpu")):
-        if kind in ("float32", "bfloat16", "int8_float32", "int8_bfloat16"):
-            translator = ctranslate2.Translator(translator_folder, compute_type=kind, intra_threads=arguments.threads)
+    for kind in sorted(ctranslate2.get_supported_compute_types(device().type)):
+        if kind in ("float32", "bfloat16", "float16", "int8_float32", "int8_bfloat16", "int8_float16"):
+            translator = ctranslate2.Translator(
+                translator_folder, device().type, compute_type=kind, intra_threads=arguments.threads
+            )
             sides[f"CTranslate2, {kind}"] = clocked(by_ctranslate2(translator))
     sides["ours"] = clocked(by_ours)
-    figures = take_turns(sides, 2 if arguments.quick else arguments.repeats)
+    figures = take_turns(sides, arguments.repeats)
     fastest = max((name for name in sides if name.startswith("CT")), key=lambda name: statistics.median(figures[name]))
     report(
         arguments,

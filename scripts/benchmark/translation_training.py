@@ -96,7 +96,7 @@ def main() -> None:
         arguments,
         "train an encoder-decoder " + ("(quick)" if arguments.quick else "(base)") + ", bfloat16",
         "real target tokens per second",
-        take_turns(sides, 2 if arguments.quick else arguments.repeats),
+        take_turns(sides, arguments.repeats),
         {
             "against the stock trainer's default batches": (ours, default, 6.0),
             "against equal batches": (ours, equal, 2.5),

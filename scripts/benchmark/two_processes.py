@@ -12,13 +12,12 @@ accumulates the same 2 B sentences.
 import functools
 import sys
 import tempfile
-import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
 from accelerate import Accelerator
-from measuring import BenchmarkArguments, prepare, report, run_child, take_turns
+from measuring import BenchmarkArguments, now, prepare, report, run_child, take_turns
 from transformers import set_seed
 
 from hf_vanilla import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
@@ -56,7 +55,7 @@ def train(arguments: TwoProcessesArguments, accumulation: int) -> tuple[float, d
     for step in range(arguments.steps + 1):
         if step == 1:
             accelerator.wait_for_everyone()
-            started = time.perf_counter()
+            started = now()
         for batch in mine:
             with accelerator.accumulate(model), accelerator.autocast():
                 loss = model(input_ids=batch, labels=batch, num_items_in_batch=labelled).loss
@@ -67,7 +66,7 @@ def train(arguments: TwoProcessesArguments, accumulation: int) -> tuple[float, d
                 optimizer.step()
                 optimizer.zero_grad()
     accelerator.wait_for_everyone()
-    rate = arguments.steps * batches * arguments.sentences / (time.perf_counter() - started)
+    rate = arguments.steps * batches * arguments.sentences / (now() - started)
     if accelerator.is_main_process and arguments.worker is not None:
         torch.save({"rate": rate, "gradients": gradients}, arguments.worker)
     return rate, gradients
@@ -98,8 +97,7 @@ def main() -> None:
         return results[name]["rate"]
 
     start("one process, accumulating", "--accumulation", "2", "--steps", "1")
-    repeats = 2 if arguments.quick else arguments.repeats
-    figures = take_turns({name: functools.partial(start, name) for name in launchers}, repeats)
+    figures = take_turns({name: functools.partial(start, name) for name in launchers}, arguments.repeats)
     alone, together = results["one process, accumulating"]["gradients"], results["two processes"]["gradients"]
     difference = max((alone[name] - together[name]).abs().max().item() for name in alone)
     report(

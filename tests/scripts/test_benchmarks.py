@@ -7,7 +7,9 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
+from hf_vanilla import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
 from hf_vanilla.command_line import run
 
 
@@ -33,7 +35,21 @@ def test_ratios_are_taken_turn_by_turn(script, tmp_path, capsys):
     assert written["ratios"]["against them"] == {"median": 3.0, "lowest": 2.0, "highest": 4.0, "target": 2.5}
     assert written["settings"] == {"sizes": "odd"}
     assert {"versions", "machine", "date", "command"} <= written.keys()
+    assert written["machine"]["processor"] == measuring.processor_name()
     assert "against them: 3.00 x   (2.00 to 4.00, target 2.5)" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("quick", "repeats"), [(True, 2), (False, 4)])
+def test_figures_have_a_file_by_default_with_the_number_of_turns(script, tmp_path, monkeypatch, quick, repeats):
+    measuring = script("measuring")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.argv", ["scripts/some_row.py"])
+    monkeypatch.setattr(measuring.torch, "set_num_threads", lambda threads: None)
+    arguments = measuring.BenchmarkArguments(repeats=4, quick=quick)
+    measuring.prepare(arguments)
+    measuring.write_results(arguments, "some work", pieces=7)
+    written = json.loads((tmp_path / "benchmark_output" / "some_row.json").read_text())
+    assert (written["pieces"], written["repeats"]) == (7, repeats)
 
 
 @pytest.mark.parametrize("name", ["repeats", "threads"])
@@ -61,6 +77,28 @@ def test_a_straight_line_is_found(script):
     assert found["largest_error_of_the_line"] == 0.0
     square = growth.fit((1, 10, 100, 1000), [1.0, 100.0, 10_000.0, 1_000_000.0])
     assert square["exponent_of_the_upper_half"] == pytest.approx(2.0)
+
+
+def test_searches_are_compared_hypothesis_by_hypothesis(script):
+    agreement = script("search_agreement")
+    one = [([5, 6], -1.0), ([7], -2.0), ([8, 9], -0.5)]
+    other = [([5, 6], -1.25), ([7, 7], -2.125), ([9, 8], -0.5)]
+    assert agreement.difference(one, other) == {"hypotheses_that_differ": 2, "largest_score_difference": 0.25}
+
+
+def test_searches_are_compared_in_the_order_of_the_sources(script):
+    agreement = script("search_agreement")
+    torch.manual_seed(0)
+    model = VanillaTransformerForConditionalGeneration(
+        VanillaTransformerConfig(vocab_size=40, d_model=12, d_ff=20, num_heads=3, encoder_layers=1, decoder_layers=1)
+    ).eval()
+    sources = [[7, 9, 2], [11, 5, 6, 30, 8, 2], [13, 21, 2]]  # in batches of one and two
+    plain, fast = (agreement.best_hypotheses(model, sources, 6, is_fast) for is_fast in (False, True))
+    alone = [agreement.best_hypotheses(model, [source], 6, True)[0] for source in sources]
+    assert [tokens for tokens, _ in plain] == [tokens for tokens, _ in fast]
+    assert agreement.difference(plain, fast)["largest_score_difference"] < 1e-4
+    assert [score for _, score in fast] == pytest.approx([score for _, score in alone], abs=1e-4)
+    assert len({score for _, score in fast}) == 3
 
 
 @pytest.mark.slow
