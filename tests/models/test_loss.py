@@ -5,7 +5,11 @@ import math
 import pytest
 import torch
 from reference import smoothed_loss
+from tiny_berts import tiny_bert
+from tiny_models import tiny_model
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from hf_vanilla.models import loss
 from hf_vanilla.models.loss import (
@@ -199,3 +203,29 @@ def test_frozen_row_has_the_same_numbers_and_no_gradient():
     expected = direction.clone()
     expected[2] = 0
     assert torch.equal(matrix.grad, expected)
+
+
+class LargestTensor(TorchDispatchMode):
+    """Notes the number of elements of the largest tensor that any operation makes."""
+
+    elements = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        results = func(*args, **(kwargs or {}))
+        sizes = [each.numel() for each in tree_leaves(results) if isinstance(each, torch.Tensor)]
+        self.elements = max(self.elements, *sizes, 0)
+        return results
+
+
+@pytest.mark.parametrize("make_model", [tiny_model, tiny_bert])
+def test_training_never_holds_the_logits_of_all_tokens(make_model):
+    vocab_size, shape = 101, (30, 10)  # more labels than a chunk has, and no other tensor nearly as large
+    model = make_model(vocab_size=vocab_size)
+    inputs = {"input_ids": torch.randint(5, vocab_size, shape), "labels": torch.randint(5, vocab_size, shape)}
+    logits = 30 * 10 * vocab_size
+    with LargestTensor() as evaluation, torch.no_grad():
+        model(**inputs)
+    assert evaluation.elements == logits
+    with LargestTensor() as training:
+        model.train()(**inputs).loss.backward()
+    assert 0 < training.elements < logits
