@@ -5,10 +5,10 @@ sums to one. Its gradient with respect to z is softmax(z) - t.
 """
 
 import math
+import re
 from typing import Any, NamedTuple
 
 import torch
-from torch import nn
 
 
 # The label of a position without a loss, everywhere in transformers.
@@ -126,7 +126,8 @@ def _subtract_target(
     grad_hidden -= rest * weight[labels]
     grad_weight.index_add_(0, labels, hidden_states, alpha=-rest)
     if grad_bias is not None:
-        grad_bias -= rest * torch.bincount(labels, minlength=grad_bias.shape[0]) + target.share * labels.shape[0]
+        grad_bias.index_add_(0, labels, torch.ones_like(labels, dtype=torch.float32), alpha=-rest)
+        grad_bias -= target.share * labels.shape[0]
     if target.share > 0:
         grad_hidden -= target.share * weight.sum(0)
         grad_weight -= target.share * hidden_states.sum(0)
@@ -138,11 +139,47 @@ def _subtract_target(
 
 
 def _log_sum_exp(logits: torch.Tensor, probabilities: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """Find log-sum-exps (tokens,) of logits (tokens, vocab) whose softmax is at hand: z - log p of the true token."""
+    """Find log-sum-exps (tokens,) of logits (tokens, vocab) whose softmax is at hand: z - log p of the true token.
+
+    Where p vanishes, they are computed anew. An accelerator would have to be asked where, so there all of them are.
+    """
+    if logits.device.type != "cpu":
+        return logits.float().logsumexp(1)
     true_probabilities = probabilities.gather(1, labels[:, None])[:, 0].float()
     log_sum_exp = logits.gather(1, labels[:, None])[:, 0].float() - true_probabilities.log()
     vanished = (true_probabilities < torch.finfo(probabilities.dtype).tiny).nonzero()[:, 0]
     return log_sum_exp.index_copy(0, vanished, logits[vanished].float().logsumexp(1))
+
+
+def _loss_and_gradients(
+    hidden_states: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    labels: torch.Tensor,
+    target: SmoothedTarget,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None]:
+    """Sum the cross-entropy of labelled tokens, and find its gradients, chunk by chunk."""
+    weight_in_use = weight.to(hidden_states.dtype)
+    bias_in_use = None if bias is None else bias.to(hidden_states.dtype)
+    grad_hidden = torch.empty_like(hidden_states, dtype=torch.float32)
+    grad_weight = torch.zeros_like(weight, dtype=torch.float32)
+    grad_bias = None if bias is None else torch.zeros_like(bias, dtype=torch.float32)
+    total = _expected_logits(hidden_states, weight, bias, labels, target).sum().neg()
+    for start in range(0, hidden_states.shape[0], CHUNK_TOKENS):
+        rows = slice(start, start + CHUNK_TOKENS)
+        chunk = hidden_states[rows]
+        logits = torch.mm(chunk, weight_in_use.t())  # (chunk, vocab)
+        if bias_in_use is not None:
+            logits += bias_in_use
+        probabilities = torch.softmax(logits, dim=1)  # (chunk, vocab)
+        total += _log_sum_exp(logits, probabilities, labels[rows]).sum()
+        grad_hidden[rows] = torch.mm(probabilities, weight_in_use)
+        grad_weight += torch.mm(probabilities.t(), chunk)
+        if grad_bias is not None:
+            grad_bias += probabilities.sum(0, dtype=torch.float32)
+    _subtract_target(grad_hidden, grad_weight, grad_bias, hidden_states, weight.float(), labels, target)
+    total -= hidden_states.shape[0] * target.entropy
+    return total, grad_hidden.to(hidden_states.dtype), grad_weight, grad_bias
 
 
 class _ChunkedCrossEntropySum(torch.autograd.Function):
@@ -157,43 +194,79 @@ class _ChunkedCrossEntropySum(torch.autograd.Function):
         labels: torch.Tensor,
         target: SmoothedTarget,
     ) -> torch.Tensor:
-        weight_in_use = weight.to(hidden_states.dtype)
-        bias_in_use = None if bias is None else bias.to(hidden_states.dtype)
-        grad_hidden = torch.empty_like(hidden_states, dtype=torch.float32)
-        grad_weight = torch.zeros_like(weight, dtype=torch.float32)
-        grad_bias = None if bias is None else torch.zeros_like(bias, dtype=torch.float32)
-        total = _expected_logits(hidden_states, weight, bias, labels, target).sum().neg()
-        for start in range(0, hidden_states.shape[0], CHUNK_TOKENS):
-            rows = slice(start, start + CHUNK_TOKENS)
-            chunk = hidden_states[rows]
-            logits = torch.mm(chunk, weight_in_use.t())  # (chunk, vocab)
-            if bias_in_use is not None:
-                logits += bias_in_use
-            probabilities = torch.softmax(logits, dim=1)  # (chunk, vocab)
-            total += _log_sum_exp(logits, probabilities, labels[rows]).sum()
-            grad_hidden[rows] = torch.mm(probabilities, weight_in_use)
-            grad_weight += torch.mm(probabilities.t(), chunk)
-            if grad_bias is not None:
-                grad_bias += probabilities.sum(0, dtype=torch.float32)
-        _subtract_target(grad_hidden, grad_weight, grad_bias, hidden_states, weight.float(), labels, target)
-        total -= hidden_states.shape[0] * target.entropy
-        ctx.save_for_backward(grad_hidden.to(hidden_states.dtype), grad_weight, grad_bias)
+        total, *gradients = _loss_and_gradients(hidden_states, weight, bias, labels, target)
+        ctx.save_for_backward(*gradients)
         ctx.dtypes = (weight.dtype, None if bias is None else bias.dtype)
         return total
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad_output: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        grad_hidden, grad_weight, grad_bias = ctx.saved_tensors
-        weight_dtype, bias_dtype = ctx.dtypes
-        grad_bias = None if grad_bias is None else (grad_bias * grad_output).to(bias_dtype)
-        return (
-            (grad_hidden * grad_output).to(grad_hidden.dtype),
-            (grad_weight * grad_output).to(weight_dtype),
-            grad_bias,
-            None,
-            None,
-        )
+        return *_scaled_gradients(ctx, grad_output), None, None
+
+
+def _scaled_gradients(ctx: Any, grad_output: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+    """Multiply the gradients of hidden states, weight and bias, saved on the way forward, by that of the loss."""
+    grad_hidden, grad_weight, grad_bias = ctx.saved_tensors
+    weight_dtype, bias_dtype = ctx.dtypes
+    return (
+        (grad_hidden * grad_output).to(grad_hidden.dtype),
+        (grad_weight * grad_output).to(weight_dtype),
+        None if bias_dtype is None else (grad_bias * grad_output).to(bias_dtype),
+    )
+
+
+# The same as one operation of compiled code, which neither looks into it nor breaks at its unknown number of labels.
+# A copy of this file, in the folder of a model, is another module and needs another name.
+@torch.library.custom_op(
+    re.sub(r"\W", "_", __name__, flags=re.ASCII) + "::cross_entropy_and_gradients",
+    mutates_args=(),
+    schema="(Tensor hidden_states, Tensor weight, Tensor? bias, Tensor labels, float confidence, float share,"
+    " int excluded_id, float entropy) -> (Tensor, Tensor, Tensor, Tensor)",
+)
+def _cross_entropy_and_gradients(
+    hidden_states: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    labels: torch.Tensor,
+    *target: Any,
+) -> tuple[torch.Tensor, ...]:
+    """Compute the sum, and its gradients with respect to hidden states (tokens, d_model), weight and bias."""
+    labelled = labels != IGNORED_LABEL
+    total, grad_labelled, grad_weight, grad_bias = _loss_and_gradients(
+        hidden_states[labelled], weight, bias, labels[labelled], SmoothedTarget(*target)
+    )
+    grad_hidden = torch.zeros_like(hidden_states)
+    grad_hidden[labelled] = grad_labelled
+    return total, grad_hidden, grad_weight, hidden_states.new_empty(0) if grad_bias is None else grad_bias
+
+
+@_cross_entropy_and_gradients.register_fake
+def _(
+    hidden_states: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, labels: torch.Tensor, *target: Any
+) -> tuple[torch.Tensor, ...]:
+    return (
+        hidden_states.new_empty((), dtype=torch.float32),
+        torch.empty_like(hidden_states),
+        torch.empty_like(weight, dtype=torch.float32),
+        hidden_states.new_empty(0) if bias is None else torch.empty_like(bias, dtype=torch.float32),
+    )
+
+
+def _keep_gradients(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, ...]) -> None:
+    """Save what was computed on the way forward."""
+    _, weight, bias, *_ = inputs
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(*output[1:])
+    ctx.dtypes = (weight.dtype, None if bias is None else bias.dtype)
+
+
+def _backward_of_sum(ctx: Any, grad_output: torch.Tensor, *_: None) -> tuple[torch.Tensor | None, ...]:
+    """Differentiate the sum; nothing else that the operation returns is used."""
+    return *_scaled_gradients(ctx, grad_output), *[None] * 5
+
+
+_cross_entropy_and_gradients.register_autograd(_backward_of_sum, setup_context=_keep_gradients)
 
 
 class _FrozenRow(torch.autograd.Function):
@@ -206,7 +279,9 @@ class _FrozenRow(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad_output: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        return grad_output.index_fill(0, torch.tensor(ctx.row, device=grad_output.device), 0.0), None
+        grad_matrix = grad_output.clone()
+        grad_matrix[ctx.row] = 0  # `index_fill` would carry the row's number to the device
+        return grad_matrix, None
 
 
 def freeze_row(matrix: torch.Tensor, row: int) -> torch.Tensor:
@@ -232,7 +307,7 @@ def projected_cross_entropy_sum(
     """Project hidden states onto the vocabulary and sum the cross-entropy, only where there is a label.
 
     Works in chunks of `CHUNK_TOKENS` tokens, so that the `(tokens, vocab)` logits never exist whole, and computes
-    their gradient while they are at hand. Compiled code takes the plain formula, which the compiler fuses by itself.
+    their gradient while they are at hand.
 
     Args:
         hidden_states (`torch.Tensor` of shape `(batch, length, d_model)`): What is projected.
@@ -245,12 +320,12 @@ def projected_cross_entropy_sum(
         `torch.Tensor` of shape `()`: the sum over all labelled tokens, in float32 and nats. Can be differentiated
         once.
     """
-    if torch.compiler.is_compiling():
-        return cross_entropy_sum(nn.functional.linear(hidden_states, weight, bias), labels, target)
-    labelled = labels.flatten() != IGNORED_LABEL
-    hidden_states = hidden_states.flatten(0, 1)[labelled]  # (labelled tokens, d_model)
     device = hidden_states.device.type
+    hidden_states, labels = hidden_states.flatten(0, 1), labels.flatten()  # (tokens, d_model), (tokens,)
     if torch.is_autocast_enabled(device):
         hidden_states = hidden_states.to(torch.get_autocast_dtype(device))
     with torch.autocast(device, enabled=False):
-        return _ChunkedCrossEntropySum.apply(hidden_states, weight, bias, labels.flatten()[labelled], target)
+        if torch.compiler.is_compiling():
+            return _cross_entropy_and_gradients(hidden_states, weight, bias, labels, *target)[0]
+        labelled = labels != IGNORED_LABEL
+        return _ChunkedCrossEntropySum.apply(hidden_states[labelled], weight, bias, labels[labelled], target)

@@ -323,16 +323,13 @@ class MaskedTokenHead(nn.Module):
         if not self.training:
             logits = self(hidden_states)
             return cross_entropy_sum(logits, labels, target), logits
-        if torch.compiler.is_compiling():  # a number of rows that depends on the data would break the graph
-            return cross_entropy_sum(self(hidden_states), labels, target), None
-        labelled = labels != IGNORED_LABEL
-        hidden_states, labels = hidden_states[labelled], labels[labelled]  # (labelled tokens, d_model), (labelled,)
+        if not torch.compiler.is_compiling():  # a number of rows that depends on the data would break the graph
+            labelled = labels != IGNORED_LABEL
+            hidden_states, labels = hidden_states[labelled][None], labels[labelled][None]  # (1, labelled, d_model)
         if type(self.decoder) is not nn.Linear or hasattr(self.decoder, "_hf_hook"):  # an adapter, or offloaded
             return cross_entropy_sum(self(hidden_states), labels, target), None
         hidden_states = self.transform(hidden_states)
-        loss_sum = projected_cross_entropy_sum(
-            hidden_states[None], self.decoder.weight, self.decoder.bias, labels[None], target
-        )
+        loss_sum = projected_cross_entropy_sum(hidden_states, self.decoder.weight, self.decoder.bias, labels, target)
         return loss_sum, None
 
 
@@ -413,6 +410,10 @@ class VanillaBertPreTrainedModel(PreTrainedModel):
         if labels is None or not self.training or torch.compiler.is_compiling():
             return {"keep_padding": True, **kwargs}
         if not isinstance(attention_mask, torch.Tensor) or attention_mask.shape != labels.shape:
+            return kwargs
+        if (
+            attention_mask.device.type != "cpu"
+        ):  # padding is left out on a CPU alone, and looking would make others wait
             return kwargs
         is_read = (labels != IGNORED_LABEL) & (attention_mask == 0).to(labels.device)
         return {"keep_padding": bool(is_read.any()), **kwargs}

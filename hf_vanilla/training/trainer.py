@@ -55,6 +55,9 @@ class VanillaTrainingArguments(Seq2SeqTrainingArguments):
             As in `TrainingArguments`, but off: [`VanillaTrainer`] stops at a loss that is not finite, and a filtered
             one is invisible to it. The stock `Seq2SeqTrainer` goes on with such a loss, and off only shows it in the
             log. Off also saves a device synchronisation per step.
+        ddp_find_unused_parameters (`bool`, *optional*, defaults to `False`):
+            As in `TrainingArguments`, but off: every parameter takes part in every update of these models, and looking
+            for others costs a walk over each graph. Set it for a model of which a part is not trained.
 
     Raises:
         ValueError: if a value is out of its range, or if `max_tokens_per_batch` is combined with an argument that also
@@ -80,6 +83,10 @@ class VanillaTrainingArguments(Seq2SeqTrainingArguments):
     logging_nan_inf_filter: bool = field(
         default=False,
         metadata={"help": "Hide losses that are nan or inf from the log. Off: they show, and VanillaTrainer stops."},
+    )
+    ddp_find_unused_parameters: bool | None = field(
+        default=False,
+        metadata={"help": "Look for parameters that an update does not train. Off: all of them are trained."},
     )
 
     def __post_init__(self) -> None:

@@ -6,6 +6,7 @@ from text_translator import SENTENCES, save_translator, text_model, text_tokeniz
 
 from hf_vanilla import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
 from hf_vanilla.generation import beam_search, load_translator, score_texts, translate, word_alignments
+from hf_vanilla.generation.cpu_layers import PackedLinear, can_pack
 from hf_vanilla.models.text_batches import batches_by_length, default_max_length, encode_texts
 from hf_vanilla.tokenization import train_tokenizer
 
@@ -53,6 +54,35 @@ def test_order_and_batches_change_nothing(model, tokenizer, max_tokens_per_batch
     for one, other in zip(together, alone, strict=True):
         assert one[0].score == pytest.approx(other[0].score, abs=1e-4)
     assert {*SENTENCES, "x"} <= {row[0].text for row in alone}
+
+
+@pytest.fixture
+def searches(monkeypatch):
+    """The model and the number of sources of each search."""
+    seen = []
+    generate = VanillaTransformerForConditionalGeneration.generate
+
+    def spy(self, **inputs):
+        seen.append((self, len(inputs["input_ids"])))
+        return generate(self, **inputs)
+
+    monkeypatch.setattr(VanillaTransformerForConditionalGeneration, "generate", spy)
+    return seen
+
+
+def test_searches_with_the_fast_copy_of_the_model(model, tokenizer, searches):
+    translate(model, tokenizer, SENTENCES, max_length_offset=1)
+    [(twin, _)] = searches
+    assert twin is not model
+    packs = can_pack(model.lm_head.weight, sum(len(ids) for ids in tokenizer(SENTENCES)["input_ids"]))
+    assert isinstance(twin.lm_head, PackedLinear) == packs
+
+
+@pytest.mark.parametrize(("max_tokens_per_batch", "sizes"), [(1, [1, 1, 1]), (50, [2, 1]), (2048, [3])])
+def test_batches_hold_a_number_of_tokens(model, tokenizer, searches, max_tokens_per_batch, sizes):
+    assert sorted(len(ids) for ids in tokenizer(SENTENCES)["input_ids"]) == [9, 12, 25]
+    translate(model, tokenizer, SENTENCES, max_length_offset=1, max_tokens_per_batch=max_tokens_per_batch)
+    assert [size for _, size in searches] == sizes
 
 
 def test_texts_without_words_stay_empty(model, tokenizer):

@@ -113,6 +113,20 @@ def test_the_own_pipeline_gives_what_that_of_the_package_gives(own, translator, 
     assert own(SENTENCES[1], **options) == wanted[1]
 
 
+@pytest.mark.parametrize(("max_tokens_per_batch", "sizes"), [(1, [1, 1, 1]), (50, [2, 1]), (2048, [3])])
+def test_the_own_pipeline_makes_batches_of_a_number_of_tokens(own, monkeypatch, max_tokens_per_batch, sizes):
+    searched = []
+    search = pipeline_vanilla_transformer.search_and_rank
+
+    def spy(model, ids, **options):
+        searched.append(len(ids))
+        return search(model, ids, **options)
+
+    monkeypatch.setattr(pipeline_vanilla_transformer, "search_and_rank", spy)
+    own(SENTENCES, max_tokens_per_batch=max_tokens_per_batch)
+    assert searched == sizes
+
+
 @torch.no_grad()
 def test_the_own_pipeline_ranks_by_the_penalty_of_gnmt(own, folder):
     model, tokenizer = own.model, own.tokenizer

@@ -5,7 +5,12 @@ import math
 import pytest
 import torch
 from reference import smoothed_loss
+from tiny_berts import tiny_bert
+from tiny_models import tiny_model
 from torch import nn
+from torch._dynamo.testing import AotEagerAndRecordGraphs
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from hf_vanilla.models import loss
 from hf_vanilla.models.loss import (
@@ -17,6 +22,8 @@ from hf_vanilla.models.loss import (
 
 
 VOCAB, PAD = 13, 4
+# Compiling functions of autograd, torch itself makes an object in a way that it warns of.
+DYNAMO_WARNS = pytest.mark.filterwarnings("ignore:.*should not be instantiated.*:DeprecationWarning")
 KINDS = ("uniform", "t2t", "annotated")
 TARGETS = {
     "none": smoothed_target(0.0, "uniform", VOCAB, PAD),
@@ -128,6 +135,41 @@ def test_chunked_loss_and_gradients_equal_the_plain_ones(name, bias):
         torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
 
 
+@DYNAMO_WARNS
+@pytest.mark.parametrize("bias", [True, False], ids=["bias", "no bias"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_compiled_loss_and_gradients_equal_those_of_plain_code(dtype, bias):
+    torch.compiler.reset()
+    arguments = projection(bias)
+    inputs = [argument for argument in arguments if argument is not None]
+    compiled = torch.compile(projected_cross_entropy_sum, fullgraph=True, backend="aot_eager")
+    with torch.autocast("cpu", dtype, enabled=dtype != torch.float32):
+        expected = projected_cross_entropy_sum(*arguments, LABELS, TARGETS["annotated"])
+        actual = compiled(*arguments, LABELS, TARGETS["annotated"])
+    torch.testing.assert_close(actual, expected)
+    for ours, theirs in zip(torch.autograd.grad(actual, inputs), torch.autograd.grad(expected, inputs), strict=True):
+        assert ours.dtype == torch.float32
+        torch.testing.assert_close(ours, theirs)
+    torch.compiler.reset()
+
+
+@pytest.mark.parametrize("bias", [True, False], ids=["bias", "no bias"])
+def test_the_operation_of_compiled_code_is_what_it_says(bias):
+    hidden_states, weight, bias = projection(bias)
+    arguments = (hidden_states.detach().flatten(0, 1).requires_grad_(), weight, bias, LABELS.flatten())
+    checks = torch.library.opcheck(loss._cross_entropy_and_gradients, (*arguments, *TARGETS["t2t"]))
+    assert set(checks.values()) == {"SUCCESS"}
+
+
+def test_an_accelerator_is_never_asked_for_values():
+    """On the meta device, there are none: whatever would wait for them fails."""
+    hidden_states, weight, bias = (tensor.detach().to("meta").requires_grad_() for tensor in projection())
+    labels = LABELS.flatten().to("meta")
+    total = loss._ChunkedCrossEntropySum.apply(hidden_states.flatten(0, 1), weight, bias, labels, TARGETS["annotated"])
+    gradients = torch.autograd.grad(total, (hidden_states, weight, bias))
+    assert [gradient.shape for gradient in gradients] == [(3, 7, 8), (VOCAB, 8), (VOCAB,)]
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("name", TARGETS)
 def test_chunked_loss_under_autocast_is_within_the_precision_of_its_dtype(name, dtype):
@@ -199,3 +241,49 @@ def test_frozen_row_has_the_same_numbers_and_no_gradient():
     expected = direction.clone()
     expected[2] = 0
     assert torch.equal(matrix.grad, expected)
+
+
+class LargestTensor(TorchDispatchMode):
+    """Notes the number of elements of the largest tensor that any operation makes."""
+
+    elements = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        results = func(*args, **(kwargs or {}))
+        sizes = [each.numel() for each in tree_leaves(results) if isinstance(each, torch.Tensor)]
+        self.elements = max(self.elements, *sizes, 0)
+        return results
+
+
+@pytest.mark.parametrize("make_model", [tiny_model, tiny_bert])
+def test_training_never_holds_the_logits_of_all_tokens(make_model):
+    vocab_size, shape = 101, (30, 10)  # more labels than a chunk has, and no other tensor nearly as large
+    model = make_model(vocab_size=vocab_size)
+    inputs = {"input_ids": torch.randint(5, vocab_size, shape), "labels": torch.randint(5, vocab_size, shape)}
+    logits = 30 * 10 * vocab_size
+    with LargestTensor() as evaluation, torch.no_grad():
+        model(**inputs)
+    assert evaluation.elements == logits
+    with LargestTensor() as training:
+        model.train()(**inputs).loss.backward()
+    assert 0 < training.elements < logits
+
+
+@DYNAMO_WARNS
+@pytest.mark.filterwarnings("ignore:Your compiler for AOTAutograd:UserWarning")
+@pytest.mark.parametrize(
+    ("make_model", "sizes"),
+    [(tiny_model, {"encoder_layers": 1, "decoder_layers": 1}), (tiny_bert, {"num_hidden_layers": 1})],
+)
+def test_compiled_training_never_holds_the_logits_of_all_tokens(make_model, sizes):
+    torch.compiler.reset()
+    vocab_size, shape = 101, (30, 10)
+    model = make_model(vocab_size=vocab_size, **sizes).train()
+    inputs = {"input_ids": torch.randint(5, vocab_size, shape), "labels": torch.randint(5, vocab_size, shape)}
+    backend = AotEagerAndRecordGraphs()
+    torch.compile(model, fullgraph=True, backend=backend)(**inputs).loss.backward()
+    graphs = [*backend.fw_graphs, *backend.bw_graphs]
+    values = tree_leaves([node.meta.get("val") for graph in graphs for node in graph.graph.nodes])
+    assert len(graphs) == 2
+    assert 0 < max(value.numel() for value in values if isinstance(value, torch.Tensor)) < 30 * 10 * vocab_size
+    torch.compiler.reset()

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from transformers import HfArgumentParser
@@ -114,7 +115,9 @@ def test_columns(run, folder, source):
     assert rows[2][2] == "0-0"
 
 
-def test_options_reach_the_search(run, folder, source, caplog):
+def test_options_reach_the_search(run, script, folder, source, caplog, monkeypatch):
+    spy = Mock(wraps=translate)
+    monkeypatch.setattr(script, "translate", spy)
     options = {
         "num_beams": 2,
         "length_penalty": 2.0,
@@ -126,6 +129,7 @@ def test_options_reach_the_search(run, folder, source, caplog):
     arguments = [argument for name, value in options.items() for argument in (f"--{name}", value)]
     status, out, _ = run("--input", source, *arguments, "--scores")
     assert status == 0
+    assert options.items() <= spy.call_args.kwargs.items()
     wanted = [row[0] for row in expected(folder, **options)]
     rows = [line.split("\t") for line in out.removesuffix("\n").split("\n")]
     assert [row[0] for row in rows] == [each.text for each in wanted]

@@ -65,6 +65,7 @@ def train(kind: str, folder: Path, batch_size: int, accumulation: int = 1) -> di
         train_sampling_strategy="sequential",
         save_strategy="no",
         use_cpu=True,
+        ddp_find_unused_parameters=False,
         disable_tqdm=True,
         dataloader_pin_memory=False,
     )

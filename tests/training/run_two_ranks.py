@@ -13,8 +13,13 @@ import torch.distributed
 import transformers
 from packaging.version import Version
 from tiny_translation import Recorder, tiny_collator, tiny_model, tiny_pairs, tiny_tokenizer, weights_of
-from transformers import Seq2SeqTrainer
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+from transformers import Seq2SeqTrainer, TrainerCallback
 
+from hf_vanilla import VanillaBertConfig, VanillaBertForPreTraining
 from hf_vanilla.training import VanillaTrainer, VanillaTrainingArguments
 
 
@@ -68,6 +73,78 @@ def predict(folder: Path) -> dict[str, Any]:
     }
 
 
+class Reductions(TrainerCallback):
+    """Counts how often the processes of `trainer` add up gradients. Its small models have a single bucket of them."""
+
+    def __init__(self, trainer: Seq2SeqTrainer) -> None:
+        self.trainer = trainer
+        self.count = 0
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.trainer.model_wrapped.register_comm_hook(self, Reductions.add)
+
+    @staticmethod
+    def add(counter: "Reductions", bucket: torch.distributed.GradBucket) -> torch.futures.Future[torch.Tensor]:
+        counter.count += 1
+        return allreduce_hook(None, bucket)
+
+
+def count_reductions(folder: Path, accumulation: int) -> dict[str, Any]:
+    """Train with `VanillaTrainer` between processes, and count."""
+    trainer = make_trainer("vanilla", folder, Recorder(), gradient_accumulation_steps=accumulation)
+    counter = Reductions(trainer)
+    trainer.add_callback(counter)
+    trainer.train()
+    return {
+        "reductions": counter.count,
+        "updates": trainer.state.global_step,
+        "find_unused_parameters": trainer.model_wrapped.find_unused_parameters,
+    }
+
+
+def tiny_bert() -> VanillaBertForPreTraining:
+    """Return a BERT with always the same weights."""
+    torch.manual_seed(0)
+    sizes = dict(vocab_size=31, hidden_size=12, num_hidden_layers=2, num_attention_heads=3, intermediate_size=20)
+    no_dropout = dict(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
+    return VanillaBertForPreTraining(VanillaBertConfig(**sizes, **no_dropout, initializer_range=0.2))
+
+
+SHARDED = {"transformer": tiny_model, "bert": tiny_bert}
+ACCUMULATED = 4  # batches of an update, over all processes
+
+
+def train_sharded(kind: str, rank: int = 0, world_size: int = 1) -> dict[str, torch.Tensor]:
+    """Make three updates, each of four batches of this and that many labels, with the parameters in shards if many."""
+    model: Any = SHARDED[kind]().train()
+    if world_size > 1:
+        layers = [each for each in model.modules() if type(each).__name__ in ("EncoderLayer", "DecoderLayer")]
+        for module in [*layers, model]:
+            fully_shard(module, mesh=init_device_mesh("cpu", (world_size,)))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.2, momentum=0.9)
+    generator = torch.Generator().manual_seed(3)
+    for _ in range(3):
+        batches = []
+        for number in range(ACCUMULATED):
+            ids, labels = torch.randint(4, 29, (2, 3, 5 + number), generator=generator)
+            labels[0, : 2 + number] = -100
+            pairs = {} if kind == "transformer" else {"next_sentence_label": torch.tensor([0, 1, 1])}
+            batches.append({"input_ids": ids, "labels": labels, **pairs})
+        labels_of_update = sum(int((batch["labels"] != -100).sum()) for batch in batches)
+        own = batches[rank::world_size]
+        for number, batch in enumerate(own):
+            if world_size > 1:
+                model.set_requires_gradient_sync(number == len(own) - 1)
+            loss = model(**batch, num_items_in_batch=labels_of_update).loss
+            (loss * world_size).backward()  # the processes take the mean of their gradients
+        optimizer.step()
+        optimizer.zero_grad()
+    return {
+        name: (each.full_tensor() if isinstance(each, DTensor) else each).detach()
+        for name, each in model.named_parameters()
+    }
+
+
 def main() -> None:
     """Make all runs and write what this process saw to a file of its own."""
     folder = Path(sys.argv[1])
@@ -78,6 +155,9 @@ def main() -> None:
     is_distributed = torch.distributed.is_initialized()
     seen["world_size"] = torch.distributed.get_world_size() if is_distributed else 1
     rank = torch.distributed.get_rank() if is_distributed else 0
+    if is_distributed:
+        seen["reductions"] = {accumulation: count_reductions(folder, accumulation) for accumulation in (1, 3)}
+        seen["sharded"] = {kind: train_sharded(kind, rank, seen["world_size"]) for kind in SHARDED}
     torch.save(seen, folder / f"rank-{rank}.pt")
     if is_distributed:
         torch.distributed.destroy_process_group()

@@ -79,6 +79,23 @@ def test_two_ranks_predict_every_row_once_and_in_order(ranks, tmp_path):
         torch.testing.assert_close(rank["predicted"]["logits"][is_target], alone["logits"][is_target])
 
 
+@pytest.mark.parametrize("accumulation", [1, 3])
+def test_two_ranks_add_up_gradients_once_an_update(ranks, accumulation):
+    for rank in ranks.values():
+        seen = rank["reductions"][accumulation]
+        assert seen["reductions"] == seen["updates"] >= 3
+        assert not seen["find_unused_parameters"]
+
+
+@pytest.mark.parametrize("kind", run_two_ranks.SHARDED)
+def test_two_ranks_with_sharded_parameters_train_as_one_process(ranks, kind):
+    alone = run_two_ranks.train_sharded(kind)
+    start = dict(run_two_ranks.SHARDED[kind]().named_parameters())
+    assert max((alone[name] - start[name]).abs().max() for name in start) > 0.05
+    for rank in ranks.values():
+        assert_close(rank["sharded"][kind], alone)
+
+
 def gradients(trainer_class, output_dir, batch_size, accumulation):
     """Return the gradients of the first update over the first 8 pairs, and its loss."""
     arguments = VanillaTrainingArguments(
