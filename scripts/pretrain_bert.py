@@ -47,10 +47,10 @@ from hf_vanilla.data import (
 from hf_vanilla.metrics import PretrainingMetrics
 from hf_vanilla.tokenization import train_wordpiece_tokenizer
 from hf_vanilla.training import (
-    LongWarmupWarning,
     Phase,
     PretrainingTrainer,
     VanillaTrainingArguments,
+    WarmupWarning,
     begin_run,
     folder_of_tokenizer,
     hold_folder,
@@ -324,7 +324,7 @@ def train(model_args: ModelArguments, data_args: DataArguments, training_args: P
         eval_dataset=held_out,
         processing_class=tokenizer,
         compute_metrics=metrics,
-        callbacks=[LongWarmupWarning()],
+        callbacks=[WarmupWarning()],
         preprocess_logits_for_metrics=metrics.preprocess_logits,
     )
 

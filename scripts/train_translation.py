@@ -50,10 +50,10 @@ from hf_vanilla.metrics import TranslationMetrics
 from hf_vanilla.models.text_batches import TARGET_TOKENIZER
 from hf_vanilla.tokenization import load_tokenizers, train_tokenizer
 from hf_vanilla.training import (
-    LongWarmupWarning,
     PatientPushes,
     VanillaTrainer,
     VanillaTrainingArguments,
+    WarmupWarning,
     average_checkpoints,
     begin_run,
     folder_of_tokenizer,
@@ -155,7 +155,7 @@ class TranslationTrainingArguments(VanillaTrainingArguments):
     )
     lr_scheduler_type: str = field(default="inverse_sqrt", metadata={"help": "inverse_sqrt (the paper), linear, ..."})
     warmup_steps: float = field(
-        default=4000, metadata={"help": "Updates over which the learning rate grows; a third of max_steps, or fewer."}
+        default=4000, metadata={"help": "Updates over which the learning rate grows; about a third of max_steps."}
     )
     adam_beta2: float = field(default=0.98, metadata={"help": "Adam's second decay rate."})
     adam_epsilon: float = field(default=1e-9, metadata={"help": "Adam's epsilon."})
@@ -324,7 +324,7 @@ def build_trainer(model, tokenizer, target_tokenizer, data, training_args, bleu_
         "eval_dataset": data.get("validation"),
         "processing_class": tokenizer,
         "data_collator": DataCollatorForSeq2Seq(tokenizer, model=model),
-        "callbacks": [LongWarmupWarning()],
+        "callbacks": [WarmupWarning()],
     }
     if target_tokenizer is not tokenizer:
         kwargs["callbacks"].append(SaveTargetTokenizer(target_tokenizer))

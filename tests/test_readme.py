@@ -16,6 +16,8 @@ from hf_vanilla import (
     VanillaTransformerForConditionalGeneration,
 )
 from hf_vanilla.tokenization import train_tokenizer, train_wordpiece_tokenizer
+from hf_vanilla.training import noam_learning_rate
+from hf_vanilla.training.schedule import HIGHEST_PEAK
 
 
 ROOT = Path(__file__).parents[1]
@@ -65,10 +67,22 @@ def test_the_pipelines_run(tmp_path, monkeypatch, capsys):
     assert answer["answer"] in "Ben has two dogs and a cat."
 
 
+def options_of_trainings():
+    """The options of the commands that train a translator: a try-out, and the base model."""
+    commands = README.split("python scripts/train_translation.py")[1:]
+    return [dict(re.findall(r"--(\w+) ([\w./-]+)", command.partition("```")[0])) for command in commands]
+
+
+def test_the_try_out_has_a_sound_learning_rate():
+    options, _ = options_of_trainings()
+    d_model, warmup = int(options["d_model"]), int(options["warmup_steps"])
+    assert 3 * warmup == int(options["max_steps"])
+    assert noam_learning_rate(warmup, d_model, warmup) < HIGHEST_PEAK < noam_learning_rate(133, d_model, 133)
+
+
 def test_the_best_of_the_training_can_be_averaged():
     """The options that `--best` needs stand in the training's command."""
-    command = README[README.index("python scripts/train_translation.py") :]
-    options = dict(re.findall(r"--(\w+) (\w+)", command.partition("```")[0]))
+    _, options = options_of_trainings()
     best = int(re.search(r"average_checkpoints.py --run_dir runs/en-de --best (\d+)", README).group(1))
     assert (options["eval_strategy"], options["eval_steps"]) == ("steps", options["save_steps"])
     assert best < int(options["save_total_limit"]) <= int(options["max_steps"]) / int(options["save_steps"])
