@@ -1,6 +1,7 @@
 """What every script does at its edges: read options, tell errors in one line, stop cleanly on Ctrl-C."""
 
 import argparse
+import difflib
 import json
 import logging
 import os
@@ -95,10 +96,29 @@ def parse_arguments(*dataclass_types: Any, description: str | None) -> tuple[Any
             options = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
             _check_types(options, dataclass_types, sys.argv[1])
             return parser.parse_dict(options)
-        return parser.parse_args_into_dataclasses()
+        return _parse_words(parser)
     except (ValueError, OSError) as error:
         sys.stderr.write(f"error: {error}\n--help lists all options.\n")
         sys.exit(2)
+
+
+def _parse_words(parser: HfArgumentParser) -> tuple[Any, ...]:
+    """Parse the command line, the names of options first: argparse would tell what is missing for a mistyped one."""
+    known = [name for action in parser._actions for name in action.option_strings]
+    for word in sys.argv[1:]:
+        name = word.partition("=")[0]
+        if name.startswith("--") and name not in known and " " not in word:  # with a space it is the value of another
+            raise ValueError(f"unknown option {name}{_nearest(name, known)}")
+    *parsed, left_over = parser.parse_args_into_dataclasses(return_remaining_strings=True)
+    if left_over:
+        raise ValueError(f"no option takes {' '.join(left_over)!r}; put quotes around a value with spaces.")
+    return tuple(parsed)
+
+
+def _nearest(name: str, known: Collection[str]) -> str:
+    """End a sentence about a name that is not known with the one that was meant, if there is one like it."""
+    nearest = difflib.get_close_matches(name, known, n=1)
+    return f"; did you mean {nearest[0]}?" if nearest else "."
 
 
 def _check_types(options: Any, dataclass_types: tuple[Any, ...], path: str) -> None:
@@ -108,7 +128,7 @@ def _check_types(options: Any, dataclass_types: tuple[Any, ...], path: str) -> N
     types = {name: hint for each in dataclass_types for name, hint in get_type_hints(each).items()}
     for name, value in options.items():
         if name not in types:
-            raise ValueError(f"{path}: there is no option called {name!r}.")
+            raise ValueError(f"{path}: there is no option called {name!r}{_nearest(name, types)}")
         type_ = types[name]
         allowed = get_args(type_) if get_origin(type_) in (Union, UnionType) else (type_,)
         if value is not None and not any(_is_of(value, each) for each in allowed):

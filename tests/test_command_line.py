@@ -46,6 +46,45 @@ def test_the_help_has_the_own_options_first_and_none_without_effect(capsys, monk
     assert (apples.apples, args.weight_decay, args.do_train) == (4, 0.5, True)
 
 
+@dataclass
+class NeedyArguments:
+    folder: str = field(metadata={"help": "Must be given."})
+    commands: list[str] = field(default_factory=list, metadata={"help": "Any text."})
+    is_red: bool = field(default=True, metadata={"help": "Colour."})
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--foldr", "x"], "unknown option --foldr; did you mean --folder?"),
+        (["--foldr=x"], "unknown option --foldr; did you mean --folder?"),
+        (["--folder", "x", "--xyzzy"], "unknown option --xyzzy."),
+        (["--folder", "x", "y", "-z"], "no option takes 'y -z'; put quotes around a value with spaces."),
+    ],
+    ids=["before what is missing", "with a value", "like none", "no option"],
+)
+def test_unknown_options_are_told_first(capsys, monkeypatch, words, told):
+    monkeypatch.setattr("sys.argv", ["script.py", *words])
+    with pytest.raises(SystemExit) as exit:
+        parse_arguments(NeedyArguments, description=None)
+    assert exit.value.code == 2
+    assert capsys.readouterr().err == f"error: {told}\n--help lists all options.\n"
+
+
+def test_values_that_look_like_options_and_all_spellings_pass(monkeypatch):
+    monkeypatch.setattr("sys.argv", ["script.py", "--folder=-1", "--commands", "a", "--b c", "--no-is-red"])
+    (parsed,) = parse_arguments(NeedyArguments, description=None)
+    assert (parsed.folder, parsed.commands, parsed.is_red) == ("-1", ["a", "--b c"], False)
+
+
+def test_an_unknown_option_of_a_file_is_told_with_the_nearest(tmp_path, capsys, monkeypatch):
+    (tmp_path / "options.json").write_text('{"foldr": "x"}')
+    monkeypatch.setattr("sys.argv", ["script.py", str(tmp_path / "options.json")])
+    with pytest.raises(SystemExit):
+        parse_arguments(NeedyArguments, description=None)
+    assert "there is no option called 'foldr'; did you mean folder?\n" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("is_saved", [True, False], ids=["checkpoint", "none"])
 def test_an_interrupted_training_says_how_to_go_on(tmp_path, capsys, is_saved):
     if is_saved:
