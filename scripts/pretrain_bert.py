@@ -99,6 +99,11 @@ class ModelArguments:
         default=1000, metadata={"help": "Different characters in the vocabulary to train; 6000 or more for Chinese."}
     )
 
+    def __post_init__(self):
+        if self.preset not in VanillaBertConfig.preset_names():
+            names = ", ".join(VanillaBertConfig.preset_names())
+            raise ValueError(f"`preset` must be one of {names}; got {self.preset!r}.")
+
 
 @dataclass
 class DataArguments:
@@ -241,11 +246,16 @@ def build_examples(model_args: ModelArguments, data_args: DataArguments, corpora
     return phases, held_out.remove_columns(["special_tokens_mask", "offset_mapping"])
 
 
+def given_fields(arguments: ModelArguments) -> dict:
+    """Return the fields of the config that options set."""
+    given = {name: getattr(arguments, name) for name in MODEL_SIZES + REGULARISATION}
+    return {name: value for name, value in given.items() if value is not None}
+
+
 def get_model(arguments: ModelArguments, tokenizer, longest: int):
     """Load the model to go on from, or build a new one that fits the tokenizer."""
     model_class = VanillaBertForMaskedLM if arguments.no_next_sentence_prediction else VanillaBertForPreTraining
-    given = {name: getattr(arguments, name) for name in MODEL_SIZES + REGULARISATION}
-    given = {name: value for name, value in given.items() if value is not None}
+    given = given_fields(arguments)
     if arguments.model_name_or_path is not None:
         fixed = sorted(given.keys() - set(REGULARISATION))
         if fixed:
@@ -281,6 +291,8 @@ def main() -> None:
         model_name_or_path=model_args.model_name_or_path, tokenizer_name_or_path=model_args.tokenizer_name_or_path
     )
     check_files(train_files=data_args.train_files, validation_files=data_args.validation_files)
+    if model_args.model_name_or_path is None:
+        VanillaBertConfig.preset(model_args.preset, **given_fields(model_args))  # fails now if sizes don't fit
     with hold_folder(training_args.output_dir, is_main_process=training_args.should_save):
         train(model_args, data_args, training_args)
 

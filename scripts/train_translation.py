@@ -116,6 +116,11 @@ class ModelArguments:
         metadata={"help": "One vocabulary per language instead of a joint one (Chinese and English, say)."},
     )
 
+    def __post_init__(self):
+        if self.preset not in VanillaTransformerConfig.preset_names():
+            names = ", ".join(VanillaTransformerConfig.preset_names())
+            raise ValueError(f"`preset` must be one of {names}; got {self.preset!r}.")
+
 
 @dataclass
 class DataArguments:
@@ -288,10 +293,15 @@ def train_tokenizers(arguments: ModelArguments, pairs):
     return joint, joint
 
 
+def given_fields(arguments: ModelArguments) -> dict:
+    """Return the fields of the config that options set."""
+    given = {name: getattr(arguments, name) for name in MODEL_SIZES + MODEL_CHOICES + REGULARISATION}
+    return {name: value for name, value in given.items() if value is not None}
+
+
 def get_model(arguments: ModelArguments, tokenizer, target_tokenizer):
     """Load the model to go on from, or build a new one that fits the tokenizers."""
-    given = {name: getattr(arguments, name) for name in MODEL_SIZES + MODEL_CHOICES + REGULARISATION}
-    given = {name: value for name, value in given.items() if value is not None}
+    given = given_fields(arguments)
     if arguments.model_name_or_path is not None:
         fixed = sorted(given.keys() - set(REGULARISATION))
         if fixed:
@@ -359,6 +369,8 @@ def main() -> None:
     check_models(
         model_name_or_path=model_args.model_name_or_path, tokenizer_name_or_path=model_args.tokenizer_name_or_path
     )
+    if model_args.model_name_or_path is None:
+        VanillaTransformerConfig.preset(model_args.preset, **given_fields(model_args))  # fails now if sizes don't fit
     with hold_folder(training_args.output_dir, is_main_process=training_args.should_save):
         train(model_args, data_args, training_args)
 

@@ -165,12 +165,14 @@ def test_help_names_every_group_of_options():
         (["--output_dir", "/proc/nothing"], "`output_dir` (/proc/nothing) must be a folder that can be written to"),
         (["--train_source_file", "a"], "Pass both of `train_source_file` and `train_target_file`, or neither"),
         (["--norm_position", "middle"], "invalid choice: 'middle'"),
+        (["--preset", "bsae"], "`preset` must be one of base, A_heads_1, "),
+        (["--d_model", "18"], "`d_model` (18) must be divisible by `num_heads` (4)"),
         (
             ["--train_source_file", "a", "--train_target_file", "b"],
             "`train_source_file` must name an existing file, but there is no file a",
         ),
     ],
-    ids=["unwritable", "one side", "nonsense", "missing"],
+    ids=["unwritable", "one side", "nonsense", "preset", "sizes", "missing"],
 )
 def test_bad_options_are_named_before_any_work(corpus, tmp_path, arguments, message):
     files = [] if "--train_source_file" in arguments else text_files(corpus)
