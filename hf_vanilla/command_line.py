@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import platform
+import re
 import sys
 import tempfile
 from collections.abc import Callable, Collection, Iterable, Iterator
@@ -19,7 +20,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 import torch
 from huggingface_hub.errors import HTTPError, StrictDataclassError
 from safetensors import SafetensorError
-from transformers import HfArgumentParser
+from transformers import AutoConfig, HfArgumentParser
 
 from .generation.line_files import replacing_file
 
@@ -243,7 +244,7 @@ def check_models(**models: str | None) -> None:
 
 @contextmanager
 def explained_loading(option: str, name_or_path: str | os.PathLike[str] | None) -> Iterator[None]:
-    """Say in one line that a model is not there, where transformers tells much else.
+    """Say in one line that a model is not there or of the wrong kind, where transformers tells much else.
 
     Args:
         option (`str`): Name of the option.
@@ -253,11 +254,18 @@ def explained_loading(option: str, name_or_path: str | os.PathLike[str] | None) 
         Nothing: the block loads it.
 
     Raises:
-        ValueError: if there is no such folder, and loading from the Hub fails.
+        ValueError: if there is no such folder, and loading from the Hub fails, or the model is of the wrong kind.
     """
     try:
         yield
     except (OSError, ValueError) as error:
+        wrong_kind = re.match(r"Unrecognized configuration class .* for this kind of AutoModel: (\w+)", str(error))
+        if wrong_kind:
+            auto_class, model_type = wrong_kind[1], AutoConfig.from_pretrained(name_or_path).model_type
+            example = "a translator" if auto_class == "AutoModelForSeq2SeqLM" else "a BERT"
+            raise ValueError(
+                f"`{option}` ({name_or_path}) is a {model_type}; a model of {auto_class} is needed, such as {example}."
+            ) from None
         if name_or_path is None or Path(name_or_path).is_dir():
             raise
         first = str(error).strip().partition("\n")[0]

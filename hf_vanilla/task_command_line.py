@@ -144,11 +144,15 @@ def build_model(auto_class: Any, arguments: CommonTaskArguments, **fields: Any) 
 
     Returns:
         `PreTrainedModel`: the model.
+
+    Raises:
+        ValueError: if the model is of the wrong kind.
     """
     name = arguments.model_name_or_path
     if arguments.from_scratch:
-        return auto_class.from_config(AutoConfig.from_pretrained(name, **fields))
-    with without_load_report():
+        with explained_loading("model_name_or_path", name):
+            return auto_class.from_config(AutoConfig.from_pretrained(name, **fields))
+    with explained_loading("model_name_or_path", name), without_load_report():
         model, loading = auto_class.from_pretrained(
             name, ignore_mismatched_sizes=True, output_loading_info=True, **fields
         )

@@ -306,7 +306,8 @@ def get_model(arguments: ModelArguments, tokenizer, target_tokenizer):
         fixed = sorted(given.keys() - set(REGULARISATION))
         if fixed:
             raise ValueError(f"`{fixed[0]}` can't be changed in a trained model (`model_name_or_path`); leave it out.")
-        return AutoModelForSeq2SeqLM.from_pretrained(arguments.model_name_or_path, **given)
+        with explained_loading("model_name_or_path", arguments.model_name_or_path):
+            return AutoModelForSeq2SeqLM.from_pretrained(arguments.model_name_or_path, **given)
     is_joint = target_tokenizer is tokenizer
     config = VanillaTransformerConfig.preset(
         arguments.preset,

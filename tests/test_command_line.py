@@ -2,16 +2,19 @@
 
 import logging
 import os
+import re
 from dataclasses import dataclass, field
 
 import pytest
 import torch
-from transformers import TrainingArguments
+from transformers import AutoConfig, AutoModelForSeq2SeqLM, AutoModelForSequenceClassification, TrainingArguments
 
+from hf_vanilla import VanillaBertConfig, VanillaTransformerConfig
 from hf_vanilla.command_line import (
     INTERRUPTED,
     check_models,
     check_output_dir,
+    explained_loading,
     parse_arguments,
     run,
     without_load_report,
@@ -140,6 +143,34 @@ def test_only_the_list_of_weights_is_silenced(caplog):
         reporter.warning("Something else.")
     reporter.warning("Model LOAD REPORT from: y")
     assert caplog.messages == ["Something else.", "Model LOAD REPORT from: y"]
+
+
+@pytest.mark.parametrize(
+    ("config", "load", "needed"),
+    [
+        (
+            VanillaBertConfig(),
+            AutoModelForSeq2SeqLM.from_pretrained,
+            "AutoModelForSeq2SeqLM is needed, such as a translator.",
+        ),
+        (
+            VanillaTransformerConfig(),
+            lambda name: AutoModelForSequenceClassification.from_config(AutoConfig.from_pretrained(name)),
+            "AutoModelForSequenceClassification is needed, such as a BERT.",
+        ),
+    ],
+    ids=["translator", "BERT"],
+)
+def test_the_wrong_kind_of_model_is_told_in_one_sentence(tmp_path, config, load, needed):
+    config.save_pretrained(tmp_path)
+    message = re.escape(f"`model` ({tmp_path}) is a {config.model_type}; a model of {needed}") + "$"
+    with pytest.raises(ValueError, match=message), explained_loading("model", str(tmp_path)):
+        load(str(tmp_path))
+
+
+def test_other_trouble_of_a_folder_is_told_as_it_is(tmp_path):
+    with pytest.raises(ValueError, match="^Something else"), explained_loading("model", str(tmp_path)):
+        raise ValueError("Something else.")
 
 
 @pytest.mark.parametrize("given", ["{}/no", "./no", "../no", "~/no", "runs/no", "runs/bert/checkpoint-7"])
