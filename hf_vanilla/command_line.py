@@ -162,31 +162,36 @@ def check_output_dir(output_dir: str | None) -> None:
     """
     if not output_dir:
         raise ValueError("`output_dir` is missing; give a folder as --output_dir.")
-    folder = Path(output_dir).absolute()
+    _check_folder(Path(output_dir).absolute(), f"`output_dir` ({output_dir}) must be a folder")
+
+
+def _check_folder(folder: Path, rule: str) -> None:
+    """Check that a folder can be made and written to; otherwise the error begins with the rule."""
     for each in (folder, *folder.parents):
         if each.is_symlink() and not each.exists():
-            raise ValueError(
-                f"`output_dir` ({output_dir}) must be a folder, but {each} is a link to nothing; remove it."
-            )
+            raise ValueError(f"{rule}, but {each} is a link to nothing; remove it.")
     existing = next(each for each in (folder, *folder.parents) if each.exists())
     try:
         with tempfile.TemporaryFile(dir=existing):
             pass
     except OSError as error:
-        raise ValueError(f"`output_dir` ({output_dir}) must be a folder that can be written to: {error}.") from error
+        raise ValueError(f"{rule} that can be written to: {error}.") from error
 
 
 def check_results_file(path: str | None) -> None:
-    """Fail now rather than after hours if a file of results can't be written.
+    """Fail now rather than after hours if a file of results can't be written. Leaves nothing behind.
 
     Args:
-        path (`str`, *optional*): The file, which need not exist yet.
+        path (`str`, *optional*): The file, which need not exist yet, nor need its folder.
 
     Raises:
-        ValueError: if its folder does not exist, or it is a folder.
+        ValueError: if it is a folder, or its folder can't be made or written to.
     """
-    if path is not None and (not Path(path).absolute().parent.is_dir() or Path(path).is_dir()):
-        raise ValueError(f"`results_file` must be a file in a folder that exists, got {path}.")
+    if path is None:
+        return
+    if Path(path).is_dir():
+        raise ValueError(f"`results_file` must be a file, but {path} is a folder; give a file in it.")
+    _check_folder(Path(path).absolute().parent, f"`results_file` ({path}) must be in a folder")
 
 
 def check_files(**files: str | list[str] | None) -> None:
@@ -307,12 +312,13 @@ def write_report(path: str, report: dict[str, Any]) -> None:
     """Write results to a JSON file, with the versions and the machine that they were obtained with.
 
     Args:
-        path (`str`): The file, which appears when it is complete.
+        path (`str`): The file, which appears when it is complete; its folder is made if there is none.
         report (`dict[str, Any]`): What to write.
 
     Raises:
         ValueError: if the file can't be written.
     """
+    Path(path).absolute().parent.mkdir(parents=True, exist_ok=True)
     with replacing_file(path) as file:
         file.write(json.dumps({**report, **describe_environment()}, indent=2, ensure_ascii=False) + "\n")
 

@@ -1,5 +1,6 @@
 """What the scripts have in common at their edges: the order of the help, and what Ctrl-C ends with."""
 
+import json
 import logging
 import os
 import re
@@ -14,10 +15,12 @@ from hf_vanilla.command_line import (
     INTERRUPTED,
     check_models,
     check_output_dir,
+    check_results_file,
     explained_loading,
     parse_arguments,
     run,
     without_load_report,
+    write_report,
 )
 from hf_vanilla.training import told_how_to_go_on
 
@@ -134,6 +137,25 @@ def test_a_link_to_nothing_is_no_folder(tmp_path, given):
         check_output_dir(str(tmp_path / given))
     (tmp_path / "gone").mkdir()
     check_output_dir(str(tmp_path / given))
+
+
+def test_the_folder_of_results_is_made_when_they_are_written(tmp_path):
+    path = tmp_path / "runs" / "reviews" / "results.json"
+    check_results_file(str(path))
+    assert list(tmp_path.iterdir()) == []
+    write_report(str(path), {"main_score": "accuracy"})
+    assert json.loads(path.read_text())["main_score"] == "accuracy"
+
+
+def test_results_that_can_not_be_written_are_told_of_at_once(tmp_path):
+    with pytest.raises(ValueError, match=f"`results_file` must be a file, but {tmp_path} is a folder; give a file in"):
+        check_results_file(str(tmp_path))
+    (tmp_path / "file").touch()
+    with pytest.raises(ValueError, match=r"`results_file` \(.*r.json\) must be in a folder that can be written to: "):
+        check_results_file(str(tmp_path / "file" / "r.json"))
+    (tmp_path / "link").symlink_to(tmp_path / "gone")
+    with pytest.raises(ValueError, match=r"must be in a folder, but .*link is a link to nothing; remove it"):
+        check_results_file(str(tmp_path / "link" / "r.json"))
 
 
 def test_only_the_list_of_weights_is_silenced(caplog):
