@@ -127,6 +127,26 @@ def test_translate_and_evaluate_a_file(run_dir, corpus, tmp_path):
     assert 0 <= result["bleu"] <= 100
 
 
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        (
+            ["a\nb\n", "a\n"],
+            "`hypotheses` and `references` must have equally many lines, but {0} has 2 and {1} has 1; ",
+        ),
+        (["", ""], "`hypotheses` must have at least one line, but {0} is empty."),
+    ],
+    ids=["unequal", "empty"],
+)
+def test_files_that_do_not_fit_are_named(tmp_path, lines, message):
+    files = [tmp_path / "out.de", tmp_path / "test.de"]
+    for file, text in zip(files, lines, strict=True):
+        file.write_text(text)
+    evaluated = run("evaluate_translation.py", "--hypotheses", files[0], "--references", files[1])
+    assert evaluated.returncode == 1
+    assert evaluated.stderr.startswith(f"error: {message.format(*files)}")
+
+
 @pytest.mark.slow
 def test_separate_vocabularies(corpus, tmp_path):
     output_dir = tmp_path / "run"
