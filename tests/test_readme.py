@@ -3,6 +3,8 @@
 import ast
 import json
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -27,11 +29,15 @@ RESULTS = sorted((ROOT / "model_cards" / "results").glob("*.json"))
 BENCHMARKS = sorted((ROOT / "scripts" / "benchmark" / "results").glob("*.json"))
 
 
-def program_of(heading):
+def code_of(heading):
     """The first program below a heading."""
     block = README[README.index(f"## {heading}\n") :]
-    code = re.search(r"```python\n(.*?)```", block, flags=re.DOTALL).group(1)
-    return compile(code, "README.md", "exec")
+    return re.search(r"```python\n(.*?)```", block, flags=re.DOTALL).group(1)
+
+
+def program_of(heading):
+    """The same, compiled."""
+    return compile(code_of(heading), "README.md", "exec")
 
 
 def test_a_few_lines_run(capsys):
@@ -41,6 +47,27 @@ def test_a_few_lines_run(capsys):
     assert names["loss"].item() > 0
     assert names["model"].model.encoder.embed_tokens.weight.grad.abs().sum() > 0
     assert names["translations"].shape[0] == 2
+
+
+def save_translator(folder):
+    config = VanillaTransformerConfig(
+        vocab_size=280, d_model=12, d_ff=20, num_heads=3, encoder_layers=1, decoder_layers=1
+    )
+    VanillaTransformerForConditionalGeneration(config).save_pretrained(folder)
+    train_tokenizer(["the dog likes the cat"] * 3, 280, show_progress=False).save_pretrained(folder)
+
+
+def test_what_was_published_works_without_the_package_and_asks_nothing(tmp_path):
+    """A folder of the same name stands for the repository."""
+    save_translator(tmp_path / "my-name" / "en-de")
+    program = 'import sys; sys.modules["hf_vanilla"] = None\n' + code_of("Publish on the Hub")
+    finished = subprocess.run(
+        [sys.executable, "-c", program], cwd=tmp_path, stdin=subprocess.DEVNULL, capture_output=True, text=True,
+        timeout=300, check=False,
+    )  # fmt: skip
+    assert finished.returncode == 0, finished.stderr
+    assert [sorted(each) for each in ast.literal_eval(finished.stdout)] == [["score", "translation_text"]] * 2
+    assert "Do you wish to run the custom code?" not in finished.stdout + finished.stderr
 
 
 def test_the_pipelines_run(tmp_path, monkeypatch, capsys):
@@ -54,17 +81,25 @@ def test_the_pipelines_run(tmp_path, monkeypatch, capsys):
         TOKENIZER.save_pretrained(f"runs/{folder}")
         config = VanillaBertConfig(vocab_size=len(TOKENIZER), initializer_range=0.5, **sizes)
         model_class(config).save_pretrained(f"runs/{folder}")
-    config = VanillaTransformerConfig(
-        vocab_size=280, d_model=12, d_ff=20, num_heads=3, encoder_layers=1, decoder_layers=1
-    )
-    VanillaTransformerForConditionalGeneration(config).save_pretrained("runs/en-de")
-    train_tokenizer(["the dog likes the cat"] * 3, 280, show_progress=False).save_pretrained("runs/en-de")
+    save_translator("runs/en-de")
     exec(program_of("Pipelines"), {})
     translations, guesses, classes, answer = map(ast.literal_eval, capsys.readouterr().out.splitlines())
     assert [sorted(each) for each in translations] == [["score", "translation_text"]] * 2
     assert len(guesses) == 5
     assert classes[0]["label"] in ("LABEL_0", "LABEL_1")
     assert answer["answer"] in "Ben has two dogs and a cat."
+
+
+def test_the_estimate_runs(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    Path("train.en").write_text("the dog likes the cat\n" * 3)
+    Path("train.de").write_text("der hund mag die katze\n" * 3)
+    names = {}
+    exec(program_of("Speed"), names)
+    told = capsys.readouterr().out
+    model = VanillaTransformerForConditionalGeneration(names["config"])
+    assert told.startswith(f"{model.num_parameters():,} parameters, ")
+    assert re.search(r"[\d.]+ GB of memory, \d+:\d\d:\d\d \(h:mm:ss\)\n$", told)
 
 
 def options_of_trainings():
