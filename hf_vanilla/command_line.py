@@ -18,9 +18,10 @@ from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import torch
+import transformers
 from huggingface_hub.errors import HTTPError, StrictDataclassError
 from safetensors import SafetensorError
-from transformers import AutoConfig, HfArgumentParser
+from transformers import AutoConfig, HfArgumentParser, TrainingArguments
 
 from .generation.line_files import replacing_file
 
@@ -120,6 +121,17 @@ def _nearest(name: str, known: Collection[str]) -> str:
     """End a sentence about a name that is not known with the one that was meant, if there is one like it."""
     nearest = difflib.get_close_matches(name, known, n=1)
     return f"; did you mean {nearest[0]}?" if nearest else "."
+
+
+def set_up_logging(training_args: TrainingArguments) -> None:
+    """Tell messages as they are; of other processes than the first, and of requests to the Hub, warnings alone.
+
+    Args:
+        training_args (`TrainingArguments`): Which process this is, and `log_level`.
+    """
+    logging.basicConfig(format="%(message)s", level=logging.INFO if training_args.should_log else logging.WARNING)
+    logging.getLogger("httpx").setLevel(logging.WARNING)  # it tells every request that a push consists of
+    transformers.utils.logging.set_verbosity(training_args.get_process_log_level())
 
 
 def _check_types(options: Any, dataclass_types: tuple[Any, ...], path: str) -> None:

@@ -25,7 +25,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import transformers
 from transformers import AutoTokenizer, DataCollatorForLanguageModeling, set_seed
 
 from hf_vanilla import VanillaBertConfig, VanillaBertForMaskedLM, VanillaBertForPreTraining
@@ -36,6 +35,7 @@ from hf_vanilla.command_line import (
     explained_loading,
     parse_arguments,
     run,
+    set_up_logging,
 )
 from hf_vanilla.data import (
     WholeWordMaskingCollator,
@@ -283,8 +283,7 @@ def main() -> None:
     model_args, data_args, training_args = parse_arguments(
         ModelArguments, DataArguments, PretrainingArguments, description=__doc__
     )
-    logging.basicConfig(format="%(message)s", level=logging.INFO if training_args.should_log else logging.WARNING)
-    transformers.utils.logging.set_verbosity(training_args.get_process_log_level())
+    set_up_logging(training_args)
     check_phases(data_args)
     check_output_dir(training_args.output_dir)
     check_models(

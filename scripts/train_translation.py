@@ -25,7 +25,6 @@ from pathlib import Path
 from typing import Literal
 
 import torch
-import transformers
 from datasets import IterableDataset
 from transformers import (
     AutoModelForSeq2SeqLM,
@@ -44,6 +43,7 @@ from hf_vanilla.command_line import (
     explained_loading,
     parse_arguments,
     run,
+    set_up_logging,
 )
 from hf_vanilla.data import load_parallel_dataset, tokenize_parallel_dataset
 from hf_vanilla.metrics import TranslationMetrics
@@ -364,8 +364,7 @@ def main() -> None:
     model_args, data_args, training_args = parse_arguments(
         ModelArguments, DataArguments, TranslationTrainingArguments, description=__doc__
     )
-    logging.basicConfig(format="%(message)s", level=logging.INFO if training_args.should_log else logging.WARNING)
-    transformers.utils.logging.set_verbosity(training_args.get_process_log_level())
+    set_up_logging(training_args)
     check_output_dir(training_args.output_dir)
     check_models(
         model_name_or_path=model_args.model_name_or_path, tokenizer_name_or_path=model_args.tokenizer_name_or_path

@@ -19,6 +19,7 @@ from hf_vanilla.command_line import (
     explained_loading,
     parse_arguments,
     run,
+    set_up_logging,
     without_load_report,
     write_report,
 )
@@ -156,6 +157,25 @@ def test_results_that_can_not_be_written_are_told_of_at_once(tmp_path):
     (tmp_path / "link").symlink_to(tmp_path / "gone")
     with pytest.raises(ValueError, match=r"must be in a folder, but .*link is a link to nothing; remove it"):
         check_results_file(str(tmp_path / "link" / "r.json"))
+
+
+@pytest.mark.parametrize(("is_first", "told"), [(True, ["progress", "trouble", "slow"]), (False, ["trouble", "slow"])])
+def test_requests_are_not_told_of(tmp_path, caplog, monkeypatch, is_first, told):
+    loggers = logging.getLogger(), logging.getLogger("httpx"), logging.getLogger("transformers")
+    levels = [logger.level for logger in loggers]
+    monkeypatch.setattr(TrainingArguments, "should_log", is_first)
+    monkeypatch.setattr(loggers[0], "handlers", [])  # so that the root has none yet, as in a script
+    try:
+        set_up_logging(TrainingArguments(str(tmp_path), use_cpu=True))
+        loggers[0].addHandler(caplog.handler)
+        logging.getLogger("train").info("progress")
+        logging.getLogger("train").warning("trouble")
+        loggers[1].info("HTTP Request: POST")
+        loggers[1].warning("slow")
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
+    assert caplog.messages == told
 
 
 def test_only_the_list_of_weights_is_silenced(caplog):
