@@ -104,6 +104,6 @@ class WarmupWarning(TrainerCallback):
         if args.lr_scheduler_type == SchedulerType.INVERSE_SQRT and args.learning_rate > HIGHEST_PEAK:
             logger.warning(
                 f"The learning rate peaks at {args.learning_rate:.1e}, after {warmup:,} updates (--warmup_steps); "
-                f"above {HIGHEST_PEAK:.0e} models often learn little or nothing. The fewer updates of warm-up, the higher is the "
-                "paper's peak: raise --warmup_steps, or give a lower --learning_rate."
+                f"above {HIGHEST_PEAK:.0e} models often learn little or nothing. The fewer updates of warm-up, the "
+                "higher is the paper's peak: raise --warmup_steps, or give a lower --learning_rate."
             )
