@@ -1,10 +1,12 @@
 """What every script does at its edges: read options, tell errors in one line, stop cleanly on Ctrl-C."""
 
 import argparse
+import difflib
 import json
 import logging
 import os
 import platform
+import re
 import sys
 import tempfile
 from collections.abc import Callable, Collection, Iterable, Iterator
@@ -16,9 +18,10 @@ from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import torch
+import transformers
 from huggingface_hub.errors import HTTPError, StrictDataclassError
 from safetensors import SafetensorError
-from transformers import HfArgumentParser
+from transformers import AutoConfig, HfArgumentParser, TrainingArguments
 
 from .generation.line_files import replacing_file
 
@@ -95,10 +98,40 @@ def parse_arguments(*dataclass_types: Any, description: str | None) -> tuple[Any
             options = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
             _check_types(options, dataclass_types, sys.argv[1])
             return parser.parse_dict(options)
-        return parser.parse_args_into_dataclasses()
+        return _parse_words(parser)
     except (ValueError, OSError) as error:
         sys.stderr.write(f"error: {error}\n--help lists all options.\n")
         sys.exit(2)
+
+
+def _parse_words(parser: HfArgumentParser) -> tuple[Any, ...]:
+    """Parse the command line, the names of options first: argparse would tell what is missing for a mistyped one."""
+    known = [name for action in parser._actions for name in action.option_strings]
+    for word in sys.argv[1:]:
+        name = word.partition("=")[0]
+        if name.startswith("--") and name not in known and " " not in word:  # with a space it is the value of another
+            raise ValueError(f"unknown option {name}{_nearest(name, known)}")
+    *parsed, left_over = parser.parse_args_into_dataclasses(return_remaining_strings=True)
+    if left_over:
+        raise ValueError(f"no option takes {' '.join(left_over)!r}; put quotes around a value with spaces.")
+    return tuple(parsed)
+
+
+def _nearest(name: str, known: Collection[str]) -> str:
+    """End a sentence about a name that is not known with the one that was meant, if there is one like it."""
+    nearest = difflib.get_close_matches(name, known, n=1)
+    return f"; did you mean {nearest[0]}?" if nearest else "."
+
+
+def set_up_logging(training_args: TrainingArguments) -> None:
+    """Tell messages as they are; of other processes than the first, and of requests to the Hub, warnings alone.
+
+    Args:
+        training_args (`TrainingArguments`): Which process this is, and `log_level`.
+    """
+    logging.basicConfig(format="%(message)s", level=logging.INFO if training_args.should_log else logging.WARNING)
+    logging.getLogger("httpx").setLevel(logging.WARNING)  # it tells every request that a push consists of
+    transformers.utils.logging.set_verbosity(training_args.get_process_log_level())
 
 
 def _check_types(options: Any, dataclass_types: tuple[Any, ...], path: str) -> None:
@@ -108,7 +141,7 @@ def _check_types(options: Any, dataclass_types: tuple[Any, ...], path: str) -> N
     types = {name: hint for each in dataclass_types for name, hint in get_type_hints(each).items()}
     for name, value in options.items():
         if name not in types:
-            raise ValueError(f"{path}: there is no option called {name!r}.")
+            raise ValueError(f"{path}: there is no option called {name!r}{_nearest(name, types)}")
         type_ = types[name]
         allowed = get_args(type_) if get_origin(type_) in (Union, UnionType) else (type_,)
         if value is not None and not any(_is_of(value, each) for each in allowed):
@@ -141,31 +174,36 @@ def check_output_dir(output_dir: str | None) -> None:
     """
     if not output_dir:
         raise ValueError("`output_dir` is missing; give a folder as --output_dir.")
-    folder = Path(output_dir).absolute()
+    _check_folder(Path(output_dir).absolute(), f"`output_dir` ({output_dir}) must be a folder")
+
+
+def _check_folder(folder: Path, rule: str) -> None:
+    """Check that a folder can be made and written to; otherwise the error begins with the rule."""
     for each in (folder, *folder.parents):
         if each.is_symlink() and not each.exists():
-            raise ValueError(
-                f"`output_dir` ({output_dir}) must be a folder, but {each} is a link to nothing; remove it."
-            )
+            raise ValueError(f"{rule}, but {each} is a link to nothing; remove it.")
     existing = next(each for each in (folder, *folder.parents) if each.exists())
     try:
         with tempfile.TemporaryFile(dir=existing):
             pass
     except OSError as error:
-        raise ValueError(f"`output_dir` ({output_dir}) must be a folder that can be written to: {error}.") from error
+        raise ValueError(f"{rule} that can be written to: {error}.") from error
 
 
 def check_results_file(path: str | None) -> None:
-    """Fail now rather than after hours if a file of results can't be written.
+    """Fail now rather than after hours if a file of results can't be written. Leaves nothing behind.
 
     Args:
-        path (`str`, *optional*): The file, which need not exist yet.
+        path (`str`, *optional*): The file, which need not exist yet, nor need its folder.
 
     Raises:
-        ValueError: if its folder does not exist, or it is a folder.
+        ValueError: if it is a folder, or its folder can't be made or written to.
     """
-    if path is not None and (not Path(path).absolute().parent.is_dir() or Path(path).is_dir()):
-        raise ValueError(f"`results_file` must be a file in a folder that exists, got {path}.")
+    if path is None:
+        return
+    if Path(path).is_dir():
+        raise ValueError(f"`results_file` must be a file, but {path} is a folder; give a file in it.")
+    _check_folder(Path(path).absolute().parent, f"`results_file` ({path}) must be in a folder")
 
 
 def check_files(**files: str | list[str] | None) -> None:
@@ -223,7 +261,7 @@ def check_models(**models: str | None) -> None:
 
 @contextmanager
 def explained_loading(option: str, name_or_path: str | os.PathLike[str] | None) -> Iterator[None]:
-    """Say in one line that a model is not there, where transformers tells much else.
+    """Say in one line that a model is not there or of the wrong kind, where transformers tells much else.
 
     Args:
         option (`str`): Name of the option.
@@ -233,11 +271,18 @@ def explained_loading(option: str, name_or_path: str | os.PathLike[str] | None) 
         Nothing: the block loads it.
 
     Raises:
-        ValueError: if there is no such folder, and loading from the Hub fails.
+        ValueError: if there is no such folder, and loading from the Hub fails, or the model is of the wrong kind.
     """
     try:
         yield
     except (OSError, ValueError) as error:
+        wrong_kind = re.match(r"Unrecognized configuration class .* for this kind of AutoModel: (\w+)", str(error))
+        if wrong_kind:
+            auto_class, model_type = wrong_kind[1], AutoConfig.from_pretrained(name_or_path).model_type
+            example = "a translator" if auto_class == "AutoModelForSeq2SeqLM" else "a BERT"
+            raise ValueError(
+                f"`{option}` ({name_or_path}) is a {model_type}; a model of {auto_class} is needed, such as {example}."
+            ) from None
         if name_or_path is None or Path(name_or_path).is_dir():
             raise
         first = str(error).strip().partition("\n")[0]
@@ -279,12 +324,13 @@ def write_report(path: str, report: dict[str, Any]) -> None:
     """Write results to a JSON file, with the versions and the machine that they were obtained with.
 
     Args:
-        path (`str`): The file, which appears when it is complete.
+        path (`str`): The file, which appears when it is complete; its folder is made if there is none.
         report (`dict[str, Any]`): What to write.
 
     Raises:
         ValueError: if the file can't be written.
     """
+    Path(path).absolute().parent.mkdir(parents=True, exist_ok=True)
     with replacing_file(path) as file:
         file.write(json.dumps({**report, **describe_environment()}, indent=2, ensure_ascii=False) + "\n")
 

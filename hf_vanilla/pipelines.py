@@ -37,7 +37,8 @@ class TranslationPipeline(pipeline_vanilla_transformer.TranslationPipeline):
     - any other argument of `translate`, such as `max_tokens_per_batch`, and those of `generate()` that it does not set
       itself: for `max_new_tokens` and `max_length` give `max_length_offset`, for `num_return_sequences` `n_best`.
 
-    Returns for each text a list of `{"translation_text": ..., "score": ...}`, best first; for a single text that list.
+    Returns for each text a list of `{"translation_text": ..., "score": ...}`, best first. For a single text it is that
+    list alone, and for a `list` of texts with one translation each one flat list, as transformers 4 gave it.
     """
 
     def _forward(

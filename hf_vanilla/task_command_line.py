@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import transformers
 from transformers import AutoConfig, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from .command_line import (
@@ -16,6 +15,7 @@ from .command_line import (
     check_results_file,
     explained_loading,
     parse_arguments,
+    set_up_logging,
     show_report,
     without_load_report,
     write_report,
@@ -144,11 +144,15 @@ def build_model(auto_class: Any, arguments: CommonTaskArguments, **fields: Any) 
 
     Returns:
         `PreTrainedModel`: the model.
+
+    Raises:
+        ValueError: if the model is of the wrong kind.
     """
     name = arguments.model_name_or_path
     if arguments.from_scratch:
-        return auto_class.from_config(AutoConfig.from_pretrained(name, **fields))
-    with without_load_report():
+        with explained_loading("model_name_or_path", name):
+            return auto_class.from_config(AutoConfig.from_pretrained(name, **fields))
+    with explained_loading("model_name_or_path", name), without_load_report():
         model, loading = auto_class.from_pretrained(
             name, ignore_mismatched_sizes=True, output_loading_info=True, **fields
         )
@@ -179,8 +183,7 @@ def parse_task_arguments(*dataclass_types: Any, description: str | None) -> tupl
     first, *others = dataclass_types
     parsed = parse_arguments(first, FinetuningArguments, *others, description=description)
     training_args = parsed[1]
-    logging.basicConfig(format="%(message)s", level=logging.INFO if training_args.should_log else logging.WARNING)
-    transformers.utils.logging.set_verbosity(training_args.get_process_log_level())
+    set_up_logging(training_args)
     return parsed
 
 

@@ -19,7 +19,15 @@ from transformers import AutoModelForPreTraining, AutoTokenizer, DataCollatorFor
 from transformers.utils import logging
 
 import hf_vanilla  # noqa: F401  (the Auto classes learn our models)
-from hf_vanilla.command_line import check_files, check_models, check_results_file, parse_arguments, run, write_report
+from hf_vanilla.command_line import (
+    check_files,
+    check_models,
+    check_results_file,
+    explained_loading,
+    parse_arguments,
+    run,
+    write_report,
+)
 from hf_vanilla.data import build_pretraining_dataset, load_documents, mask_statically
 from hf_vanilla.metrics import PretrainingMetrics
 from hf_vanilla.training import VanillaTrainer, VanillaTrainingArguments
@@ -97,8 +105,9 @@ def main() -> None:
     check_files(files=arguments.files)
     check_results_file(arguments.results_file)
     check_models(model=arguments.model)
-    tokenizer = AutoTokenizer.from_pretrained(arguments.model)
-    model, loading = AutoModelForPreTraining.from_pretrained(arguments.model, output_loading_info=True)
+    with explained_loading("model", arguments.model):
+        tokenizer = AutoTokenizer.from_pretrained(arguments.model)
+        model, loading = AutoModelForPreTraining.from_pretrained(arguments.model, output_loading_info=True)
     if any(name.startswith(TOKEN_HEAD) for name in loading["missing_keys"]):
         raise ValueError(
             f"`model` must have a head for masked tokens, but {arguments.model} has none; give the pre-trained model."

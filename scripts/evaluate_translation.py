@@ -42,6 +42,14 @@ def main() -> None:
     """Score, print and perhaps write the result."""
     (arguments,) = parse_arguments(EvaluationArguments, description=__doc__)
     hypotheses, references = read_lines(arguments.hypotheses), read_lines(arguments.references)
+    if len(hypotheses) != len(references):
+        raise ValueError(
+            f"`hypotheses` and `references` must have equally many lines, but {arguments.hypotheses} has "
+            f"{len(hypotheses)} and {arguments.references} has {len(references)}; line N of one is scored against "
+            "line N of the other."
+        )
+    if not hypotheses:
+        raise ValueError(f"`hypotheses` must have at least one line, but {arguments.hypotheses} is empty.")
     bleu = Bleu().compute(
         predictions=hypotheses, references=references, tokenize=arguments.tokenize, lowercase=arguments.lowercase
     )

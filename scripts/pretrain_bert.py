@@ -25,7 +25,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import transformers
 from transformers import AutoTokenizer, DataCollatorForLanguageModeling, set_seed
 
 from hf_vanilla import VanillaBertConfig, VanillaBertForMaskedLM, VanillaBertForPreTraining
@@ -36,6 +35,7 @@ from hf_vanilla.command_line import (
     explained_loading,
     parse_arguments,
     run,
+    set_up_logging,
 )
 from hf_vanilla.data import (
     WholeWordMaskingCollator,
@@ -47,10 +47,10 @@ from hf_vanilla.data import (
 from hf_vanilla.metrics import PretrainingMetrics
 from hf_vanilla.tokenization import train_wordpiece_tokenizer
 from hf_vanilla.training import (
-    LongWarmupWarning,
     Phase,
     PretrainingTrainer,
     VanillaTrainingArguments,
+    WarmupWarning,
     begin_run,
     folder_of_tokenizer,
     hold_folder,
@@ -98,6 +98,11 @@ class ModelArguments:
     alphabet_size: int = field(
         default=1000, metadata={"help": "Different characters in the vocabulary to train; 6000 or more for Chinese."}
     )
+
+    def __post_init__(self):
+        if self.preset not in VanillaBertConfig.preset_names():
+            names = ", ".join(VanillaBertConfig.preset_names())
+            raise ValueError(f"`preset` must be one of {names}; got {self.preset!r}.")
 
 
 @dataclass
@@ -241,11 +246,16 @@ def build_examples(model_args: ModelArguments, data_args: DataArguments, corpora
     return phases, held_out.remove_columns(["special_tokens_mask", "offset_mapping"])
 
 
+def given_fields(arguments: ModelArguments) -> dict:
+    """Return the fields of the config that options set."""
+    given = {name: getattr(arguments, name) for name in MODEL_SIZES + REGULARISATION}
+    return {name: value for name, value in given.items() if value is not None}
+
+
 def get_model(arguments: ModelArguments, tokenizer, longest: int):
     """Load the model to go on from, or build a new one that fits the tokenizer."""
     model_class = VanillaBertForMaskedLM if arguments.no_next_sentence_prediction else VanillaBertForPreTraining
-    given = {name: getattr(arguments, name) for name in MODEL_SIZES + REGULARISATION}
-    given = {name: value for name, value in given.items() if value is not None}
+    given = given_fields(arguments)
     if arguments.model_name_or_path is not None:
         fixed = sorted(given.keys() - set(REGULARISATION))
         if fixed:
@@ -273,14 +283,15 @@ def main() -> None:
     model_args, data_args, training_args = parse_arguments(
         ModelArguments, DataArguments, PretrainingArguments, description=__doc__
     )
-    logging.basicConfig(format="%(message)s", level=logging.INFO if training_args.should_log else logging.WARNING)
-    transformers.utils.logging.set_verbosity(training_args.get_process_log_level())
+    set_up_logging(training_args)
     check_phases(data_args)
     check_output_dir(training_args.output_dir)
     check_models(
         model_name_or_path=model_args.model_name_or_path, tokenizer_name_or_path=model_args.tokenizer_name_or_path
     )
     check_files(train_files=data_args.train_files, validation_files=data_args.validation_files)
+    if model_args.model_name_or_path is None:
+        VanillaBertConfig.preset(model_args.preset, **given_fields(model_args))  # fails now if sizes don't fit
     with hold_folder(training_args.output_dir, is_main_process=training_args.should_save):
         train(model_args, data_args, training_args)
 
@@ -324,7 +335,7 @@ def train(model_args: ModelArguments, data_args: DataArguments, training_args: P
         eval_dataset=held_out,
         processing_class=tokenizer,
         compute_metrics=metrics,
-        callbacks=[LongWarmupWarning()],
+        callbacks=[WarmupWarning()],
         preprocess_logits_for_metrics=metrics.preprocess_logits,
     )
 

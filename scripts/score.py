@@ -22,7 +22,7 @@ import torch
 from accelerate import PartialState
 from accelerate.utils import gather_object
 
-from hf_vanilla.command_line import check_models, parse_arguments, run
+from hf_vanilla.command_line import check_models, explained_loading, parse_arguments, run
 from hf_vanilla.generation import load_translator, score_texts
 from hf_vanilla.generation.line_files import STANDARD_STREAM, on_first_process, read_lines, replacing_file
 
@@ -87,7 +87,8 @@ def score_lines(
 ) -> list[float]:
     """Score the pairs, each process its share, and return the scores in the order of the lines."""
     device = processes.device if arguments.device == "auto" else torch.device(arguments.device)
-    model, tokenizer, target_tokenizer = load_translator(arguments.model, dtype=arguments.dtype, device=device)
+    with explained_loading("model", arguments.model):
+        model, tokenizer, target_tokenizer = load_translator(arguments.model, dtype=arguments.dtype, device=device)
     numbers = range(processes.process_index, len(sources), processes.num_processes)
     scores = score_texts(
         model,

@@ -25,7 +25,6 @@ from pathlib import Path
 from typing import Literal
 
 import torch
-import transformers
 from datasets import IterableDataset
 from transformers import (
     AutoModelForSeq2SeqLM,
@@ -44,16 +43,17 @@ from hf_vanilla.command_line import (
     explained_loading,
     parse_arguments,
     run,
+    set_up_logging,
 )
 from hf_vanilla.data import load_parallel_dataset, tokenize_parallel_dataset
 from hf_vanilla.metrics import TranslationMetrics
 from hf_vanilla.models.text_batches import TARGET_TOKENIZER
 from hf_vanilla.tokenization import load_tokenizers, train_tokenizer
 from hf_vanilla.training import (
-    LongWarmupWarning,
     PatientPushes,
     VanillaTrainer,
     VanillaTrainingArguments,
+    WarmupWarning,
     average_checkpoints,
     begin_run,
     folder_of_tokenizer,
@@ -116,6 +116,11 @@ class ModelArguments:
         metadata={"help": "One vocabulary per language instead of a joint one (Chinese and English, say)."},
     )
 
+    def __post_init__(self):
+        if self.preset not in VanillaTransformerConfig.preset_names():
+            names = ", ".join(VanillaTransformerConfig.preset_names())
+            raise ValueError(f"`preset` must be one of {names}; got {self.preset!r}.")
+
 
 @dataclass
 class DataArguments:
@@ -155,7 +160,7 @@ class TranslationTrainingArguments(VanillaTrainingArguments):
     )
     lr_scheduler_type: str = field(default="inverse_sqrt", metadata={"help": "inverse_sqrt (the paper), linear, ..."})
     warmup_steps: float = field(
-        default=4000, metadata={"help": "Updates over which the learning rate grows; a third of max_steps, or fewer."}
+        default=4000, metadata={"help": "Updates over which the learning rate grows; about a third of max_steps."}
     )
     adam_beta2: float = field(default=0.98, metadata={"help": "Adam's second decay rate."})
     adam_epsilon: float = field(default=1e-9, metadata={"help": "Adam's epsilon."})
@@ -288,15 +293,21 @@ def train_tokenizers(arguments: ModelArguments, pairs):
     return joint, joint
 
 
+def given_fields(arguments: ModelArguments) -> dict:
+    """Return the fields of the config that options set."""
+    given = {name: getattr(arguments, name) for name in MODEL_SIZES + MODEL_CHOICES + REGULARISATION}
+    return {name: value for name, value in given.items() if value is not None}
+
+
 def get_model(arguments: ModelArguments, tokenizer, target_tokenizer):
     """Load the model to go on from, or build a new one that fits the tokenizers."""
-    given = {name: getattr(arguments, name) for name in MODEL_SIZES + MODEL_CHOICES + REGULARISATION}
-    given = {name: value for name, value in given.items() if value is not None}
+    given = given_fields(arguments)
     if arguments.model_name_or_path is not None:
         fixed = sorted(given.keys() - set(REGULARISATION))
         if fixed:
             raise ValueError(f"`{fixed[0]}` can't be changed in a trained model (`model_name_or_path`); leave it out.")
-        return AutoModelForSeq2SeqLM.from_pretrained(arguments.model_name_or_path, **given)
+        with explained_loading("model_name_or_path", arguments.model_name_or_path):
+            return AutoModelForSeq2SeqLM.from_pretrained(arguments.model_name_or_path, **given)
     is_joint = target_tokenizer is tokenizer
     config = VanillaTransformerConfig.preset(
         arguments.preset,
@@ -324,7 +335,7 @@ def build_trainer(model, tokenizer, target_tokenizer, data, training_args, bleu_
         "eval_dataset": data.get("validation"),
         "processing_class": tokenizer,
         "data_collator": DataCollatorForSeq2Seq(tokenizer, model=model),
-        "callbacks": [LongWarmupWarning()],
+        "callbacks": [WarmupWarning()],
     }
     if target_tokenizer is not tokenizer:
         kwargs["callbacks"].append(SaveTargetTokenizer(target_tokenizer))
@@ -353,12 +364,13 @@ def main() -> None:
     model_args, data_args, training_args = parse_arguments(
         ModelArguments, DataArguments, TranslationTrainingArguments, description=__doc__
     )
-    logging.basicConfig(format="%(message)s", level=logging.INFO if training_args.should_log else logging.WARNING)
-    transformers.utils.logging.set_verbosity(training_args.get_process_log_level())
+    set_up_logging(training_args)
     check_output_dir(training_args.output_dir)
     check_models(
         model_name_or_path=model_args.model_name_or_path, tokenizer_name_or_path=model_args.tokenizer_name_or_path
     )
+    if model_args.model_name_or_path is None:
+        VanillaTransformerConfig.preset(model_args.preset, **given_fields(model_args))  # fails now if sizes don't fit
     with hold_folder(training_args.output_dir, is_main_process=training_args.should_save):
         train(model_args, data_args, training_args)
 

@@ -25,7 +25,7 @@ import torch
 from accelerate import PartialState
 from accelerate.utils import gather_object
 
-from hf_vanilla.command_line import check_models, parse_arguments, run
+from hf_vanilla.command_line import check_models, explained_loading, parse_arguments, run
 from hf_vanilla.generation import Translation, load_translator, translate
 from hf_vanilla.generation.line_files import on_first_process, read_lines, replacing_file
 
@@ -118,7 +118,8 @@ def format_translations(number: int, translations: list[Translation], arguments:
 def translate_lines(lines: list[str], arguments: TranslateArguments, processes: PartialState) -> list[str]:
     """Translate the lines, each process its share, into blocks of output in the order of the lines."""
     device = processes.device if arguments.device == "auto" else torch.device(arguments.device)
-    model, tokenizer, target_tokenizer = load_translator(arguments.model, dtype=arguments.dtype, device=device)
+    with explained_loading("model", arguments.model):
+        model, tokenizer, target_tokenizer = load_translator(arguments.model, dtype=arguments.dtype, device=device)
     step = processes.num_processes
     numbers = range(processes.process_index, len(lines), step)
     translations = translate(

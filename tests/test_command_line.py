@@ -1,20 +1,27 @@
 """What the scripts have in common at their edges: the order of the help, and what Ctrl-C ends with."""
 
+import json
 import logging
 import os
+import re
 from dataclasses import dataclass, field
 
 import pytest
 import torch
-from transformers import TrainingArguments
+from transformers import AutoConfig, AutoModelForSeq2SeqLM, AutoModelForSequenceClassification, TrainingArguments
 
+from hf_vanilla import VanillaBertConfig, VanillaTransformerConfig
 from hf_vanilla.command_line import (
     INTERRUPTED,
     check_models,
     check_output_dir,
+    check_results_file,
+    explained_loading,
     parse_arguments,
     run,
+    set_up_logging,
     without_load_report,
+    write_report,
 )
 from hf_vanilla.training import told_how_to_go_on
 
@@ -54,6 +61,45 @@ def test_an_error_is_told_with_what_was_noted(capsys):
 
     assert run(main) == 1
     assert capsys.readouterr().err == "error: no answer\nTry again later.\n"
+
+
+@dataclass
+class NeedyArguments:
+    folder: str = field(metadata={"help": "Must be given."})
+    commands: list[str] = field(default_factory=list, metadata={"help": "Any text."})
+    is_red: bool = field(default=True, metadata={"help": "Colour."})
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--foldr", "x"], "unknown option --foldr; did you mean --folder?"),
+        (["--foldr=x"], "unknown option --foldr; did you mean --folder?"),
+        (["--folder", "x", "--xyzzy"], "unknown option --xyzzy."),
+        (["--folder", "x", "y", "-z"], "no option takes 'y -z'; put quotes around a value with spaces."),
+    ],
+    ids=["before what is missing", "with a value", "like none", "no option"],
+)
+def test_unknown_options_are_told_first(capsys, monkeypatch, words, told):
+    monkeypatch.setattr("sys.argv", ["script.py", *words])
+    with pytest.raises(SystemExit) as exit:
+        parse_arguments(NeedyArguments, description=None)
+    assert exit.value.code == 2
+    assert capsys.readouterr().err == f"error: {told}\n--help lists all options.\n"
+
+
+def test_values_that_look_like_options_and_all_spellings_pass(monkeypatch):
+    monkeypatch.setattr("sys.argv", ["script.py", "--folder=-1", "--commands", "a", "--b c", "--no-is-red"])
+    (parsed,) = parse_arguments(NeedyArguments, description=None)
+    assert (parsed.folder, parsed.commands, parsed.is_red) == ("-1", ["a", "--b c"], False)
+
+
+def test_an_unknown_option_of_a_file_is_told_with_the_nearest(tmp_path, capsys, monkeypatch):
+    (tmp_path / "options.json").write_text('{"foldr": "x"}')
+    monkeypatch.setattr("sys.argv", ["script.py", str(tmp_path / "options.json")])
+    with pytest.raises(SystemExit):
+        parse_arguments(NeedyArguments, description=None)
+    assert "there is no option called 'foldr'; did you mean folder?\n" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("is_saved", [True, False], ids=["checkpoint", "none"])
@@ -104,6 +150,44 @@ def test_a_link_to_nothing_is_no_folder(tmp_path, given):
     check_output_dir(str(tmp_path / given))
 
 
+def test_the_folder_of_results_is_made_when_they_are_written(tmp_path):
+    path = tmp_path / "runs" / "reviews" / "results.json"
+    check_results_file(str(path))
+    assert list(tmp_path.iterdir()) == []
+    write_report(str(path), {"main_score": "accuracy"})
+    assert json.loads(path.read_text())["main_score"] == "accuracy"
+
+
+def test_results_that_can_not_be_written_are_told_of_at_once(tmp_path):
+    with pytest.raises(ValueError, match=f"`results_file` must be a file, but {tmp_path} is a folder; give a file in"):
+        check_results_file(str(tmp_path))
+    (tmp_path / "file").touch()
+    with pytest.raises(ValueError, match=r"`results_file` \(.*r.json\) must be in a folder that can be written to: "):
+        check_results_file(str(tmp_path / "file" / "r.json"))
+    (tmp_path / "link").symlink_to(tmp_path / "gone")
+    with pytest.raises(ValueError, match=r"must be in a folder, but .*link is a link to nothing; remove it"):
+        check_results_file(str(tmp_path / "link" / "r.json"))
+
+
+@pytest.mark.parametrize(("is_first", "told"), [(True, ["progress", "trouble", "slow"]), (False, ["trouble", "slow"])])
+def test_requests_are_not_told_of(tmp_path, caplog, monkeypatch, is_first, told):
+    loggers = logging.getLogger(), logging.getLogger("httpx"), logging.getLogger("transformers")
+    levels = [logger.level for logger in loggers]
+    monkeypatch.setattr(TrainingArguments, "should_log", is_first)
+    monkeypatch.setattr(loggers[0], "handlers", [])  # so that the root has none yet, as in a script
+    try:
+        set_up_logging(TrainingArguments(str(tmp_path), use_cpu=True))
+        loggers[0].addHandler(caplog.handler)
+        logging.getLogger("train").info("progress")
+        logging.getLogger("train").warning("trouble")
+        loggers[1].info("HTTP Request: POST")
+        loggers[1].warning("slow")
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
+    assert caplog.messages == told
+
+
 def test_only_the_list_of_weights_is_silenced(caplog):
     reporter = logging.getLogger("transformers.modeling_utils")
     with caplog.at_level(logging.WARNING), without_load_report():
@@ -111,6 +195,34 @@ def test_only_the_list_of_weights_is_silenced(caplog):
         reporter.warning("Something else.")
     reporter.warning("Model LOAD REPORT from: y")
     assert caplog.messages == ["Something else.", "Model LOAD REPORT from: y"]
+
+
+@pytest.mark.parametrize(
+    ("config", "load", "needed"),
+    [
+        (
+            VanillaBertConfig(),
+            AutoModelForSeq2SeqLM.from_pretrained,
+            "AutoModelForSeq2SeqLM is needed, such as a translator.",
+        ),
+        (
+            VanillaTransformerConfig(),
+            lambda name: AutoModelForSequenceClassification.from_config(AutoConfig.from_pretrained(name)),
+            "AutoModelForSequenceClassification is needed, such as a BERT.",
+        ),
+    ],
+    ids=["translator", "BERT"],
+)
+def test_the_wrong_kind_of_model_is_told_in_one_sentence(tmp_path, config, load, needed):
+    config.save_pretrained(tmp_path)
+    message = re.escape(f"`model` ({tmp_path}) is a {config.model_type}; a model of {needed}") + "$"
+    with pytest.raises(ValueError, match=message), explained_loading("model", str(tmp_path)):
+        load(str(tmp_path))
+
+
+def test_other_trouble_of_a_folder_is_told_as_it_is(tmp_path):
+    with pytest.raises(ValueError, match="^Something else"), explained_loading("model", str(tmp_path)):
+        raise ValueError("Something else.")
 
 
 @pytest.mark.parametrize("given", ["{}/no", "./no", "../no", "~/no", "runs/no", "runs/bert/checkpoint-7"])

@@ -3,6 +3,8 @@
 import ast
 import json
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -16,6 +18,8 @@ from hf_vanilla import (
     VanillaTransformerForConditionalGeneration,
 )
 from hf_vanilla.tokenization import train_tokenizer, train_wordpiece_tokenizer
+from hf_vanilla.training import noam_learning_rate
+from hf_vanilla.training.schedule import HIGHEST_PEAK
 
 
 ROOT = Path(__file__).parents[1]
@@ -25,11 +29,15 @@ RESULTS = sorted((ROOT / "model_cards" / "results").glob("*.json"))
 BENCHMARKS = sorted((ROOT / "scripts" / "benchmark" / "results").glob("*.json"))
 
 
-def program_of(heading):
+def code_of(heading):
     """The first program below a heading."""
     block = README[README.index(f"## {heading}\n") :]
-    code = re.search(r"```python\n(.*?)```", block, flags=re.DOTALL).group(1)
-    return compile(code, "README.md", "exec")
+    return re.search(r"```python\n(.*?)```", block, flags=re.DOTALL).group(1)
+
+
+def program_of(heading):
+    """The same, compiled."""
+    return compile(code_of(heading), "README.md", "exec")
 
 
 def test_a_few_lines_run(capsys):
@@ -39,6 +47,27 @@ def test_a_few_lines_run(capsys):
     assert names["loss"].item() > 0
     assert names["model"].model.encoder.embed_tokens.weight.grad.abs().sum() > 0
     assert names["translations"].shape[0] == 2
+
+
+def save_translator(folder):
+    config = VanillaTransformerConfig(
+        vocab_size=280, d_model=12, d_ff=20, num_heads=3, encoder_layers=1, decoder_layers=1
+    )
+    VanillaTransformerForConditionalGeneration(config).save_pretrained(folder)
+    train_tokenizer(["the dog likes the cat"] * 3, 280, show_progress=False).save_pretrained(folder)
+
+
+def test_what_was_published_works_without_the_package_and_asks_nothing(tmp_path):
+    """A folder of the same name stands for the repository."""
+    save_translator(tmp_path / "my-name" / "en-de")
+    program = 'import sys; sys.modules["hf_vanilla"] = None\n' + code_of("Publish on the Hub")
+    finished = subprocess.run(
+        [sys.executable, "-c", program], cwd=tmp_path, stdin=subprocess.DEVNULL, capture_output=True, text=True,
+        timeout=300, check=False,
+    )  # fmt: skip
+    assert finished.returncode == 0, finished.stderr
+    assert [sorted(each) for each in ast.literal_eval(finished.stdout)] == [["score", "translation_text"]] * 2
+    assert "Do you wish to run the custom code?" not in finished.stdout + finished.stderr
 
 
 def test_the_pipelines_run(tmp_path, monkeypatch, capsys):
@@ -52,11 +81,7 @@ def test_the_pipelines_run(tmp_path, monkeypatch, capsys):
         TOKENIZER.save_pretrained(f"runs/{folder}")
         config = VanillaBertConfig(vocab_size=len(TOKENIZER), initializer_range=0.5, **sizes)
         model_class(config).save_pretrained(f"runs/{folder}")
-    config = VanillaTransformerConfig(
-        vocab_size=280, d_model=12, d_ff=20, num_heads=3, encoder_layers=1, decoder_layers=1
-    )
-    VanillaTransformerForConditionalGeneration(config).save_pretrained("runs/en-de")
-    train_tokenizer(["the dog likes the cat"] * 3, 280, show_progress=False).save_pretrained("runs/en-de")
+    save_translator("runs/en-de")
     exec(program_of("Pipelines"), {})
     translations, guesses, classes, answer = map(ast.literal_eval, capsys.readouterr().out.splitlines())
     assert [sorted(each) for each in translations] == [["score", "translation_text"]] * 2
@@ -65,10 +90,34 @@ def test_the_pipelines_run(tmp_path, monkeypatch, capsys):
     assert answer["answer"] in "Ben has two dogs and a cat."
 
 
+def test_the_estimate_runs(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    Path("train.en").write_text("the dog likes the cat\n" * 3)
+    Path("train.de").write_text("der hund mag die katze\n" * 3)
+    names = {}
+    exec(program_of("Speed"), names)
+    told = capsys.readouterr().out
+    model = VanillaTransformerForConditionalGeneration(names["config"])
+    assert told.startswith(f"{model.num_parameters():,} parameters, ")
+    assert re.search(r"[\d.]+ GB of memory, \d+:\d\d:\d\d \(h:mm:ss\)\n$", told)
+
+
+def options_of_trainings():
+    """The options of the commands that train a translator: a try-out, and the base model."""
+    commands = README.split("python scripts/train_translation.py")[1:]
+    return [dict(re.findall(r"--(\w+) ([\w./-]+)", command.partition("```")[0])) for command in commands]
+
+
+def test_the_try_out_has_a_sound_learning_rate():
+    options, _ = options_of_trainings()
+    d_model, warmup = int(options["d_model"]), int(options["warmup_steps"])
+    assert 3 * warmup == int(options["max_steps"])
+    assert noam_learning_rate(warmup, d_model, warmup) < HIGHEST_PEAK < noam_learning_rate(133, d_model, 133)
+
+
 def test_the_best_of_the_training_can_be_averaged():
     """The options that `--best` needs stand in the training's command."""
-    command = README[README.index("python scripts/train_translation.py") :]
-    options = dict(re.findall(r"--(\w+) (\w+)", command.partition("```")[0]))
+    _, options = options_of_trainings()
     best = int(re.search(r"average_checkpoints.py --run_dir runs/en-de --best (\d+)", README).group(1))
     assert (options["eval_strategy"], options["eval_steps"]) == ("steps", options["save_steps"])
     assert best < int(options["save_total_limit"]) <= int(options["max_steps"]) / int(options["save_steps"])

@@ -290,7 +290,8 @@ class TranslationPipeline(Pipeline):
       `output_logits` and `return_dict_in_generate`. For the `batch_size` of other pipelines give
       `max_tokens_per_batch`.
 
-    Returns for each text a list of `{"translation_text": ..., "score": ...}`, best first; for a single text that list.
+    Returns for each text a list of `{"translation_text": ..., "score": ...}`, best first. For a single text it is that
+    list alone, and for a `list` of texts with one translation each one flat list, as transformers 4 gave it.
     """
 
     _load_processor = False
@@ -325,8 +326,12 @@ class TranslationPipeline(Pipeline):
             TypeError: if `texts` are no texts.
             ValueError: if an option is out of its range or set here, or the model is in training mode.
         """
-        found = self.forward(as_texts("texts", texts), **{**self._forward_params, **options})
-        return found[0] if isinstance(texts, str) else found
+        options = {**self._forward_params, **options}
+        found = self.forward(as_texts("texts", texts), **options)
+        if isinstance(texts, str):
+            return found[0]
+        is_flat = isinstance(texts, list) and options.get("n_best", 1) == 1
+        return [row[0] for row in found] if is_flat else found
 
     def preprocess(self, inputs: Any, **options: Any) -> Any:
         """Return the inputs: tokenizing is part of batching, which needs all texts at once.

@@ -32,7 +32,7 @@ from .run_folder import (
     keep_options,
     train_to_end,
 )
-from .schedule import LongWarmupWarning, inverse_sqrt_schedule_from_one, noam_learning_rate
+from .schedule import WarmupWarning, inverse_sqrt_schedule_from_one, noam_learning_rate
 from .search import PAPER_GRID, search_settings
 from .trainer import VanillaTrainer, VanillaTrainingArguments
 
@@ -42,7 +42,6 @@ __all__ = [
     "Estimate",
     "FinetuningArguments",
     "FinetuningTask",
-    "LongWarmupWarning",
     "OrderedEvaluationTrainer",
     "PatientPushes",
     "Phase",
@@ -51,6 +50,7 @@ __all__ = [
     "RepeatableCollator",
     "VanillaTrainer",
     "VanillaTrainingArguments",
+    "WarmupWarning",
     "average_checkpoints",
     "begin_run",
     "bert_flops",

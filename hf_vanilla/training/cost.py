@@ -2,6 +2,7 @@
 
 import time
 from dataclasses import dataclass
+from datetime import timedelta
 from numbers import Integral
 from typing import Any
 
@@ -23,7 +24,7 @@ MASKED_SHARE = 0.15  # of the tokens of BERT's pre-training
 
 @dataclass
 class Estimate:
-    """What a training will cost.
+    """What a training will cost; `print` tells it in the usual units.
 
     Args:
         parameters (`int`): Parameters of the model.
@@ -40,6 +41,12 @@ class Estimate:
     flops: float
     memory: float
     seconds: float
+
+    def __str__(self) -> str:
+        return (
+            f"{self.parameters:,} parameters, {self.tokens_per_update:,.0f} tokens an update, {self.flops:.2e} "
+            f"operations, {self.memory / 1e9:.3g} GB of memory, {timedelta(seconds=round(self.seconds))} (h:mm:ss)"
+        )
 
 
 def estimate(
@@ -64,7 +71,8 @@ def estimate(
         config (`PreTrainedConfig`):
             Of the original Transformer, or of BERT, which is then pre-trained on both tasks.
         dataset (`datasets.Dataset`):
-            Tokenized, with `input_ids` and, for the Transformer, `labels`.
+            Tokenized, with `input_ids` and, for the Transformer, `labels`: a split of what
+            [`~hf_vanilla.data.tokenize_parallel_dataset`] or [`~hf_vanilla.data.build_pretraining_dataset`] returns.
         updates (`int`):
             Length of the run.
         max_tokens_per_batch (`int`):
@@ -180,7 +188,7 @@ class _Probe:
     def __init__(self, config: PreTrainedConfig, bf16: bool) -> None:
         is_pairs = isinstance(config, VanillaTransformerConfig)
         model_class: Any = VanillaTransformerForConditionalGeneration if is_pairs else VanillaBertForPreTraining
-        device = torch.accelerator.current_accelerator() or torch.device("cpu")
+        device = torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
         self.model: PreTrainedModel = model_class(config).to(device).train()
         self.optimizer = torch.optim.AdamW(self.model.parameters(), fused=True)
         self.bf16 = bf16

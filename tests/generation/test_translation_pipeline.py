@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from datasets import Dataset
 from text_translator import SENTENCES, save_translator
 from transformers import pipeline
 
-from hf_vanilla.generation import labels_of_beams, load_translator, score, translate
+from hf_vanilla.generation import Translation, labels_of_beams, load_translator, score, translate
 from hf_vanilla.models import pipeline_vanilla_transformer
 from hf_vanilla.models.text_batches import load_target_tokenizer
 from hf_vanilla.pipelines import TranslationPipeline
@@ -39,10 +40,20 @@ def test_one_text_and_several(folder, translator):
     [[wanted]] = expected(folder, SENTENCES[:1])
     assert single == {"translation_text": wanted.text, "score": pytest.approx(wanted.score)}
     assert single["translation_text"] == SENTENCES[0]
-    assert [row[0]["translation_text"] for row in translator(SENTENCES)] == [
-        row[0].text for row in expected(folder, SENTENCES)
+    rows = [
+        [{"translation_text": row[0].text, "score": pytest.approx(row[0].score, abs=1e-5)}]
+        for row in expected(folder, SENTENCES)
     ]
+    assert translator(SENTENCES) == [row[0] for row in rows]  # flat, as transformers 4 gave it
+    for iterable in (tuple(SENTENCES), iter(SENTENCES), Dataset.from_dict({"text": SENTENCES})["text"]):
+        assert translator(iterable) == rows
+    assert translator(SENTENCES[:1]) == rows[0]
     assert translator([]) == []
+
+
+def test_several_translations_stay_apart_even_where_only_one_is_found(own, monkeypatch):
+    monkeypatch.setattr(own, "_translate", lambda texts, **_: [[Translation(text, -1.0)] for text in texts])
+    assert own(["a", "b"], n_best=2) == [[{"translation_text": text, "score": -1.0}] for text in "ab"]
 
 
 def test_options_of_the_call_and_of_the_pipeline(folder, translator):
@@ -57,7 +68,7 @@ def test_options_of_the_call_and_of_the_pipeline(folder, translator):
 
 
 def test_alignments(folder, translator):
-    [[found]] = translator([SENTENCES[0]], return_alignments=True)
+    [found] = translator([SENTENCES[0]], return_alignments=True)
     [[wanted]] = expected(folder, [SENTENCES[0]], with_alignments=True)
     assert found["alignment"] == wanted.alignment.pairs
     assert found["alignment"]
@@ -106,10 +117,10 @@ def test_the_own_pipeline_gives_what_that_of_the_package_gives(own, translator, 
     texts = [*SENTENCES, " "]
     wanted = [
         [{**each, "score": pytest.approx(each["score"], abs=1e-5)} for each in row]
-        for row in translator(texts, **options)
+        for row in translator(iter(texts), **options)
     ]
-    assert own(texts, **options) == wanted
-    assert own(texts, **options, max_tokens_per_batch=1) == wanted
+    assert own(iter(texts), **options) == wanted
+    assert own(iter(texts), **options, max_tokens_per_batch=1) == wanted
     assert own(SENTENCES[1], **options) == wanted[1]
 
 

@@ -179,7 +179,7 @@ def test_options_that_do_not_fit_are_named_before_any_training(
         ('{"max_steps": "abc"}', "`max_steps` must be int, got 'abc'."),
         ('{"seeds": [1, "two"]}', "`seeds` must be list[int], got [1, 'two']."),
         ('{"from_scratch": 1}', "`from_scratch` must be bool, got 1."),
-        ('{"max_stepz": 3}', "there is no option called 'max_stepz'."),
+        ('{"max_stepz": 3}', "there is no option called 'max_stepz'; did you mean max_steps?"),
     ],
     ids=["list", "string", "strings", "number", "name"],
 )

@@ -167,9 +167,9 @@ def test_pre_training_goes_on_with_other_text_and_without_next_sentences(run_dir
         (["--train_files", "nowhere.txt"], "there is no file"),
         (["--phase_shares", "0.5", "0.4"], "`phase_shares` must add up to 1"),
         (["--phase_lengths", "16"], "must be equal in number"),
-        (["--preset", "huge"], "`name` must be one of base, large, tiny"),
+        (["--hidden_size", "13"], "`hidden_size` (13) must be"),
     ],
-    ids=["nothing", "file", "shares", "lengths", "preset"],
+    ids=["nothing", "file", "shares", "lengths", "sizes"],
 )
 def test_bad_input_ends_in_one_line(corpus, tmp_path, options, message):
     given = [] if not options or "--train_files" in options else ["--train_files", corpus / "train.txt"]
@@ -177,6 +177,13 @@ def test_bad_input_ends_in_one_line(corpus, tmp_path, options, message):
     assert finished.returncode == 1
     assert message in finished.stderr
     assert "Traceback" not in finished.stderr
+
+
+def test_a_preset_is_checked_before_anything_is_done(corpus, tmp_path):
+    finished = run("--train_files", corpus / "train.txt", "--preset", "huge", "--output_dir", tmp_path / "run")
+    assert finished.returncode == 2
+    assert "error: `preset` must be one of base, large, tiny, " in finished.stderr
+    assert not (tmp_path / "run").exists()
 
 
 def test_help_shows_examples_and_options():

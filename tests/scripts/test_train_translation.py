@@ -127,6 +127,26 @@ def test_translate_and_evaluate_a_file(run_dir, corpus, tmp_path):
     assert 0 <= result["bleu"] <= 100
 
 
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        (
+            ["a\nb\n", "a\n"],
+            "`hypotheses` and `references` must have equally many lines, but {0} has 2 and {1} has 1; ",
+        ),
+        (["", ""], "`hypotheses` must have at least one line, but {0} is empty."),
+    ],
+    ids=["unequal", "empty"],
+)
+def test_files_that_do_not_fit_are_named(tmp_path, lines, message):
+    files = [tmp_path / "out.de", tmp_path / "test.de"]
+    for file, text in zip(files, lines, strict=True):
+        file.write_text(text)
+    evaluated = run("evaluate_translation.py", "--hypotheses", files[0], "--references", files[1])
+    assert evaluated.returncode == 1
+    assert evaluated.stderr.startswith(f"error: {message.format(*files)}")
+
+
 @pytest.mark.slow
 def test_separate_vocabularies(corpus, tmp_path):
     output_dir = tmp_path / "run"
@@ -165,12 +185,14 @@ def test_help_names_every_group_of_options():
         (["--output_dir", "/proc/nothing"], "`output_dir` (/proc/nothing) must be a folder that can be written to"),
         (["--train_source_file", "a"], "Pass both of `train_source_file` and `train_target_file`, or neither"),
         (["--norm_position", "middle"], "invalid choice: 'middle'"),
+        (["--preset", "bsae"], "`preset` must be one of base, A_heads_1, "),
+        (["--d_model", "18"], "`d_model` (18) must be divisible by `num_heads` (4)"),
         (
             ["--train_source_file", "a", "--train_target_file", "b"],
             "`train_source_file` must name an existing file, but there is no file a",
         ),
     ],
-    ids=["unwritable", "one side", "nonsense", "missing"],
+    ids=["unwritable", "one side", "nonsense", "preset", "sizes", "missing"],
 )
 def test_bad_options_are_named_before_any_work(corpus, tmp_path, arguments, message):
     files = [] if "--train_source_file" in arguments else text_files(corpus)

@@ -173,7 +173,7 @@ def test_a_translation_is_one_line(script, options, wanted):
         (["--dtype", "float"], 2, "argument --dtype: invalid choice: 'float'"),
         (["--device", "tpu9"], 2, "--device: Invalid device string: 'tpu9'"),
         (["--length_penalty_type", "wu"], 2, "invalid choice: 'wu'"),
-        (["--beams", "4"], 2, "not used by the HfArgumentParser: ['--beams', '4']"),
+        (["--beams", "4"], 2, "error: unknown option --beams; did you mean --num_beams?"),
     ],
 )
 def test_refuses(run, tmp_path, arguments, status, message):

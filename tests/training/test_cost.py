@@ -7,7 +7,7 @@ from tiny_translation import tiny_config, tiny_pairs
 from torch.utils.flop_counter import FlopCounterMode
 
 from hf_vanilla import VanillaBertConfig, VanillaBertForPreTraining, VanillaTransformerForConditionalGeneration
-from hf_vanilla.training import bert_flops, estimate, transformer_flops
+from hf_vanilla.training import Estimate, bert_flops, estimate, transformer_flops
 
 
 BERT = {"vocab_size": 31, "hidden_size": 12, "num_hidden_layers": 3, "num_attention_heads": 2, "intermediate_size": 20}
@@ -49,6 +49,14 @@ def test_a_run_is_extrapolated(bf16):
     assert costs.seconds > 0
     twice = estimate(config, pairs, updates=200, max_tokens_per_batch=40, bf16=bf16, probes=2)
     assert twice.flops == pytest.approx(2 * costs.flops)
+
+
+def test_the_costs_are_told_with_units():
+    costs = Estimate(parameters=2_605_568, tokens_per_update=1234.6, flops=3.2149e15, memory=71.3e6, seconds=93_784.6)
+    assert str(costs) == (
+        "2,605,568 parameters, 1,235 tokens an update, 3.21e+15 operations, 0.0713 GB of memory, "
+        "1 day, 2:03:05 (h:mm:ss)"
+    )
 
 
 @pytest.mark.parametrize("mode", [torch.inference_mode, torch.no_grad])

@@ -4,9 +4,9 @@ from tiny_translation import Recorder, tiny_collator, tiny_config, tiny_model, t
 from transformers import MarianConfig, PreTrainedConfig, Seq2SeqTrainer, TrainerControl, TrainerState
 
 from hf_vanilla.training import (
-    LongWarmupWarning,
     VanillaTrainer,
     VanillaTrainingArguments,
+    WarmupWarning,
     noam_learning_rate,
     paper_optimizers,
     paper_training_arguments,
@@ -177,8 +177,28 @@ def test_paper_optimizers_refuse_other_schedules(tmp_path, schedule, warmup_step
 )
 def test_a_long_warmup_is_told_of(tmp_path, caplog, warmup, updates, told):
     arguments = VanillaTrainingArguments(str(tmp_path), warmup_steps=warmup, max_steps=updates, use_cpu=True)
-    LongWarmupWarning().on_train_begin(arguments, TrainerState(max_steps=updates), TrainerControl())
+    WarmupWarning().on_train_begin(arguments, TrainerState(max_steps=updates), TrainerControl())
     assert bool(caplog.messages) is told
     if told:
         assert "(--warmup_steps)" in caplog.text
         assert f"{updates} (--max_steps)" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("d_model", "warmup", "told"),
+    [(128, 133, True), (128, 200, False), (512, 40, False), (512, 36, True), (512, 4000, False)],
+    ids=["too short", "short", "wide", "wide, too short", "base"],
+)
+def test_too_high_a_peak_is_told_of(tmp_path, caplog, d_model, warmup, told):
+    arguments = paper_training_arguments(MarianConfig(d_model=d_model), str(tmp_path), warmup_steps=warmup)
+    WarmupWarning().on_train_begin(arguments, TrainerState(max_steps=20_000), TrainerControl())
+    assert [message.partition(",")[0] for message in caplog.messages] == (
+        [f"The learning rate peaks at {(d_model * warmup) ** -0.5:.1e}"] if told else []
+    )
+    assert ("raise --warmup_steps, or give a lower --learning_rate." in caplog.text) is told
+
+
+def test_a_given_peak_of_another_schedule_is_not_told_of(tmp_path, caplog):
+    arguments = VanillaTrainingArguments(str(tmp_path), learning_rate=0.1, lr_scheduler_type="linear", use_cpu=True)
+    WarmupWarning().on_train_begin(arguments, TrainerState(max_steps=60), TrainerControl())
+    assert caplog.messages == []
