@@ -350,7 +350,7 @@ def run(main: Callable[[], None]) -> int:
     try:
         main()
     except (ValueError, TypeError, OSError, ImportError, HTTPError, SafetensorError, StrictDataclassError) as error:
-        sys.stderr.write(f"error: {error}\n")
+        sys.stderr.write("\n".join([f"error: {error}", *getattr(error, "__notes__", ()), ""]))
         return 1
     except RuntimeError as error:
         if not any(words in str(error) for words in CANT_WRITE):

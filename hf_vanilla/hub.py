@@ -9,6 +9,7 @@ branch is read before anything else is done.
 import fnmatch
 import hashlib
 import io
+import json
 import os
 import re
 import time
@@ -21,15 +22,24 @@ from typing import Any, BinaryIO, NamedTuple, TypeVar
 
 import huggingface_hub
 import transformers
-from huggingface_hub import CommitOperationAdd, CommitOperationCopy, CommitOperationDelete, HfApi
+from huggingface_hub import CommitOperationAdd, CommitOperationCopy, CommitOperationDelete, HfApi, hf_hub_download
 from huggingface_hub.errors import HfHubHTTPError, HTTPError, RevisionNotFoundError
 from huggingface_hub.hf_api import RepoFile
 from safetensors import SafetensorError
 from transformers import AutoConfig, AutoTokenizer
 from transformers.utils import logging
 
-from .hub_trouble import cause_of, is_passing, status_of
-from .model_card import CURVE, CardFacts, card_of_folder, draw_curve
+from .hub_trouble import add_advice, cause_of, is_passing, status_of
+from .model_card import (
+    CURVE,
+    FROM_AUTHOR,
+    FROM_FOLDER,
+    CardFacts,
+    card_of_folder,
+    draw_curve,
+    sign_card,
+    stays,
+)
 from .registration import AUTO_CLASSES
 
 
@@ -106,7 +116,8 @@ def publish(
 
     A push that was stopped is gone on with by calling this again: what the Hub has is not sent again, and if nothing
     is left to do, no commit is made. When the Hub fails, the call is tried again after as long as the Hub asks for,
-    but if that is more than five minutes, its error is raised at once.
+    but if that is more than five minutes, its error is raised at once. Where `hf_xet` is installed, weights go to a
+    storage of their own, which is tried for some minutes too; `HF_HUB_DISABLE_XET=1` sends them without it.
 
     Args:
         folder (`str`):
@@ -122,8 +133,9 @@ def publish(
         commit_message (`str`):
             First line of the commit's message.
         facts (`CardFacts`, *optional*):
-            For the model card: training data, limits, licence and the like. With facts or results the card is written
-            anew, without them only where there is none.
+            For the model card: training data, limits, licence and the like. A card is written where there is none. It
+            is renewed by the next call as long as nobody edits it; if it was made with facts or results, only by a
+            call with facts or results.
         results (`dict[str, Any]`, *optional*):
             For the model card: a file of results.
         with_training_state (`bool`):
@@ -137,12 +149,16 @@ def publish(
         `Publication`: the commit and its files.
 
     Raises:
-        ValueError: if the folder is not fit to be published, see [`check_folder`]; if there is no such branch; if
+        ValueError: if the folder is not fit to be published, see [`check_folder`]; if there are facts or results for
+            a card that somebody has edited; if there is no token, no such branch, or a model of another type on it; if
             somebody else has pushed to it meanwhile; if what arrived is not what was sent; or if the tag names another
             commit.
         HfHubHTTPError: if the Hub refuses, or fails again and again.
+        ConnectionError: if the storage of `hf_xet` does.
     """
     files = check_folder(folder, with_training_state=with_training_state, token=token)
+    if not dry_run:
+        _check_token(token)
     api = HfApi(token=token)
     head: str | None = None
     remote: dict[str, _FileHash] = {}
@@ -155,19 +171,21 @@ def publish(
             trouble = _first_line(error)
     else:
         repo_id = retry(lambda: _whole_name(api, repo_id))
-    made = {}
-    if facts is not None or results is not None or "README.md" not in files:
-        made = _make_card(Path(folder), repo_id, facts, results, token)
+    made = _make_card(Path(folder), repo_id, facts, results, token)
     if not dry_run:
         head, remote = retry(lambda: _state_before(api, repo_id, revision))
+    if head is not None and private:
+        logger.warning(f"{repo_id} exists already and stays as it is: `private` is for a repository that is made.")
+    hashes = _hashes(Path(folder), files, made)
+    _check_family(Path(folder), repo_id, head, hashes, remote, token)
+    if not dry_run:
         for name, content in made.items():
-            (Path(folder) / name).write_bytes(content)
+            _put(Path(folder) / name, content)
         if head is None:
             _make_repo(api, repo_id, private)
             head, remote = retry(lambda: _head_and_tree(api, repo_id, revision))
-    hashes = _hashes(Path(folder), files, made)
     plan = _plan(repo_id, head, hashes, remote)
-    plan = replace(plan, card=made["README.md"].decode() if made else None, trouble=trouble)
+    plan = replace(plan, card=made["README.md"].decode() if "README.md" in made else None, trouble=trouble)
     if tag is not None and head is not None:
         _check_tag(api, plan, tag)
     if dry_run:
@@ -204,13 +222,23 @@ def roll_back(
         `Publication`: the new commit, or the old one if the files are those already.
 
     Raises:
-        ValueError: if somebody else has pushed to the branch meanwhile, or the new commit has other files.
+        ValueError: if there is no token or no such commit; if somebody else has pushed to the branch meanwhile; or if
+            the new commit has other files.
         HfHubHTTPError: if the Hub refuses, or fails again and again.
     """
+    if not dry_run:
+        _check_token(token)
     api = HfApi(token=token)
     repo_id = retry(lambda: _whole_name(api, repo_id))
     head, now = retry(lambda: _head_and_tree(api, repo_id, revision))
-    source, wanted = retry(lambda: _head_and_tree(api, repo_id, to_revision))
+    try:
+        source, wanted = retry(lambda: _head_and_tree(api, repo_id, to_revision))
+    except RevisionNotFoundError as error:
+        tags = [each.name for each in retry(lambda: api.list_repo_refs(repo_id).tags)]
+        raise ValueError(
+            f"`to_revision` must be a commit or a tag of {repo_id}, which has no {to_revision!r}; its tags are "
+            f"{', '.join(tags) or 'none'}."
+        ) from error
     changed = tuple(sorted(name for name in wanted if not _same(now.get(name), wanted[name])))
     deleted = tuple(sorted(now.keys() - wanted.keys()))
     plan = Publication(repo_id, head, changed, deleted, tuple(sorted(wanted.keys() - set(changed))))
@@ -321,6 +349,7 @@ def _check_model(root: Path) -> None:
             named = ", ".join(sorted(map(str, loading[kind]))[:3])
             raise ValueError(f"The weights in {root} are not those of {architecture}: {kind} {named}.")
     if not any((root / name).is_file() for name in TOKENIZER_FILES):
+        logger.warning(f"{root} has no tokenizer: nobody can use the model with text. `save_pretrained` writes one.")
         return
     tokenizer = AutoTokenizer.from_pretrained(root, local_files_only=True)
     size = model.get_input_embeddings().num_embeddings
@@ -333,6 +362,12 @@ def _check_model(root: Path) -> None:
         )
 
 
+def _check_token(token: str | None) -> None:
+    """Raise if there is no token, without which nothing can be pushed."""
+    if not _secrets(token):
+        raise ValueError("There is no token for the Hub. Log in with `hf auth login`, or set HF_TOKEN.")
+
+
 def _whole_name(api: HfApi, repo_id: str) -> str:
     """Put the name of the account before a name without one."""
     return repo_id if "/" in repo_id else f"{api.whoami()['name']}/{repo_id}"
@@ -341,13 +376,59 @@ def _whole_name(api: HfApi, repo_id: str) -> str:
 def _make_card(
     folder: Path, repo_id: str, facts: CardFacts | None, results: dict[str, Any] | None, token: str | None
 ) -> dict[str, bytes]:
-    """Make the card, and the picture in it if there is one to draw; nothing is written."""
+    """Make the card and the picture in it, as far as they are new; nothing is written."""
+    path = folder / "README.md"
+    is_told = facts not in (None, CardFacts()) or results is not None
+    if stays(path, is_told=is_told):
+        if is_told:
+            raise ValueError(
+                f"{path} was written or edited by hand, and `facts` or `results` would replace it. Remove it to have "
+                "it written anew, or leave these out."
+            )
+        if repo_id not in path.read_text(encoding="utf-8", errors="replace"):
+            logger.warning(f"{path} stays as it is, but does not name {repo_id}: does it belong to this model?")
+        return {}
     picture = draw_curve(folder)
     curve = None if picture is None else CURVE
-    card = str(card_of_folder(folder, repo_id, facts, results, curve=curve)).encode()
-    if _has_token(io.BytesIO(card), _secrets(token)):
+    card = card_of_folder(folder, repo_id, facts, results, curve=curve)
+    made = {"README.md": sign_card(card, FROM_AUTHOR if is_told else FROM_FOLDER).encode()}
+    if _has_token(io.BytesIO(made["README.md"]), _secrets(token)):
         raise ValueError("The model card would have a token of the Hub in it; take it out of `facts` or `results`.")
-    return {"README.md": card} | ({} if picture is None else {CURVE: picture})
+    if picture is not None:
+        made[CURVE] = picture
+    return {name: content for name, content in made.items() if not _has_content(folder / name, content)}
+
+
+def _put(path: Path, content: bytes) -> None:
+    """Write a file in the place of another; if that is a link into the Hub's cache, what it leads to stays."""
+    temporary = path.with_name(f"{path.name}.tmp")
+    temporary.write_bytes(content)
+    temporary.replace(path)
+
+
+def _has_content(path: Path, content: bytes) -> bool:
+    return path.is_file() and path.read_bytes() == content
+
+
+def _check_family(
+    folder: Path,
+    repo_id: str,
+    head: str | None,
+    hashes: dict[str, "_FileHash"],
+    remote: dict[str, "_FileHash"],
+    token: str | None,
+) -> None:
+    """Raise if the repository has a model of another type, whose files would stay beside the new ones."""
+    name = "config.json"
+    if name not in remote or _same(remote[name], hashes[name]):
+        return
+    there = Path(retry(lambda: hf_hub_download(repo_id, name, revision=head, token=token)))
+    theirs, ours = (json.loads(path.read_text(encoding="utf-8")).get("model_type") for path in (there, folder / name))
+    if theirs not in (None, ours):
+        raise ValueError(
+            f"`repo_id` {repo_id} has a model of type {theirs}, and {folder} one of type {ours}: the files of both "
+            "would be mixed. Give another repository."
+        )
 
 
 def _hashes(folder: Path, files: list[str], made: dict[str, bytes]) -> dict[str, "_FileHash"]:
@@ -547,6 +628,7 @@ def retry(call: Callable[[], Result], also: tuple[int, ...] = ()) -> Result:
             if attempt == ATTEMPTS or not passes or wait > LONGEST_WAIT:
                 if wait > LONGEST_WAIT:
                     logger.warning(f"The Hub asks to wait for {wait:.0f} s, which is too long; try again then.")
+                add_advice(cause)
                 if cause is not error:
                     raise cause from error
                 raise

@@ -1,6 +1,7 @@
 """What is behind an error of the Hub, and whether it passes by itself."""
 
-from huggingface_hub.errors import HfHubHTTPError, HTTPError, OfflineModeIsEnabled
+from huggingface_hub import constants
+from huggingface_hub.errors import HfHubHTTPError, HTTPError
 
 
 # Status codes after which the same request may succeed: time-outs, too many requests, trouble of the server.
@@ -38,10 +39,24 @@ def is_passing(error: BaseException) -> bool:
         error (`BaseException`): What a call raised.
 
     Returns:
-        `bool`: `False` for a refusal, and where the network is switched off.
+        `bool`: `False` for a refusal, where the network is switched off, and for the errors of xet, whose client has
+            tried again itself, for minutes.
     """
     if isinstance(error, HfHubHTTPError):
         return status_of(error) in PASSING
-    return isinstance(error, ConnectionError | TimeoutError | HTTPError) and not isinstance(
-        error, OfflineModeIsEnabled
-    )
+    return isinstance(error, TimeoutError | HTTPError)  # that of xet is a ConnectionError
+
+
+def add_advice(error: BaseException) -> None:
+    """Note what to do about an error that will not pass by itself.
+
+    Args:
+        error (`BaseException`): What a call raised; the note follows its message.
+    """
+    status = status_of(error)
+    if status == 401:
+        error.add_note("The Hub does not know this token. Log in with `hf auth login`, or set HF_TOKEN.")
+    elif status == 403:
+        error.add_note("This token may not do that: it needs the right to write there, and you the right namespace.")
+    elif status is None and is_passing(error):
+        error.add_note(f"No answer from {constants.ENDPOINT}. Try again later: what has arrived is not sent again.")

@@ -4,6 +4,7 @@ Every number of a card comes from a file of results, or from what a training lef
 can tell, the terms of the data and the limits, comes from [`CardFacts`].
 """
 
+import hashlib
 import html
 import io
 import json
@@ -17,7 +18,7 @@ from typing import Any, NamedTuple
 
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 from safetensors import safe_open
-from transformers import AutoConfig
+from transformers import AutoConfig, PreTrainedConfig
 from transformers.utils import logging
 
 
@@ -88,6 +89,11 @@ inputs = tokenizer("She opened the door.", "Then she went in.", return_tensors="
 print(model(**inputs).logits.softmax(-1)[0, 0])  # probability that the second follows the first
 """,
 }
+# How a written card ends, so that it is known again as long as nobody edits it: what it was made of, and its hash.
+FROM_FOLDER = "from its folder"
+FROM_AUTHOR = "from its folder and its author's facts or results"
+_SIGNATURE = re.compile(r"\n<!-- Written by hf_vanilla (.+); renewed unless edited: ([0-9a-f]{16}) -->\n\Z")
+_ENDINGS = re.compile(r"(?:\.(?:txt|jsonl?|csv|tsv|parquet|gz))+$")
 _LOCAL_PATH = re.compile(r"(?:--?[\w-]+=)?(~?(?:/[^/^*{}|;\n]+)+/?)")
 
 
@@ -269,6 +275,7 @@ def card_of_folder(
     names = {model_class.__name__: name for name, model_class in config.auto_classes().items()}
     auto_class = names.get(next(iter(config.architectures or []), ""), "AutoModel")
     found = results_of_folder(folder)
+    found["notes"] = {"sizes": _sizes(config), **found["notes"]}
     if results is not None:
         notes = {**found.pop("notes"), **results.get("notes", {})}
         found = {"parameters": found["parameters"], **results, "notes": notes}
@@ -286,6 +293,59 @@ def card_of_folder(
     )
 
 
+def sign_card(card: ModelCard, source: str) -> str:
+    """End a card that is to be written with a comment by which it is known again.
+
+    Args:
+        card (`ModelCard`):
+            The card.
+        source (`str`):
+            What it was made of: `FROM_FOLDER` or `FROM_AUTHOR`.
+
+    Returns:
+        `str`: the card's text, with the comment.
+    """
+    text = str(card)
+    return f"{text}\n<!-- Written by hf_vanilla {source}; renewed unless edited: {_digest(text)} -->\n"
+
+
+def stays(path: Path, *, is_told: bool) -> bool:
+    """Tell whether a card is there that must not be written anew: an edited one, or one that would know less then.
+
+    Args:
+        path (`Path`):
+            README.md of a model's folder.
+        is_told (`bool`):
+            Whether the new card would have facts or results of an author.
+
+    Returns:
+        `bool`: true if it is to stay.
+    """
+    if not path.is_file():
+        return False
+    source = source_of_card(path)
+    return source is None or (source == FROM_AUTHOR and not is_told)
+
+
+def source_of_card(path: Path) -> str | None:
+    """Tell what a card was made of.
+
+    Args:
+        path (`Path`):
+            A README.md.
+
+    Returns:
+        `str`: what [`sign_card`] was given; `None` if somebody else has written or edited the card.
+    """
+    text = path.read_text(encoding="utf-8", errors="replace")
+    signature = _SIGNATURE.search(text)
+    return signature[1] if signature and signature[2] == _digest(text[: signature.start()]) else None
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
 def results_of_folder(folder: str | os.PathLike[str]) -> dict[str, Any]:
     """Gather what a training has left beside its model.
 
@@ -298,8 +358,12 @@ def results_of_folder(folder: str | os.PathLike[str]) -> dict[str, Any]:
         scripts write it, or `scores.json`, as fine-tunings do; `notes`, about the length of the training.
     """
     root = Path(folder)
-    updates = _read(root / "trainer_state.json").get("global_step")
-    notes = {"updates": f"{updates:,}"} if updates else {}
+    state, trained = _read(root / "trainer_state.json"), _read(root / "train_results.json")
+    notes = {"updates": f"{state['global_step']:,}"} if state.get("global_step") else {}
+    if "epoch" in trained:
+        notes["epochs"] = f"{trained['epoch']:.4g}"
+    if "train_runtime" in trained:
+        notes["minutes"] = f"{trained['train_runtime'] / 60:.1f}"
     scores = _read(root / "scores.json")
     measured = _read(root / "eval_results.json")
     if measured:
@@ -442,6 +506,17 @@ def _use(auto_class: str, repo_id: str, facts: CardFacts, *, with_package: bool,
     return ("import hf_vanilla  # transformers learns the model\n" if with_package else "") + program
 
 
+def _sizes(config: PreTrainedConfig) -> str:
+    """Describe a model by its numbers."""
+    layers = config.num_hidden_layers
+    if config.is_encoder_decoder:
+        layers = f"{config.encoder_layers}+{config.decoder_layers}"
+    return (
+        f"{layers} layers of width {config.hidden_size}, {config.num_attention_heads} heads, feed-forward networks of "
+        f"width {config.intermediate_size}, vocabulary of {config.vocab_size:,}"
+    )
+
+
 def _count_parameters(root: Path) -> int:
     """Count the weights of a folder without reading them."""
     count = 0
@@ -466,6 +541,6 @@ def _environment(results: dict[str, Any]) -> str:
 
 
 def _slug(name: str) -> str:
-    """Turn a name into an identifier as the Hub's metadata has them."""
-    words = "".join(character if character.isalnum() else " " for character in name.lower()).split()
-    return "_".join(words)
+    """Turn a name, perhaps of a file, into an identifier as the Hub's metadata has them, which must not be empty."""
+    words = "".join(character if character.isalnum() else " " for character in _ENDINGS.sub("", name.lower())).split()
+    return "_".join(words) or "unnamed"

@@ -6,11 +6,13 @@ r"""Publish a model's folder on the Hub: checked before, one commit, verified af
 
 Log in first: `hf auth login`, or set HF_TOKEN. The folder must load, model and tokenizer must fit, and there must be
 no pickle and no token in it; checkpoints, optimizer states and the like stay at home. If the push is stopped, run the
-same command again: it sends only what is missing.
+same command again: it sends only what is missing. If it fails at the storage of weights, whose address has "xet" in
+it, HF_HUB_DISABLE_XET=1 sends them another way.
 
 A folder without README.md gets a model card, and --dry_run shows it. It says what the folder tells: scores, size, how
-long it was trained. --results takes the scores from the file that a script wrote, and --card adds what no file tells.
-It is a JSON file like this one; each field may be left out:
+long it was trained. The next push renews it, unless you edit it. --results takes the scores from the file that a
+script wrote, and --card adds what no file tells; a card made with these is renewed by a push with these. --card is a
+JSON file like this one; each field may be left out:
 
     {"title": "English to German captions", "language": ["en", "de"], "license": "apache-2.0",
      "datasets": ["bentrevett/multi30k"], "training_data": "29,000 pairs of captions of photographs.",
@@ -30,6 +32,8 @@ import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from huggingface_hub import constants
 
 from hf_vanilla import publish, roll_back
 from hf_vanilla.command_line import check_files, parse_arguments, run
@@ -70,13 +74,23 @@ class PushArguments:
                 raise ValueError(f"`{name}` has no effect with `roll_back_to`; leave it out.")
 
 
+def read_json(name: str, path: str | None) -> dict[str, Any] | None:
+    """Read the file that an option names, if it is given."""
+    if path is None:
+        return None
+    try:
+        content = json.loads(Path(path).read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"`{name}` must be a JSON file; {path} is none: {error}") from error
+    if not isinstance(content, dict):
+        raise ValueError(f"`{name}` must be a JSON file with an object, {{...}}; {path} has something else.")
+    return content
+
+
 def read_facts(arguments: PushArguments) -> tuple[CardFacts | None, dict[str, Any] | None]:
     """Read what the model card is to say."""
     check_files(card=arguments.card, results=arguments.results)
-    facts, results = (
-        None if path is None else json.loads(Path(path).read_text(encoding="utf-8"))
-        for path in (arguments.card, arguments.results)
-    )
+    facts, results = (read_json(name, getattr(arguments, name)) for name in ("card", "results"))
     if facts is None:
         return None, results
     known = [each.name for each in dataclasses.fields(CardFacts)]
@@ -109,6 +123,7 @@ def main() -> None:
             with_training_state=arguments.with_training_state,
             dry_run=arguments.dry_run,
         )
+    print("+ new or changed, - deleted, = there already")
     for sign, names in (("+", done.uploaded), ("-", done.deleted), ("=", done.unchanged)):
         for name in names:
             print(f"{sign} {name}")
@@ -121,7 +136,7 @@ def main() -> None:
             print(f"The Hub could not be asked what is there already: {done.trouble}")
         print(f"Nothing was done: that is what would change in {done.repo_id} ({arguments.revision}).")
     else:
-        print(f"{done.repo_id} ({arguments.revision}) is at {done.commit}.")
+        print(f"{constants.ENDPOINT}/{done.repo_id} ({arguments.revision}) is at {done.commit}.")
 
 
 if __name__ == "__main__":

@@ -4,8 +4,10 @@
 
 It speaks the part of the protocol that models need: repositories, commits, LFS, trees, downloads. Faults are ordered
 by POST /test/faults with a list of {"method", "path" (a regular expression), "skip" (so many requests first), "times",
-and one of "status" (with "headers"), "drop" ("before" or "after" the request had its effect), "truncate" (bytes) or
-"corrupt"}; GET /test/log lists all requests.
+and one of "status" (with "headers"), "drop" ("before" or "after" the request had its effect), "cut" (bytes of the
+request, of which no more is read, and the line is dropped), "truncate" (bytes of the answer), "corrupt", or "cas"
+(where xet shall send its data)}; "wait" (so many seconds before the answer, or before the line is dropped) goes with
+any of them or alone. GET /test/log lists all requests.
 """
 
 import base64
@@ -15,6 +17,7 @@ import os
 import re
 import sys
 import threading
+import time
 import urllib.parse
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -62,6 +65,17 @@ class Store:
     def has(self, sha256):
         return (self.root / "blobs" / sha256).exists()
 
+    def take_from_xet(self):
+        """Take the files that a client left in the folder of xet: one to a xorb, not compressed, in chunks."""
+        for path in self.root.glob("cas/xet/xorbs/xorbs/default.*"):
+            xorb, content = path.read_bytes(), b""
+            # Before each chunk stand a version of 0, its size, how it is compressed (0: not) and its size before that.
+            while xorb[:1] == b"\0" and xorb[4:5] == b"\0":
+                size = int.from_bytes(xorb[1:4], "little")
+                content += xorb[8 : 8 + size]
+                xorb = xorb[8 + size :]
+            self.put(content)
+
     def get(self, sha256):
         return (self.root / "blobs" / sha256).read_bytes()
 
@@ -108,11 +122,14 @@ class Store:
 
 class Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True  # else each answer waits some 40 ms for a delayed acknowledgement
 
     def log_message(self, *arguments):
         pass
 
-    def read_body(self):
+    def read_body(self, cut):
+        if cut is not None:
+            return self.rfile.read(cut)
         if (self.headers.get("Transfer-Encoding") or "").lower() != "chunked":
             return self.rfile.read(int(self.headers.get("Content-Length") or 0))
         body = b""
@@ -128,6 +145,7 @@ class Handler(BaseHTTPRequestHandler):
             headers["Content-Type"] = "application/octet-stream" if isinstance(content, bytes) else "application/json"
         claimed = len(body)
         fault = self.fault or {}
+        time.sleep(fault.get("wait", 0))
         if status < 300 and fault.get("corrupt") and body:
             body = bytes([body[0] ^ 1]) + body[1:]
         self.send_response(status)
@@ -141,17 +159,20 @@ class Handler(BaseHTTPRequestHandler):
             self.wfile.write(body)
 
     def handle_request(self):
-        body = self.read_body()
         parts = urllib.parse.urlsplit(self.path)
         self.path_only = urllib.parse.unquote(parts.path)
         self.query = urllib.parse.parse_qs(parts.query)
         self.fault = None
         store, server = self.server.store, self.server
         if self.path_only == "/test/faults":
-            server.faults = json.loads(body)
+            server.faults = json.loads(self.read_body(None))
             return self.answer(200)
         if self.path_only == "/test/log":
             return self.answer(200, server.log)
+        with store.lock:
+            self.fault = self.next_fault()
+        fault = self.fault or {}
+        body = self.read_body(fault.get("cut"))
         with store.lock:
             server.log.append(
                 {
@@ -161,9 +182,7 @@ class Handler(BaseHTTPRequestHandler):
                     "size": len(body),
                 }
             )
-            self.fault = self.next_fault()
-        fault = self.fault or {}
-        if fault.get("drop") == "before":
+        if fault.get("drop") == "before" or "cut" in fault:
             return self.drop()
         if "status" in fault:
             name = "Injected"
@@ -187,6 +206,7 @@ class Handler(BaseHTTPRequestHandler):
     do_GET = do_HEAD = do_POST = do_PUT = do_DELETE = handle_request  # noqa: N815
 
     def drop(self):
+        time.sleep(self.fault.get("wait", 0))
         self.close_connection = True
         self.connection.close()
 
@@ -260,6 +280,13 @@ class Handler(BaseHTTPRequestHandler):
             objects.append(known)
         return 200, {"transfer": "basic", "objects": objects}, {}
 
+    def xet_token(self, body, repo, revision):
+        self.must_write()
+        self.server.store.resolve(repo, revision)
+        # The client itself writes into a local folder.
+        url = (self.fault or {}).get("cas", f"local://{self.server.store.root}/cas")
+        return 200, {"casUrl": url, "exp": 4102444800, "accessToken": "of xet"}, {}
+
     def lfs_put(self, body, sha256):
         if hashlib.sha256(body).hexdigest() != sha256:
             raise RefusedError(400, "BadDigest", "the content is not what its name says")
@@ -291,6 +318,8 @@ class Handler(BaseHTTPRequestHandler):
             if entry["key"] == "file":
                 added[path] = store.entry(base64.b64decode(value["content"]), lfs=False)
             elif entry["key"] == "lfsFile":
+                if not store.has(value["oid"]):
+                    store.take_from_xet()
                 if not store.has(value["oid"]):
                     raise RefusedError(400, "MissingLfs", f"a pointer names {value['oid']}, which was not uploaded")
                 added[path] = store.entry(store.get(value["oid"]), lfs=True)
@@ -413,6 +442,7 @@ ROUTES = [
     (("GET",), rf"{API}/commits/(.+)", Handler.commits),
     (("GET",), rf"{API}/revision/(.+)", Handler.info),
     (("GET",), API, Handler.info),
+    (("GET",), rf"{API}/xet-write-token/(.+)", Handler.xet_token),
     (("POST",), rf"/{REPO}\.git/info/lfs/objects/batch", Handler.lfs_batch),
     (("PUT",), r"/lfs/([0-9a-f]{64})", Handler.lfs_put),
     (("POST",), "/lfs-verify", Handler.lfs_verify),

@@ -92,6 +92,16 @@ def test_an_unknown_option_of_a_file_is_told_with_the_nearest(tmp_path, capsys, 
     assert "there is no option called 'foldr'; did you mean folder?\n" in capsys.readouterr().err
 
 
+def test_an_error_is_told_with_what_was_noted(capsys):
+    def main():
+        error = OSError("no answer")
+        error.add_note("Try again later.")
+        raise error
+
+    assert run(main) == 1
+    assert capsys.readouterr().err == "error: no answer\nTry again later.\n"
+
+
 @pytest.mark.parametrize("is_saved", [True, False], ids=["checkpoint", "none"])
 def test_an_interrupted_training_says_how_to_go_on(tmp_path, capsys, is_saved):
     if is_saved:

@@ -8,8 +8,12 @@ import json
 import os
 import pickle
 import re
+import runpy
+import shutil
+import signal
 import subprocess
 import sys
+import threading
 import time
 import urllib.request
 import zipfile
@@ -21,7 +25,7 @@ import torch
 import transformers
 from datasets import Dataset
 from hub_server import TOKEN, git_hash
-from huggingface_hub import HfApi, ModelCard, constants
+from huggingface_hub import HfApi, ModelCard, constants, file_download
 from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
 from safetensors.torch import load_file, save_file
 from transformers import Trainer, TrainingArguments
@@ -60,7 +64,8 @@ class Hub:
     """A server in a process of its own, and what a test asks of it."""
 
     def __init__(self, folder, port=0):
-        command = [sys.executable, Path(__file__).with_name("hub_server.py"), folder, str(port)]
+        # Without `site`, which nothing here needs, it starts in half the time.
+        command = [sys.executable, "-S", Path(__file__).with_name("hub_server.py"), folder, str(port)]
         self.folder = Path(folder)
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         self.url = self.process.stdout.readline().strip()
@@ -125,15 +130,15 @@ def folder(tmp_path):
     return save_model(tmp_path / "model")
 
 
-def assert_published(hub, folder, commits=1):
+def assert_published(hub, folder, commits=1, repo=REPO):
     """The Hub has what the folder has, in so many commits after the first empty one."""
     local = {path.name for path in folder.iterdir() if path.is_file()}
-    remote = hub.files()
+    remote = hub.files(repo)
     assert local | {".gitattributes"} == remote.keys()
     for path in folder.iterdir():
         content = path.read_bytes()
         assert remote[path.name] in (hashlib.sha256(content).hexdigest(), git_hash(content)), path.name
-    assert len(hub.titles()) == commits + 1
+    assert len(hub.titles(repo)) == commits + 1
 
 
 def test_one_commit_holds_everything(hub, folder):
@@ -507,6 +512,86 @@ def test_the_card_names_the_whole_repository(hub, folder):
     assert "# Other words" in (folder / "README.md").read_text()
 
 
+def test_a_card_is_renewed_until_somebody_edits_it(hub, folder, caplog):
+    card = folder / "README.md"
+    (folder / "eval_results.json").write_text('{"eval_mlm_accuracy": 0.25}')
+    publish(folder, REPO)
+    assert "| validation | accuracy of masked tokens | 0.25 |" in card.read_text()
+    (folder / "eval_results.json").write_text('{"eval_mlm_accuracy": 0.5}')
+    assert set(publish(folder, REPO).uploaded) == {"README.md", "eval_results.json"}
+    assert "| validation | accuracy of masked tokens | 0.5 |" in card.read_text()
+    publish(folder, "other")
+    assert 'model="alice/other"' in card.read_text()
+    assert "stays as it is" not in caplog.text
+
+    card.write_text(card.read_text().replace("# other", "# My own words"))
+    edited = card.read_text()
+    assert publish(folder, "other").uploaded == ("README.md",)
+    assert "stays as it is" not in caplog.text
+    publish(folder, REPO)
+    assert "README.md stays as it is, but does not name alice/tiny" in caplog.text
+    for words in ({"facts": CardFacts(title="No")}, {"results": {"bleu": 1.0, "chrf": 2.0}}):
+        with pytest.raises(
+            ValueError, match=r"README.md was written or edited by hand, and `facts` or `results` would"
+        ):
+            publish(folder, REPO, **words)
+    assert card.read_text() == edited
+
+
+def test_a_card_with_facts_is_renewed_with_facts(hub, folder):
+    publish(folder, REPO, facts=CardFacts(limits="Knows no verbs."))
+    (folder / "eval_results.json").write_text('{"eval_mlm_accuracy": 0.5}')
+    assert publish(folder, REPO).uploaded == ("eval_results.json",)
+    assert "Knows no verbs." in (folder / "README.md").read_text()
+    assert publish(folder, REPO, facts=CardFacts(limits="Knows few verbs.")).uploaded == ("README.md",)
+    assert "| validation | accuracy of masked tokens | 0.5 |" in (folder / "README.md").read_text()
+
+
+def test_a_model_of_another_type_stays_alone(hub, folder, tmp_path):
+    publish(folder, REPO)
+    config = VanillaTransformerConfig(
+        vocab_size=60, d_model=8, num_heads=4, d_ff=12, encoder_layers=1, decoder_layers=1
+    )
+    VanillaTransformerForConditionalGeneration(config).save_pretrained(tmp_path / "translator")
+    for dry_run in (True, False):
+        with pytest.raises(
+            ValueError, match="alice/tiny has a model of type vanilla_bert, and .* vanilla_transformer"
+        ):
+            publish(tmp_path / "translator", REPO, dry_run=dry_run)
+    assert len(hub.titles()) == 2
+    assert not (tmp_path / "translator" / "README.md").exists()
+
+
+def test_what_is_odd_is_told(hub, folder, caplog):
+    publish(folder, REPO)
+    assert "has no tokenizer" not in caplog.text
+    publish(folder, REPO, private=True)
+    assert "alice/tiny exists already and stays as it is" in caplog.text
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (folder / name).unlink()
+    publish(folder, REPO)
+    assert "has no tokenizer: nobody can use the model with text" in caplog.text
+
+
+def test_without_a_token_nothing_is_asked(hub, folder, monkeypatch):
+    monkeypatch.delenv("HF_TOKEN")
+    monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(folder / "none"))
+    for push in (lambda: publish(folder, REPO), lambda: roll_back(REPO, "v1")):
+        with pytest.raises(ValueError, match="no token for the Hub. Log in with `hf auth login`, or set HF_TOKEN"):
+            push()
+    assert hub.ask("/test/log") == []
+
+
+@pytest.mark.parametrize(
+    ("status", "advice"), [(401, "Log in with `hf auth login`"), (403, "the right to write there")]
+)
+def test_a_refusal_comes_with_advice(hub, folder, status, advice):
+    hub.fail({"method": "POST", "path": "/commit/", "status": status})
+    with pytest.raises(HfHubHTTPError) as refusal:
+        publish(folder, REPO)
+    assert advice in refusal.value.__notes__[0]
+
+
 def test_offline_is_told_at_once(hub, folder, waits, monkeypatch):
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     with pytest.raises(OfflineModeIsEnabled):
@@ -534,23 +619,94 @@ def test_a_wrong_hash_is_found(hub, folder):
     assert len(calls) >= 2
 
 
+# Imports once, and forks a process for each push.
+PUSH = """
+import os, sys
+from hf_vanilla.hub import publish
+for line in sys.stdin:
+    pid = os.fork()
+    if pid == 0:
+        publish(*line.split())
+        os._exit(0)
+    print(pid, flush=True)
+    print(os.waitpid(pid, 0)[1], flush=True)
+"""
+
+
 def test_a_push_that_was_killed_is_gone_on_with(hub, folder):
-    """The process dies when the weights are up and the commit is not made."""
-    hub.fail({"method": "POST", "path": "/commit/", "status": 503, "times": 9999})
-    program = "import sys; from hf_vanilla.hub import publish; publish(*sys.argv[1:])"
     environment = {**os.environ, "HF_ENDPOINT": hub.url, "HF_HUB_OFFLINE": "0", "HF_HUB_DISABLE_XET": "1"}
-    process = subprocess.Popen(
-        [sys.executable, "-c", program, folder, REPO], env=environment, stderr=subprocess.DEVNULL
-    )
-    deadline = time.monotonic() + 120
-    while not hub.requests("POST", "/commit/") and time.monotonic() < deadline:
-        assert process.poll() is None
-    process.kill()
-    process.wait()
-    hub.fail()
+    command = [sys.executable, "-c", PUSH]
+    kills = {
+        "alice/amid-the-weights": {"method": "PUT", "path": "/lfs/", "cut": 1000},
+        "alice/before-the-commit": {"method": "POST", "path": "/commit/", "drop": "before"},
+        "alice/after-the-commit": {"method": "POST", "path": "/commit/"},  # which the process does not hear of
+    }
+    pipes = dict(stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    with subprocess.Popen(command, env=environment, **pipes) as pushes:
+        for number, (repo, fault) in enumerate(kills.items()):
+            save_model(folder, seed=number)  # other weights, for the Hub keeps those that it has
+            (folder / "README.md").unlink(missing_ok=True)
+            hub.fail({**fault, "wait": 600})
+            requests = len(hub.requests(fault["method"], fault["path"]))
+            print(folder, repo, file=pushes.stdin, flush=True)
+            pid = int(pushes.stdout.readline())
+            for _ in range(1200):
+                if len(hub.requests(fault["method"], fault["path"])) > requests:
+                    break
+                threading.Event().wait(0.1)
+            os.kill(pid, signal.SIGKILL)
+            assert int(pushes.stdout.readline()) == signal.SIGKILL
+            hub.fail()
+            done = publish(folder, repo)
+            assert_published(hub, folder, repo=repo)
+            assert ("model.safetensors" in done.uploaded) == (repo != "alice/after-the-commit")
+        pushes.kill()
+    whole = (folder / "model.safetensors").stat().st_size
+    # Those of the first were sent again, and the others were whole.
+    assert [each["size"] for each in hub.requests("PUT", "/lfs/")] == [1000, whole, whole, whole]
+
+
+def test_an_upload_that_breaks_off_is_made_again(hub, folder, waits):
+    hub.fail({"method": "PUT", "path": "/lfs/", "cut": 1000, "times": 2})
     publish(folder, REPO)
+    whole = (folder / "model.safetensors").stat().st_size
+    assert [each["size"] for each in hub.requests("PUT", "/lfs/")] == [1000, 1000, whole]
+    assert len(waits) == 2
     assert_published(hub, folder)
-    assert len(hub.requests("PUT", "/lfs/")) == 1
+
+
+PUSH_ALL = """
+import sys, time
+time.sleep = lambda seconds: None
+from hf_vanilla import publish
+for folder in sys.argv[1:]:
+    try:
+        print(publish(folder, "tiny").commit)
+    except OSError as error:
+        print(f"{type(error).__name__}: {error}")
+"""
+
+
+@pytest.mark.skipif(importlib.util.find_spec("hf_xet") is None, reason="hf_xet is not installed")
+def test_xet_sends_large_files_and_its_errors_are_told_at_once(hub, folder, tmp_path):
+    save_model(tmp_path / "second", seed=1)
+    settings = {
+        "HF_HUB_DISABLE_XET": "0", "HF_XET_CLIENT_RETRY_MAX_ATTEMPTS": "0", "HF_XET_XORB_COMPRESSION_POLICY": "none",
+    }  # fmt: skip
+    nowhere = {"method": "GET", "path": "/xet-write-token/", "cas": "http://127.0.0.1:9"}
+    refused = {"method": "GET", "path": "/xet-write-token/", "status": 403}
+    hub.fail({**nowhere, "skip": 1}, {**refused, "skip": 1})
+    folders = [folder, tmp_path / "second", tmp_path / "second", folder, tmp_path / "second"]
+    finished = run_as_user(hub, PUSH_ALL, *folders, home=tmp_path / "home", settings=settings)
+    assert finished.returncode == 0, finished.stderr
+    first, away, refusal, again, second = finished.stdout.splitlines()
+    assert re.match("ConnectionError: .*http://127.0.0.1:9/", away)
+    assert re.match("ConnectionError: .*403", refusal)
+    assert again == first  # nothing is half done
+    assert second == hub.api.repo_info(REPO).sha
+    assert_published(hub, tmp_path / "second", commits=2)
+    assert len(hub.requests("GET", "/xet-write-token/")) == 4  # the client of xet tries again, so we don't
+    assert hub.requests("POST", "/lfs/") + hub.requests("PUT", "/lfs/") == []
 
 
 def test_what_a_training_leaves_stays_here(hub, folder):
@@ -619,12 +775,15 @@ def test_a_link_that_leads_out_is_refused(folder, tmp_path):
 
 def test_a_snapshot_of_the_cache_may_go(hub, folder, tmp_path):
     first = publish(folder, REPO)
-    program = f"from huggingface_hub import snapshot_download\nsnapshot_download({REPO!r})"
-    assert run_as_user(hub, program, home=tmp_path / "home").returncode == 0
-    (snapshot,) = (tmp_path / "home").rglob("snapshots/*")
+    snapshot = Path(hub.api.snapshot_download(REPO, cache_dir=tmp_path / "cache"))
+    assert snapshot.parent.name == "snapshots"
     assert (snapshot / "model.safetensors").is_symlink()
+    blob = (snapshot / "README.md").resolve()
+    card = blob.read_text()
     assert (publish(snapshot, REPO).commit, publish(snapshot, "copy").unchanged) == (first.commit, ())
-    assert hub.files("alice/copy") == hub.files()
+    assert hub.files("alice/copy") == hub.files() | {"README.md": git_hash((snapshot / "README.md").read_bytes())}
+    assert 'model="alice/copy"' in (snapshot / "README.md").read_text()
+    assert blob.read_text() == card
     (snapshot / "secret.txt").symlink_to("/etc/passwd")
     with pytest.raises(ValueError, match="secret.txt is a link to /etc/passwd"):
         publish(snapshot, REPO)
@@ -707,26 +866,33 @@ LOAD = """
 import sys
 sys.modules["hf_vanilla"] = None
 import torch, transformers
-repo, revision, file = sys.argv[1:]
-config = transformers.AutoConfig.from_pretrained(repo, revision=revision, trust_remote_code=True)
+file, *places = sys.argv[1:]
 inputs = {"input_ids": torch.tensor([[2, 5, 6, 3], [2, 7, 3, 0]])}
 found = {}
-for name in sorted(set(config.auto_map) - {"AutoConfig"}):
-    torch.manual_seed(0)
-    model = getattr(transformers, name).from_pretrained(repo, revision=revision, trust_remote_code=True)
-    each = {key: torch.stack((value, value), dim=1) if "Choice" in name else value for key, value in inputs.items()}
-    with torch.no_grad():
-        found[name] = model(**each).to_tuple()[0]
-tokenizer = transformers.AutoTokenizer.from_pretrained(repo, revision=revision)
-torch.save({"outputs": found, "ids": tokenizer("the dog likes").input_ids}, file)
+for place in places:
+    repo, revision = place.split("@")
+    config = transformers.AutoConfig.from_pretrained(repo, revision=revision, trust_remote_code=True)
+    outputs = {}
+    names = sorted(set(config.auto_map) - {"AutoConfig"})
+    if place != places[0]:  # the head that was saved
+        names = [name for name in names if config.auto_map[name].endswith("." + config.architectures[0])]
+    for name in names:
+        torch.manual_seed(0)
+        model = getattr(transformers, name).from_pretrained(repo, revision=revision, trust_remote_code=True)
+        each = {key: torch.stack((ids, ids), dim=1) if "Choice" in name else ids for key, ids in inputs.items()}
+        with torch.no_grad():
+            outputs[name] = model(**each).to_tuple()[0]
+    tokenizer = transformers.AutoTokenizer.from_pretrained(repo, revision=revision)
+    found[place] = {"outputs": outputs, "ids": tokenizer("the dog likes").input_ids}
+torch.save(found, file)
 """
 
 
-def run_as_user(hub, program, *arguments, home, offline=False, **options):
+def run_as_user(hub, program, *arguments, home, offline=False, settings=None, **options):
     """Run a program as somebody does who has only the Hub and an empty cache."""
     environment = {
         **os.environ, "HF_ENDPOINT": hub.url, "HF_HUB_OFFLINE": str(int(offline)), "HF_HUB_DISABLE_XET": "1",
-        "HF_HOME": str(home),
+        "HF_HOME": str(home), **(settings or {}),
     }  # fmt: skip
     command = [sys.executable, *(["-c", program] if "\n" in program else [program]), *map(str, arguments)]
     return subprocess.run(
@@ -734,21 +900,58 @@ def run_as_user(hub, program, *arguments, home, offline=False, **options):
     )
 
 
+def run_here(monkeypatch, capsys, script, *options):
+    """Run a script in this process, for a new one takes seconds to import everything."""
+    monkeypatch.setattr(sys, "argv", [script, *map(str, options)])
+    with pytest.raises(SystemExit) as ending:
+        runpy.run_path(script, run_name="__main__")
+    return subprocess.CompletedProcess(sys.argv, ending.value.code, *capsys.readouterr())
+
+
 def test_a_user_without_the_package_loads_every_head_by_name(hub, folder, tmp_path):
     first = publish(folder, REPO)
-    arguments = [REPO, first.commit, tmp_path / "found.pt"]
+    model, tokenizer = (
+        VanillaBertForPreTraining.from_pretrained(folder),
+        transformers.AutoTokenizer.from_pretrained(folder),
+    )
+    # The stock ways to push, of a model and of a training.
+    model.push_to_hub("alice/pushed")
+    tokenizer.push_to_hub("alice/pushed")
+    trained = VanillaBertForMaskedLM.from_pretrained(folder)
+    args = training_args(tmp_path, hub_strategy="end")
+    args.hub_model_id = "alice/trained"
+    trainer = Trainer(trained, args, train_dataset=ROWS, processing_class=tokenizer)
+    trainer.train()
+    trainer.push_to_hub()
+    # A large model has several files of weights.
+    shutil.copytree(folder, tmp_path / "large")
+    (tmp_path / "large" / "model.safetensors").unlink()
+    model.save_pretrained(tmp_path / "large", max_shard_size="8KB")
+    shards = {path.name for path in (tmp_path / "large").glob("model-*.safetensors")}
+    assert len(shards) > 2
+    assert shards <= set(publish(tmp_path / "large", "alice/large").uploaded)
+
+    places = {
+        f"{REPO}@{first.commit}": folder, "alice/pushed@main": folder, "alice/large@main": folder,
+        "alice/trained@main": tmp_path / "run",
+    }  # fmt: skip
+    arguments = [tmp_path / "found.pt", *places]
     finished = run_as_user(hub, LOAD, *arguments, home=tmp_path / "home")
     assert finished.returncode == 0, finished.stderr
     found = torch.load(tmp_path / "found.pt")
-    assert len(found["outputs"]) == 9
     inputs = torch.tensor([[2, 5, 6, 3], [2, 7, 3, 0]])
-    for name, tensor in found["outputs"].items():
-        torch.manual_seed(0)
-        model = getattr(transformers, name).from_pretrained(folder)
-        ids = torch.stack((inputs, inputs), dim=1) if "Choice" in name else inputs
-        with torch.no_grad():
-            assert torch.equal(model(input_ids=ids).to_tuple()[0], tensor), name
-    assert found["ids"] == transformers.AutoTokenizer.from_pretrained(folder)("the dog likes").input_ids
+    assert [len(each["outputs"]) for each in found.values()] == [9, 1, 1, 1]
+    for place, local in places.items():
+        for name, tensor in found[place]["outputs"].items():
+            torch.manual_seed(0)
+            loaded = getattr(transformers, name).from_pretrained(local)
+            ids = torch.stack((inputs, inputs), dim=1) if "Choice" in name else inputs
+            with torch.no_grad():
+                assert torch.equal(loaded(input_ids=ids).to_tuple()[0], tensor), (place, name)
+        assert found[place]["ids"] == tokenizer("the dog likes").input_ids
+    with torch.no_grad():
+        logits = trained.eval()(input_ids=inputs).logits
+    assert torch.equal(found["alice/trained@main"]["outputs"]["AutoModelForMaskedLM"], logits)
     # A revision that was pinned stays what it was, and a complete cache needs no Hub.
     save_model(folder, seed=1)
     assert publish(folder, REPO).commit != first.commit
@@ -756,76 +959,78 @@ def test_a_user_without_the_package_loads_every_head_by_name(hub, folder, tmp_pa
     again = run_as_user(hub, LOAD, *arguments, home=tmp_path / "home", offline=True)
     assert again.returncode == 0, again.stderr
     assert len(hub.ask("/test/log")) == requests
-    assert all(
-        torch.equal(tensor, found["outputs"][name]) for name, tensor in torch.load(arguments[-1])["outputs"].items()
-    )
+    found_again = torch.load(tmp_path / "found.pt")
+    for place in places:
+        for name, tensor in found_again[place]["outputs"].items():
+            assert torch.equal(tensor, found[place]["outputs"][name]), (place, name)
 
 
 PIPE = """
 import sys
 sys.modules["hf_vanilla"] = None
 import json
-from transformers import pipeline
-task, repo, revision, file, *inputs = sys.argv[1:]
-pipe = pipeline(task or None, model=repo, revision=revision, trust_remote_code=True, device=-1)
-json.dump([type(pipe).__name__, pipe(*inputs)], open(file, "w"))
+from transformers import AutoTokenizer, pipeline
+file, asked = sys.argv[1:]
+found = []
+for task, repo, revision, target_tokenizer, inputs in json.loads(asked):
+    options = {}
+    if target_tokenizer:
+        options["target_tokenizer"] = AutoTokenizer.from_pretrained(
+            repo, subfolder=target_tokenizer, revision=revision
+        )
+    pipe = pipeline(task, model=repo, revision=revision, trust_remote_code=True, device=-1, **options)
+    found.append([type(pipe).__name__, pipe(*inputs)])
+json.dump(found, open(file, "w"))
 """
 
 
-@pytest.mark.parametrize("task", ["question-answering", ""], ids=["named", "found"])
-def test_a_user_without_the_package_asks_by_name(hub, folder, tmp_path, task):
+def test_a_user_without_the_package_asks_by_name_and_translates_by_name_and_revision(hub, tmp_path):
     torch.manual_seed(2)
+    reader = save_model(tmp_path / "reader")
     config = VanillaBertConfig(vocab_size=60, initializer_range=0.5, **SIZES)
-    VanillaBertForQuestionAnswering(config).save_pretrained(folder)
+    VanillaBertForQuestionAnswering(config).save_pretrained(reader)
     asked = "the dog likes the bird", "the bird likes the cat and the dog"
-    wanted = transformers.pipeline("vanilla-question-answering", model=str(folder), device=-1)(*asked)
-    assert wanted["answer"] in asked[1]
-    done = publish(folder, REPO)
-    finished = run_as_user(hub, PIPE, task, REPO, done.commit, tmp_path / "found.json", *asked, home=tmp_path / "home")
-    assert finished.returncode == 0, finished.stderr
-    assert json.loads((tmp_path / "found.json").read_text()) == ["QuestionAnsweringPipeline", wanted]
+    answer = transformers.pipeline("vanilla-question-answering", model=str(reader), device=-1)(*asked)
+    assert answer["answer"] in asked[1]
+    commit = publish(reader, "alice/reader").commit
+    calls = [(task, "alice/reader", commit, None, asked) for task in ("question-answering", None)]
+    wanted = [["QuestionAnsweringPipeline", answer]] * 2
 
-
-def test_a_user_without_the_package_translates_by_name_and_revision(hub, tmp_path):
-    folder, text = tmp_path / "model", "the dog likes"
+    translator, text = tmp_path / "translator", "the dog likes"
     torch.manual_seed(0)
     config = VanillaTransformerConfig(
         vocab_size=320, source_vocab_size=268, d_model=16, d_ff=24, num_heads=4, encoder_layers=1, decoder_layers=1,
         share_encoder_decoder_embeddings=False, tie_word_embeddings=False,
     )  # fmt: skip
-    VanillaTransformerForConditionalGeneration(config).save_pretrained(folder)
-    train_tokenizer(["the dog likes the cat"] * 3, 268, show_progress=False).save_pretrained(folder)
-    commits, wanted = [], []
+    VanillaTransformerForConditionalGeneration(config).save_pretrained(translator)
+    train_tokenizer(["the dog likes the cat"] * 3, 268, show_progress=False).save_pretrained(translator)
     for letters in ("abcd", "efgh"):
         words = map("".join, itertools.product(letters, repeat=4))
-        train_tokenizer([" ".join(words)], 320, show_progress=False).save_pretrained(folder / "target_tokenizer")
-        commits.append(publish(folder, REPO).commit)
-        pipe = transformers.pipeline("translation", model=str(folder), trust_remote_code=True, device=-1)
-        wanted.append(pipe(text))
-    assert wanted[0][0]["translation_text"] != wanted[1][0]["translation_text"]
-    program = PIPE.replace("device=-1", "device=-1, target_tokenizer=target_tokenizer").replace(
-        "pipe =",
-        "from transformers import AutoTokenizer\n"
-        'target_tokenizer = AutoTokenizer.from_pretrained(repo, subfolder="target_tokenizer", revision=revision)\n'
-        "pipe =",
-    )
-    for commit, translations in zip(commits, wanted, strict=True):
-        arguments = ["translation", REPO, commit, tmp_path / "found.json", text]
-        finished = run_as_user(hub, program, *arguments, home=tmp_path / "home")
-        assert finished.returncode == 0, finished.stderr
-        assert json.loads((tmp_path / "found.json").read_text()) == ["TranslationPipeline", translations]
+        train_tokenizer([" ".join(words)], 320, show_progress=False).save_pretrained(translator / "target_tokenizer")
+        commit = publish(translator, REPO).commit
+        calls.append(("translation", REPO, commit, "target_tokenizer", [text]))
+        pipe = transformers.pipeline("translation", model=str(translator), trust_remote_code=True, device=-1)
+        wanted.append(["TranslationPipeline", pipe(text)])
+    assert wanted[2][1][0]["translation_text"] != wanted[3][1][0]["translation_text"]
+
+    arguments = [tmp_path / "found.json", json.dumps(calls)]
+    finished = run_as_user(hub, PIPE, *arguments, home=tmp_path / "home")
+    assert finished.returncode == 0, finished.stderr
+    assert json.loads((tmp_path / "found.json").read_text()) == wanted
 
 
-def test_the_script_publishes_and_goes_back(hub, folder, tmp_path):
+def test_the_script_publishes_and_goes_back(hub, folder, tmp_path, monkeypatch, capsys):
     script = str(Path(__file__).parents[1] / "scripts" / "push_to_hub.py")
     options = ["--repo_id", "tiny", "--folder", folder]
-    planned = run_as_user(hub, script, *options, "--dry_run", home=tmp_path / "home")
+    planned = run_here(monkeypatch, capsys, script, *options, "--dry_run")
     assert planned.returncode == 0, planned.stderr
     assert "+ model.safetensors\n" in planned.stdout
     assert "Nothing was done" in planned.stdout
     assert "README.md would be:" in planned.stdout
     assert "The card does not tell language, license, datasets, training_data, limits; --card does" in planned.stdout
-    down = run_as_user(hub, script, *options, "--dry_run", home=tmp_path / "home", offline=True)
+    with monkeypatch.context() as patch:
+        patch.setattr(constants, "HF_HUB_OFFLINE", True)
+        down = run_here(monkeypatch, capsys, script, *options, "--dry_run")
     assert down.returncode == 0, down.stderr
     assert "+ model.safetensors\n" in down.stdout
     assert "The Hub could not be asked what is there already: " in down.stdout
@@ -834,12 +1039,12 @@ def test_the_script_publishes_and_goes_back(hub, folder, tmp_path):
     assert_published(hub, folder)
     assert f"alice/tiny (main) is at {hub.api.repo_info(REPO).sha}." in done.stdout
     (folder / "notes.txt").write_text("new")
-    assert run_as_user(hub, script, *options, home=tmp_path / "home").returncode == 0
-    back = run_as_user(hub, script, "--repo_id", REPO, "--roll_back_to", "v1", home=tmp_path / "home")
+    assert run_here(monkeypatch, capsys, script, *options).returncode == 0
+    back = run_here(monkeypatch, capsys, script, "--repo_id", REPO, "--roll_back_to", "v1")
     assert back.returncode == 0, back.stderr
     assert "- notes.txt\n" in back.stdout
     (folder / "broken.pkl").write_bytes(b"x")
-    refused = run_as_user(hub, script, *options, home=tmp_path / "home")
+    refused = run_here(monkeypatch, capsys, script, *options)
     assert refused.returncode == 1
     assert "broken.pkl may be a pickle" in refused.stderr
     assert TOKEN not in refused.stderr + done.stdout + done.stderr
@@ -854,19 +1059,6 @@ def training_args(tmp_path, cls=TrainingArguments, **options):
 
 def trained_model(folder):
     return VanillaBertForMaskedLM.from_pretrained(folder), transformers.AutoTokenizer.from_pretrained(folder)
-
-
-def test_the_stock_trainer_pushes_what_anybody_can_load(hub, folder, tmp_path):
-    model, tokenizer = trained_model(folder)
-    args = training_args(tmp_path, hub_strategy="end")
-    trainer = Trainer(model, args, train_dataset=ROWS, processing_class=tokenizer)
-    trainer.train()
-    trainer.push_to_hub()
-    finished = run_as_user(hub, LOAD, REPO, "main", tmp_path / "found.pt", home=tmp_path / "home")
-    assert finished.returncode == 0, finished.stderr
-    with torch.no_grad():
-        expected = model.eval()(input_ids=torch.tensor([[2, 5, 6, 3], [2, 7, 3, 0]])).logits
-    assert torch.equal(torch.load(tmp_path / "found.pt")["outputs"]["AutoModelForMaskedLM"], expected)
 
 
 def translation_trainer():
@@ -1023,6 +1215,16 @@ def test_a_training_pushes_our_card(hub, folder, tmp_path):
     assert publish(tmp_path / "run", REPO).card is None
 
 
+def test_a_training_keeps_a_card_that_somebody_wrote(hub, folder, tmp_path, caplog):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "README.md").write_text("# Mine\n")
+    model, tokenizer = trained_model(folder)
+    args = training_args(tmp_path, VanillaTrainingArguments, hub_strategy="end")
+    VanillaTrainer(model, args, train_dataset=ROWS, processing_class=tokenizer).push_to_hub()
+    assert hub.files()["README.md"] == git_hash(b"# Mine\n")
+    assert "README.md stays as it is" in caplog.text
+
+
 def test_a_card_that_fails_costs_nothing(hub, folder, tmp_path, monkeypatch, caplog):
     def broken(*args, **kwargs):
         raise KeyError("no such score")
@@ -1113,40 +1315,79 @@ def test_a_download_that_breaks_off_is_made_whole(hub, folder, tmp_path):
     publish(folder, REPO)
     expected = (folder / "model.safetensors").read_bytes()
     hub.fail({"method": "GET", "path": "/resolve/.*/model.safetensors", "truncate": 1000})
-    finished = run_as_user(hub, LOAD, REPO, "main", tmp_path / "found.pt", home=tmp_path / "home")
-    assert finished.returncode == 0, finished.stderr
-    (cached,) = (tmp_path / "home").rglob("snapshots/*/model.safetensors")
+    model = VanillaBertForPreTraining.from_pretrained(REPO, cache_dir=tmp_path / "cache")
+    assert len(hub.requests("GET", "/model.safetensors")) == 2
+    (cached,) = (tmp_path / "cache").rglob("snapshots/*/model.safetensors")
     assert cached.read_bytes() == expected
+    weights = VanillaBertForPreTraining.from_pretrained(folder).state_dict()
+    assert all(torch.equal(value, weights[name]) for name, value in model.state_dict().items())
 
 
 def test_a_download_of_the_right_length_and_wrong_content_is_found(hub, folder, tmp_path):
     publish(folder, REPO)
     hub.fail({"method": "GET", "path": "/resolve/.*/layers.py", "corrupt": True})
-    program = f"from huggingface_hub import snapshot_download\nsnapshot_download({REPO!r})"
-    assert run_as_user(hub, program, home=tmp_path / "home").returncode == 0
-    found = hub.api.verify_repo_checksums(REPO, cache_dir=tmp_path / "home" / "hub")
+    hub.api.snapshot_download(REPO, cache_dir=tmp_path / "cache")
+    found = hub.api.verify_repo_checksums(REPO, cache_dir=tmp_path / "cache")
     assert [each.path if hasattr(each, "path") else each["path"] for each in found.mismatches] == ["layers.py"]
 
 
-def test_a_large_model_is_published_and_loaded_in_shards(hub, folder, tmp_path):
-    model = VanillaBertForPreTraining.from_pretrained(folder)
+def test_a_slow_hub_breaks_nothing(hub, folder, tmp_path, waits, monkeypatch):
+    slow = ("GET", "/tree/"), ("PUT", "/lfs/"), ("POST", "/commit/")
+    hub.fail(*({"method": method, "path": path, "wait": 0.3} for method, path in slow))
+    publish(folder, REPO)
+    assert waits == []
+    assert_published(hub, folder)
+    # Slower than the client waits for, at the question what there is and amid the weights.
+    monkeypatch.setattr(constants, "HF_HUB_DOWNLOAD_TIMEOUT", 0.2)
+    hub.fail({"method": "GET", "path": "/model.safetensors", "wait": 1})
+    found = VanillaBertForPreTraining.from_pretrained(REPO, cache_dir=tmp_path / "cache").state_dict()
+    assert len(hub.requests("GET", "/model.safetensors")) == 2
+    weights = VanillaBertForPreTraining.from_pretrained(folder).state_dict()
+    assert all(torch.equal(found[name], value) for name, value in weights.items())
+
+
+def test_a_branch_that_moves_amid_a_download_gives_no_mixture(hub, folder, tmp_path, monkeypatch):
+    models = []
+    for seed in (0, 1):
+        save_model(tmp_path / "single", seed)
+        models.append(VanillaBertForPreTraining.from_pretrained(tmp_path / "single"))
     (folder / "model.safetensors").unlink()
-    model.save_pretrained(folder, max_shard_size="8KB")
-    shards = {path.name for path in folder.glob("model-*.safetensors")}
-    assert len(shards) > 2
-    assert shards <= set(publish(folder, REPO).uploaded)
-    finished = run_as_user(hub, LOAD, REPO, "main", tmp_path / "found.pt", home=tmp_path / "home")
-    assert finished.returncode == 0, finished.stderr
-    with torch.no_grad():
-        expected = model.eval()(input_ids=torch.tensor([[2, 5, 6, 3], [2, 7, 3, 0]])).prediction_logits
-    assert torch.equal(torch.load(tmp_path / "found.pt")["outputs"]["AutoModelForPreTraining"], expected)
+    models[0].save_pretrained(folder, max_shard_size="8KB")
+    publish(folder, REPO)
+    models[1].save_pretrained(folder, max_shard_size="8KB")
+    real = file_download.http_get
+    first = threading.Lock()
+
+    def move_and_fetch(url, *arguments, **options):
+        if "/model-0000" in url and first.acquire(blocking=False):
+            publish(folder, REPO)
+        real(url, *arguments, **options)
+
+    monkeypatch.setattr(file_download, "http_get", move_and_fetch)
+    found = VanillaBertForPreTraining.from_pretrained(REPO, cache_dir=tmp_path / "cache").state_dict()
+    assert len(hub.titles()) == 3
+    assert len(hub.requests("GET", "/model-0000")) > 2
+    for name, value in models[0].state_dict().items():
+        assert torch.equal(found[name], value), name
 
 
-def test_the_section_of_the_readme_is_true(hub, tmp_path):
+def test_a_revision_that_is_not_there_is_told(hub, folder, tmp_path, waits):
+    publish(folder, REPO)
+    with pytest.raises(OSError, match="v9 is not a valid git identifier"):
+        VanillaBertForPreTraining.from_pretrained(REPO, revision="v9", cache_dir=tmp_path / "cache")
+    publish(folder, REPO, tag="v1.0")
+    with pytest.raises(ValueError, match="`to_revision` must be .* which has no 'v9'; its tags are v1.0"):
+        roll_back(REPO, "v9")
+    assert waits == []
+    assert len(hub.titles()) == 2
+
+
+def test_the_section_of_the_readme_is_true(hub, tmp_path, monkeypatch, capsys):
     root = Path(__file__).parents[1]
     section = (root / "README.md").read_text("utf-8").partition("## Publish on the Hub")[2].partition("\n## ")[0]
     commands, program = re.findall(r"```(?:python)?\n(.*?)```", section, flags=re.DOTALL)
     (tmp_path / "scripts").symlink_to(root / "scripts")
+    monkeypatch.chdir(tmp_path)
     torch.manual_seed(0)
     config = VanillaTransformerConfig(
         vocab_size=300, d_model=16, d_ff=24, num_heads=4, encoder_layers=1, decoder_layers=1
@@ -1162,7 +1403,7 @@ def test_the_section_of_the_readme_is_true(hub, tmp_path):
             (tmp_path / "runs" / "en-de" / "notes.txt").write_text("new")
             publish(tmp_path / "runs" / "en-de", "my-name/en-de")
             assert "notes.txt" in hub.files("my-name/en-de")
-        finished = run_as_user(hub, script, *options, home=tmp_path / "home", cwd=tmp_path)
+        finished = run_here(monkeypatch, capsys, script, *options)
         assert finished.returncode == 0, finished.stderr
     assert hub.titles("my-name/en-de") == ["Go back to v1.0", "Upload model", "Upload model", "initial commit"]
     assert hub.files("my-name/en-de") == before
@@ -1183,20 +1424,20 @@ LOAD_AND_SAVE = """
 import sys
 sys.modules["hf_vanilla"] = None
 import torch, transformers
-repo, saved, inputs, file = sys.argv[1:]
-inputs = torch.load(inputs)
+jobs, file = sys.argv[1:]
 found = []
-for place in (repo, saved):
-    config = transformers.AutoConfig.from_pretrained(place, trust_remote_code=True)
-    for name in sorted(set(config.auto_map) - {"AutoConfig"}):
-        torch.manual_seed(0)
-        model = getattr(transformers, name).from_pretrained(place, trust_remote_code=True)
-        with torch.no_grad():
-            found.append((name, model(**inputs[name]).to_tuple()[0]))
-    if place == repo:
-        head = config.architectures[0]
-        (name,) = [name for name, where in config.auto_map.items() if where.endswith("." + head)]
-        getattr(transformers, name).from_pretrained(repo, trust_remote_code=True).save_pretrained(saved)
+for repo, saved, inputs in torch.load(jobs):
+    for place in (repo, saved):
+        config = transformers.AutoConfig.from_pretrained(place, trust_remote_code=True)
+        for name in sorted(set(config.auto_map) - {"AutoConfig"}):
+            torch.manual_seed(0)
+            model = getattr(transformers, name).from_pretrained(place, trust_remote_code=True)
+            with torch.no_grad():
+                found.append((place, name, model(**inputs[name]).to_tuple()[0]))
+        if place == repo:
+            head = config.architectures[0]
+            (name,) = [name for name, where in config.auto_map.items() if where.endswith("." + head)]
+            getattr(transformers, name).from_pretrained(repo, trust_remote_code=True).save_pretrained(saved)
 torch.save(found, file)
 """
 
@@ -1214,36 +1455,37 @@ def transformer_to_train(tokenizer):
     return model, rows, ids
 
 
-@pytest.mark.parametrize("build", [bert_to_train, transformer_to_train], ids=["bert", "transformer"])
-def test_what_was_trained_loads_by_name_through_every_auto_class_and_is_complete_again(hub, tmp_path, build):
+def test_what_was_trained_loads_by_name_through_every_auto_class_and_is_complete_again(hub, tmp_path):
     tokenizer = train_wordpiece_tokenizer(["the dog likes the cat and the bird"] * 3, 60, show_progress=False)
-    torch.manual_seed(3)
-    model, rows, inputs = build(tokenizer)
-    before = {name: value.clone() for name, value in model.state_dict().items()}
-    args = TrainingArguments(str(tmp_path / "run"), max_steps=2, use_cpu=True, report_to=[], disable_tqdm=True)
-    trainer = Trainer(model, args, train_dataset=rows, processing_class=tokenizer)
-    trainer.train()
-    assert any(not torch.equal(value, before[name]) for name, value in model.state_dict().items())
-    folder = tmp_path / "model"
-    trainer.save_model(str(folder))
-    (folder / "training_args.bin").unlink()
-    publish(folder, REPO)
-    names = sorted(set(model.config.auto_map) - {"AutoConfig"})
-    asked = {
-        name: {key: torch.stack((ids, ids), dim=1) if "Choice" in name else ids for key, ids in inputs.items()}
-        for name in names
-    }
-    wanted = []
-    for name in names:
-        torch.manual_seed(0)
-        loaded = getattr(transformers, name).from_pretrained(folder)
-        with torch.no_grad():
-            wanted.append((name, loaded(**asked[name]).to_tuple()[0]))
-    torch.save(asked, tmp_path / "asked.pt")
-    files = [tmp_path / "saved", tmp_path / "asked.pt", tmp_path / "found.pt"]
-    finished = run_as_user(hub, LOAD_AND_SAVE, REPO, *files, home=tmp_path / "home")
+    jobs, wanted = [], []
+    for build in (bert_to_train, transformer_to_train):
+        torch.manual_seed(3)
+        model, rows, inputs = build(tokenizer)
+        before = {name: value.clone() for name, value in model.state_dict().items()}
+        args = TrainingArguments(str(tmp_path / "run"), max_steps=2, use_cpu=True, report_to=[], disable_tqdm=True)
+        trainer = Trainer(model, args, train_dataset=rows, processing_class=tokenizer)
+        trainer.train()
+        assert any(not torch.equal(value, before[name]) for name, value in model.state_dict().items())
+        folder = tmp_path / build.__name__
+        trainer.save_model(str(folder))
+        (folder / "training_args.bin").unlink()
+        repo, saved = f"alice/{build.__name__}", str(tmp_path / f"{build.__name__}_saved")
+        publish(folder, repo)
+        names = sorted(set(model.config.auto_map) - {"AutoConfig"})
+        asked = {
+            name: {key: torch.stack((ids, ids), dim=1) if "Choice" in name else ids for key, ids in inputs.items()}
+            for name in names
+        }
+        jobs.append((repo, saved, asked))
+        for place in (repo, saved):
+            for name in names:
+                torch.manual_seed(0)
+                loaded = getattr(transformers, name).from_pretrained(folder)
+                with torch.no_grad():
+                    wanted.append((place, name, loaded(**asked[name]).to_tuple()[0]))
+    torch.save(jobs, tmp_path / "jobs.pt")
+    finished = run_as_user(hub, LOAD_AND_SAVE, tmp_path / "jobs.pt", tmp_path / "found.pt", home=tmp_path / "home")
     assert finished.returncode == 0, finished.stderr
-    found = torch.load(files[-1])
-    assert [name for name, _ in found] == names * 2
-    for (name, tensor), (_, expected) in zip(found, wanted * 2, strict=True):
-        assert torch.equal(tensor, expected), name
+    for (place, name, tensor), expected in zip(torch.load(tmp_path / "found.pt"), wanted, strict=True):
+        assert (place, name) == expected[:2]
+        assert torch.equal(tensor, expected[2]), (place, name)

@@ -103,6 +103,20 @@ def test_the_three_kinds_of_results():
     assert figures_of({}) == []
 
 
+@pytest.mark.parametrize(
+    ("name", "identifier"),
+    [
+        ("data/Heldout-2.test.jsonl.gz", "data_heldout_2_test"),
+        ("newstest2014.en", "newstest2014_en"),
+        ("---", "unnamed"),
+        ("数据.txt", "数据"),
+    ],
+)
+def test_data_sets_have_identifiers(name, identifier):
+    made = card({"bleu": 12.5, "chrf": 30.0, "notes": {"test_set": name}})
+    assert {(each.dataset_name, each.dataset_type) for each in made.data.eval_results} == {(name, identifier)}
+
+
 def test_a_card_has_no_empty_sections():
     made = card(None)
     headings = re.findall(r"^#+ .*", made.text, flags=re.MULTILINE)
@@ -231,6 +245,7 @@ def test_the_programs_of_a_translator_run_with_its_example(tmp_path, capsys):
     VanillaTransformerForConditionalGeneration(config).save_pretrained(tmp_path)
     train_tokenizer(["the dog likes the cat"] * 3, 280, show_progress=False).save_pretrained(tmp_path)
     text = card_of_folder(tmp_path, str(tmp_path), CardFacts(example='the "dog"\nlikes')).text
+    assert "- sizes: 1+1 layers of width 12, 3 heads, feed-forward networks of width 20, vocabulary of 280\n" in text
     blocks = re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)
     for block, task in zip(blocks, ("vanilla-translation", "translation"), strict=True):
         assert f'pipeline("{task}", ' in block
@@ -251,9 +266,11 @@ def test_without_a_file_of_results_the_folder_tells(tmp_path):
     VanillaBertForSequenceClassification(VanillaBertConfig(**SIZES)).save_pretrained(folder)
     (folder / "eval_results.json").write_text('{"eval_loss": 3.5, "eval_bleu": 9.591, "eval_runtime": 0.8}')
     (folder / "trainer_state.json").write_text('{"global_step": 1200}')
+    (folder / "train_results.json").write_text('{"epoch": 2.50, "train_runtime": 90.0}')
     made = card_of_folder(folder, "me/tiny")
     assert [(each.metric_type, each.metric_value) for each in made.data.eval_results] == [("bleu", 9.59)]
-    assert "- updates: 1,200\n" in made.text
+    assert "- updates: 1,200\n- epochs: 2.5\n- minutes: 1.5\n" in made.text
+    assert "\n\n- sizes: 1 layers of width 12, 3 heads" in made.text
     (folder / "eval_results.json").unlink()
     (folder / "scores.json").write_text('{"test": {"loss": 0.5, "f1": 0.25}}')
     assert "| test | f1 | 0.25 |" in card_of_folder(folder, "me/tiny").text

@@ -1,4 +1,4 @@
-"""What a hostile checkpoint may do: nothing. No code of it runs, and no request leaves the machine."""
+"""What a hostile checkpoint or row may do: nothing. No code of it runs, no request leaves, no message is forged."""
 
 import contextlib
 import json
@@ -7,9 +7,14 @@ import socket
 
 import pytest
 import torch
+from datasets import Dataset
 from transformers import AutoModel, AutoModelForMaskedLM, Trainer, TrainingArguments, pipeline
 
 from hf_vanilla import VanillaBertConfig, VanillaBertForMaskedLM
+from hf_vanilla.data.labelled import infer_labels, load_rows
+from hf_vanilla.data.parallel import load_parallel_dataset
+from hf_vanilla.data.question_answering import load_questions
+from hf_vanilla.data.token_classification import check_tagged_words, tokenize_tagged_words
 from hf_vanilla.hub import check_folder
 
 
@@ -136,3 +141,58 @@ def test_a_hostile_folder_is_checked_without_running_it(folder, tmp_path, no_net
         check_folder(folder)
     assert no_network == []
     assert not canary.exists()
+
+
+# It clears the screen, forges a line of the log and is very long.
+FORGED = "\x1b[2J\x1b[1m\r\n\u2028error: all is well\x07" + "x" * 9000
+
+
+def read_question(path, **changed):
+    question = {"id": "1", "question": "who?", "context": "a dog", "answers": {"text": ["a"], "answer_start": [0]}}
+    rows = [{**question, "id": FORGED, **changed}] * 2
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    load_questions(path)
+
+
+def read_rows(path, *values):
+    path.write_text("".join(json.dumps({"label": value}) + "\n" for value in values))
+    return load_rows(path, ["label"])
+
+
+def read_pairs(path):
+    path.write_text(json.dumps({"source": "a", "target": FORGED + "\ud800"}))
+    load_parallel_dataset(data_files={"train": str(path)})
+
+
+def tagged(words, tags):
+    rows = Dataset.from_dict({"words": [words], "tags": [tags]})
+    check_tagged_words(rows, "words", "tags", "rows")
+    tokenize_tagged_words(rows, None, ["O", FORGED], tokens_column="words", tags_column="tags", max_length=9)
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda path: read_question(path),
+        lambda path: read_question(path, answers=FORGED),
+        lambda path: read_question(path, answers={"text": [FORGED], "answer_start": [0]}),
+        lambda path: read_question(path, answers={"text": ["a dog"], "answer_start": [FORGED]}),
+        lambda path: read_question(path, context=FORGED),
+        lambda path: read_rows(path, 1, FORGED),
+        lambda path: read_rows(path, [1], {FORGED: 1}),
+        lambda path: infer_labels(read_rows(path, FORGED, FORGED)["label"]),
+        lambda path: infer_labels(read_rows(path, FORGED, "b")["label"]).encode(["c"], "rows"),
+        lambda path: infer_labels(["a", "b"]).encode([FORGED], "rows"),
+        lambda path: infer_labels(["a", "b"]).encode([[FORGED]], "rows"),
+        lambda path: infer_labels(["1", FORGED], regression=True),
+        read_pairs,
+        lambda path: tagged(["a"], [FORGED * 2]),
+        lambda path: tagged(FORGED, ["O"]),
+    ],
+)
+def test_a_hostile_row_forges_no_message(tmp_path, read):
+    with pytest.raises((ValueError, TypeError)) as error:
+        read(tmp_path / "rows.jsonl")
+    message = str(error.value)
+    assert message.isprintable()
+    assert len(message) < 1500

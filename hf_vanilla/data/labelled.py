@@ -10,7 +10,7 @@ from typing import Any
 from datasets import Dataset, load_dataset
 from datasets.exceptions import DatasetGenerationError
 
-from .text_files import csv_reader, kind_of_file, read_json_objects
+from .text_files import csv_reader, kind_of_file, quoted, read_json_objects
 
 
 REGRESSION = "regression"
@@ -64,7 +64,7 @@ def load_rows(path: str | os.PathLike[str], columns: Sequence[str]) -> Dataset:
     try:
         return Dataset.from_dict(found)
     except (TypeError, ValueError) as error:  # pyarrow's errors are both
-        raise ValueError(f"{path}: the values of a column must be of one type: {error}") from None
+        raise ValueError(f"{path}: the values of a column must be of one type: {quoted(str(error))}.") from None
 
 
 @dataclass
@@ -116,13 +116,13 @@ class Labels:
         for row, label in enumerate(labels, start=1):
             if isinstance(label, list) != (self.problem_type == MULTI_LABEL):
                 wanted = "a list of labels" if self.problem_type == MULTI_LABEL else "one label"
-                raise ValueError(f"{where}, row {row}: must have {wanted}, as the training data, got {label!r}.")
+                raise ValueError(f"{where}, row {row}: must have {wanted}, as the training data, got {quoted(label)}.")
             given = [str(each) for each in (label if isinstance(label, list) else [label])]
             for name in given:
                 if name not in numbers:
                     raise ValueError(
-                        f"{where}, row {row}: the label must be one of {', '.join(self.names)}, those of the training "
-                        f"data; got {name!r}."
+                        f"{where}, row {row}: the label must be one of {quoted(self.names)}, those of the training "
+                        f"data; got {quoted(name)}."
                     )
             if self.problem_type == MULTI_LABEL:
                 encoded.append([1.0 if name in given else 0.0 for name in self.names])
@@ -157,7 +157,7 @@ def infer_labels(labels: Sequence[Any], *, regression: bool = False) -> Labels:
     values = {each for label in labels for each in label} if is_multi else set(labels)
     names = [str(value) for value in sorted(values, key=_natural_order)]
     if len(names) < 2 and not is_multi:
-        raise ValueError(f"There must be at least two classes to tell apart, got only {', '.join(names)}.")
+        raise ValueError(f"There must be at least two classes to tell apart, got only {quoted(names)}.")
     return Labels(MULTI_LABEL if is_multi else SINGLE_LABEL, names)
 
 
@@ -187,7 +187,7 @@ def _number(label: Any, where: str) -> float:
     except (TypeError, ValueError):
         number = math.nan
     if not math.isfinite(number):
-        raise ValueError(f"{where}: a label of a regression must be a number, got {label!r}.")
+        raise ValueError(f"{where}: a label of a regression must be a number, got {quoted(label)}.")
     return number
 
 

@@ -10,7 +10,7 @@ from datasets import Dataset, load_dataset
 from transformers import PreTrainedTokenizerBase
 
 from ..models.pipeline_vanilla_bert import MAX_ANSWER_LENGTH, N_BEST, Answer, best_answers, tokenize_windows
-from .text_files import check_text, kind_of_file, read_json_objects, read_lines
+from .text_files import check_text, kind_of_file, quoted, read_json_objects, read_lines
 
 
 QUESTION_COLUMNS = ("id", "question", "context", "answers")
@@ -53,7 +53,7 @@ def load_questions(path: str | os.PathLike[str]) -> Dataset:
         for name in ("id", "question", "context"):
             check_text(row[name], f"{where}: {name!r}")
         if row["id"] in known:
-            raise ValueError(f"{where}: the id of a question must be its own, but {row['id']!r} occurs twice.")
+            raise ValueError(f"{where}: the id of a question must be its own, but {quoted(row['id'])} occurs twice.")
         known.add(row["id"])
         _check_answers(row, where)
         for name in QUESTION_COLUMNS:
@@ -189,7 +189,7 @@ def _read_questions(path: str, kind: str) -> Iterator[tuple[str, dict[str, Any]]
                 f"{where}: an article must have `paragraphs`, each with `context` and `qas`, and each of those with "
                 f"`id`, `question` and `answers`, as in SQuAD's files; {type(error).__name__}: {error}."
             ) from None
-        yield from ((f"{where}, question {question['id']!r}", question) for question in questions)
+        yield from ((f"{where}, question {quoted(question['id'])}", question) for question in questions)
 
 
 def _questions_of(article: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -232,19 +232,20 @@ def _check_answers(row: Mapping[str, Any], where: str) -> None:
     texts, starts = (answers.get(name) if isinstance(answers, dict) else None for name in ("text", "answer_start"))
     if not isinstance(texts, list) or not isinstance(starts, list) or len(texts) != len(starts):
         raise ValueError(
-            f"{where}: `answers` must have two lists, `text` and as many numbers in `answer_start`; got {answers!r}."
+            f"{where}: `answers` must have two lists, `text` and as many numbers in `answer_start`; got "
+            f"{quoted(answers)}."
         )
     for text, start in zip(texts, starts, strict=True):
         if not isinstance(text, str) or not isinstance(start, int):
             raise ValueError(
-                f"{where}: an answer must have a string as `text` and a whole number as `answer_start`, got {text!r} "
-                f"and {start!r}."
+                f"{where}: an answer must have a string as `text` and a whole number as `answer_start`, got "
+                f"{quoted(text)} and {quoted(start)}."
             )
         there = row["context"][max(start, 0) : start + len(text)]
         if not text or there != text:
             raise ValueError(
-                f"{where}: an answer must stand in its context where `answer_start` says, but {text!r} is not at "
-                f"{start}; there is {there!r}."
+                f"{where}: an answer must stand in its context where `answer_start` says, but {quoted(text)} is not "
+                f"at {start}; there is {quoted(there)}."
             )
 
 

@@ -113,6 +113,20 @@ def read_json_objects(path: str) -> Iterator[tuple[int, str, dict[str, Any]]]:
         yield number, where, row
 
 
+def quoted(value: Any) -> str:
+    """Show in a message what a file holds: in one line, without control characters, and not all of what is long.
+
+    Args:
+        value (`Any`):
+            Anything from a file.
+
+    Returns:
+        `str`: its `repr`, cut after 200 characters.
+    """
+    shown = repr(value)
+    return shown if len(shown) <= 200 else f"{shown[:200]}... ({len(shown):,} characters)"
+
+
 def check_text(text: Any, where: str) -> None:
     """Raise unless it is none or a string that has a UTF-8 form.
 
@@ -129,9 +143,9 @@ def check_text(text: Any, where: str) -> None:
     if text is None:
         return
     if not isinstance(text, str):
-        raise TypeError(f"{where} must be a string, got {text!r} ({type(text).__name__}).")
+        raise TypeError(f"{where} must be a string, got {quoted(text)} ({type(text).__name__}).")
     if any("\ud800" <= character <= "\udfff" for character in text):
-        raise ValueError(f"{where} must be valid Unicode, but has a lone surrogate: {text!r}.")
+        raise ValueError(f"{where} must be valid Unicode, but has a lone surrogate: {quoted(text)}.")
 
 
 def _parse_json_lines(path: str, lines: Iterable[str]) -> Iterator[tuple[int, Any]]:

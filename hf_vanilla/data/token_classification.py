@@ -7,6 +7,8 @@ from datasets import Dataset
 from transformers import PreTrainedTokenizerBase
 from transformers.utils import logging
 
+from .text_files import quoted
+
 
 logger = logging.get_logger(__name__)
 
@@ -32,10 +34,12 @@ def check_tagged_words(rows: Dataset, tokens_column: str, tags_column: str, wher
     for column in (tokens_column, tags_column):
         for row, values in enumerate(rows[column][:], start=1):
             if not isinstance(values, list):
-                raise ValueError(f"{where}, row {row}: {column!r} must be a list of strings, got {values!r}.")
+                raise ValueError(f"{where}, row {row}: {column!r} must be a list of strings, got {quoted(values)}.")
             for value in values:
                 if not isinstance(value, str):
-                    raise ValueError(f"{where}, row {row}: {column!r} must hold strings alone, but has {value!r}.")
+                    raise ValueError(
+                        f"{where}, row {row}: {column!r} must hold strings alone, but has {quoted(value)}."
+                    )
 
 
 def tag_names(tags: Sequence[Sequence[str]]) -> list[str]:
@@ -96,7 +100,7 @@ def tokenize_tagged_words(
             )
         for tag in tags:
             if tag not in numbers:
-                raise ValueError(f"Row {row}: a tag must be one of {', '.join(names)}; got {tag!r}.")
+                raise ValueError(f"Row {row}: a tag must be one of {quoted(names)}; got {quoted(tag)}.")
     encoded = tokenizer(
         rows[tokens_column][:], is_split_into_words=True, truncation=True, max_length=max_length, verbose=False
     )

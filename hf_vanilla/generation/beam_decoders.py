@@ -7,6 +7,7 @@ still the same, or `num_beams`.
 from typing import Any, Protocol
 
 import torch
+from torch import nn
 from transformers.cache_utils import Cache, DynamicLayer, EncoderDecoderCache
 from transformers.generation import GenerationConfig
 from transformers.masking_utils import create_bidirectional_mask
@@ -17,8 +18,8 @@ from ..models.modeling_vanilla_transformer import VanillaTransformerForCondition
 from .cpu_layers import for_cpu
 
 
-# There is room for this many steps at least, and for as many as there were before, until dead slots are cleared away.
-FIRST_STEPS = 8
+# There is room for this many steps until dead slots are cleared away.
+SPARE_STEPS = 8
 # What the side-by-side decoder understands of the things that `generate()` prepares for a model.
 _UNDERSTOOD = {"encoder_outputs", "attention_mask", "past_key_values", "use_cache"}
 
@@ -134,8 +135,8 @@ class SideBySideDecoder:
     """Runs the decoder's layers on the beams of a sentence side by side, as if they were one sequence.
 
     A sentence is one row of the batch. The keys and values of its beams are written one behind another, step after
-    step, and stay where they are when beams change places: a mask says what each beam descends from. Once the room is
-    used up, the slots that no beam descends from are cleared away: the past of the beams is mostly one and the same.
+    step, and stay where they are when beams change places: a mask says what each beam descends from. Once the slots
+    are used up, those that no beam descends from are cleared away: the past of the beams is mostly one and the same.
 
     ```
                        step 1     step 2     step 3
@@ -178,13 +179,15 @@ class SideBySideDecoder:
             encoder_hidden_states=self.encoder_hidden_states,
         )
         self.length = 0
-        self.capacity = self.prompt.shape[1] + FIRST_STEPS * self.num_beams
+        self.used = self.prompt.shape[1]  # slots, of each sentence's; the mask hides the others
+        self.capacity = self.used + SPARE_STEPS * self.num_beams
         self.slot_layers = [_SlotLayer(self.capacity) for _ in self.decoder.layers]
         self.source_layers = [DynamicLayer() for _ in self.decoder.layers]
         self.cache = EncoderDecoderCache(Cache(layers=self.slot_layers), Cache(layers=self.source_layers))
         hidden = self.encoder_hidden_states
         self.hides = torch.finfo(hidden.dtype).min  # what the mask adds to the score of a slot that is not to be seen
-        self.mask = hidden.new_zeros(len(self.prompt), self.num_beams, self.prompt.shape[1])
+        self.mask = hidden.new_full((len(self.prompt), self.num_beams, self.capacity), self.hides)
+        self.mask[:, :, : self.used] = 0
         self.own_slot = hidden.new_full((self.num_beams, self.num_beams), self.hides).fill_diagonal_(0)
         self.kept: torch.Tensor | None = None
 
@@ -226,7 +229,7 @@ class SideBySideDecoder:
         """
         length = self.prompt.shape[1]
         position_ids = torch.arange(length, device=self.prompt.device)[None]
-        causal_mask = self.mask.new_full((1, 1, length, length), self.hides).triu(1)
+        causal_mask = self.mask.new_full((1, 1, length, self.capacity), self.hides).triu(1)
         return self._decode(self.prompt, position_ids, causal_mask)[:, -1:]
 
     def step(self, sequences: torch.Tensor, parents: torch.Tensor) -> torch.Tensor:
@@ -241,9 +244,10 @@ class SideBySideDecoder:
         """
         batch, num_beams = parents.shape
         self.mask = self.mask[torch.arange(batch, device=parents.device)[:, None], parents]
-        if self.kept is not None or self.mask.shape[-1] + num_beams > self.capacity:
+        if self.kept is not None or self.used + num_beams > self.capacity:
             self._clear_away()
-        self.mask = torch.cat((self.mask, self.own_slot.expand(batch, -1, -1)), dim=-1)  # (batch, num_beams, slots)
+        self.mask[:, :, self.used : self.used + num_beams] = self.own_slot
+        self.used += num_beams
         position_ids = torch.full((1, 1), self.length, device=parents.device)
         return self._decode(sequences[..., -1], position_ids, self.mask[:, None])
 
@@ -273,30 +277,35 @@ class SideBySideDecoder:
     def _clear_away(self) -> None:
         """Keep the slots that some beam descends from, of the sentences that are left, and make room for more."""
         is_live = (self.mask == 0).any(1)  # (batch, slots)
-        most = int(is_live.sum(1).max())
-        slots = is_live.byte().argsort(dim=1, descending=True, stable=True)[:, :most]  # (batch, most)
-        self.mask = self.mask.gather(2, slots[:, None].expand(-1, self.num_beams, -1))  # (batch, num_beams, most)
+        self.used = int(is_live.sum(1).max())
+        self.capacity = self.used + SPARE_STEPS * self.num_beams
+        slots = is_live.byte().argsort(dim=1, descending=True, stable=True)[:, : self.used]  # (batch, used)
+        mask = self.mask.gather(2, slots[:, None].expand(-1, self.num_beams, -1))  # (batch, num_beams, used)
+        self.mask = nn.functional.pad(mask, (0, self.capacity - self.used), value=self.hides)
         sentences = torch.arange(len(slots), device=slots.device) if self.kept is None else self.kept
         self.kept = None
-        self.capacity = most + max(most, FIRST_STEPS * self.num_beams)
         for layer in self.slot_layers:
             layer.move(sentences, slots, self.capacity)
 
 
 class _SlotLayer(DynamicLayer):
-    """A cache layer with spare room behind its keys and values: new ones are written without copying the old."""
+    """A cache layer with spare slots behind those in use: new keys and values are written without copying the old.
+
+    Attention gets all slots, zeros in the spare ones, which its mask hides: the products of what lies side by side
+    without a gap need no copy.
+    """
 
     def __init__(self, capacity: int):
         super().__init__()
         self.capacity = capacity
-        self.room: tuple[torch.Tensor, ...] = ()
+        self.used = 0
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
         super().lazy_initialization(key_states, value_states)
-        self.used = 0
-        batch, heads, _, d_k = key_states.shape
-        shapes = ((batch, heads, self.capacity, d_k), (batch, heads, self.capacity, value_states.shape[3]))
-        self.room = tuple(key_states.new_empty(shape) for shape in shapes)
+        self.keys, self.values = (
+            states.new_zeros(*states.shape[:2], self.capacity, states.shape[3])
+            for states in (key_states, value_states)
+        )
 
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
@@ -304,17 +313,20 @@ class _SlotLayer(DynamicLayer):
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         start, self.used = self.used, self.used + key_states.shape[2]
-        for room, states in zip(self.room, (key_states, value_states), strict=True):
-            room[:, :, start : self.used] = states
-        self.keys, self.values = (room[:, :, : self.used] for room in self.room)
+        self.keys[:, :, start : self.used] = key_states
+        self.values[:, :, start : self.used] = value_states
         return self.keys, self.values
 
     def move(self, sentences: torch.Tensor, slots: torch.Tensor, capacity: int) -> None:
-        """Copy these slots (batch, used) of these sentences (batch,) to the front of new room."""
-        heads, old_capacity = self.room[0].shape[1:3]
+        """Copy these slots (batch, used) of these sentences (batch,) to the front of `capacity` others."""
+        heads, old_capacity = self.keys.shape[1:3]
         head = sentences[:, None] * heads + torch.arange(heads, device=slots.device)  # (batch, heads)
         rows = (head[..., None] * old_capacity + slots[:, None]).flatten()
-        room, self.used = self.room, slots.shape[1]
-        self.room = tuple(states.new_empty(len(slots), heads, capacity, states.shape[3]) for states in room)
-        for new, old in zip(self.room, room, strict=True):
-            new[:, :, : self.used] = old.flatten(0, 2).index_select(0, rows).view(len(slots), heads, self.used, -1)
+        self.used = slots.shape[1]
+        self.keys, self.values = (
+            nn.functional.pad(
+                states.flatten(0, 2).index_select(0, rows).view(len(slots), heads, self.used, -1),
+                (0, 0, 0, capacity - self.used),
+            )
+            for states in (self.keys, self.values)
+        )

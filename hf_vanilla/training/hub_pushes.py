@@ -12,8 +12,18 @@ from transformers import Trainer
 from transformers.utils import logging
 
 from ..hub import NEVER, retry
-from ..hub_trouble import cause_of, is_passing
-from ..model_card import CURVE, PAPERS, CardFacts, card_of_folder, draw_curve
+from ..hub_trouble import add_advice, cause_of, is_passing
+from ..model_card import (
+    CURVE,
+    FROM_AUTHOR,
+    FROM_FOLDER,
+    PAPERS,
+    CardFacts,
+    card_of_folder,
+    draw_curve,
+    sign_card,
+    stays,
+)
 
 
 logger = logging.get_logger(__name__)
@@ -61,6 +71,7 @@ class PatientPushes(Trainer):
             super().init_hf_repo(*args, **kwargs)
         except (OSError, HTTPError) as error:
             if not is_passing(error):
+                add_advice(error)
                 raise
             self._warn(error)
 
@@ -169,7 +180,7 @@ class PatientPushes(Trainer):
     ) -> None:
         """Write the model card that `publish` would write, or the stock one of a model that is not of this package.
 
-        A card that can't be written is warned of, and nothing else.
+        A card that somebody has edited stays as it is. One that can't be written is warned of, and nothing else.
 
         Args:
             language (`str` or `list[str]`, *optional*):
@@ -194,17 +205,21 @@ class PatientPushes(Trainer):
                 kwargs.update(finetuned_from=finetuned_from, dataset_tags=dataset_tags)
                 super().create_model_card(language, license, *args, **kwargs)
                 return
-            picture = draw_curve(folder)
-            if picture is not None:
-                (folder / CURVE).write_bytes(picture)
             facts = CardFacts(
                 language=_as_list(language),
                 license=license,
                 datasets=_as_list(dataset_tags),
                 base_model=finetuned_from,
             )
+            path, is_told = folder / "README.md", facts != CardFacts()
+            if stays(path, is_told=is_told):
+                logger.warning(f"{path} stays as it is: somebody wrote, edited or added to it.")
+                return
+            picture = draw_curve(folder)
+            if picture is not None:
+                (folder / CURVE).write_bytes(picture)
             card = card_of_folder(folder, self._repo_id(), facts)
-            (folder / "README.md").write_text(str(card), encoding="utf-8")
+            path.write_text(sign_card(card, FROM_AUTHOR if is_told else FROM_FOLDER), encoding="utf-8")
         except Exception as error:  # whatever it is, the training is worth more
             logger.warning(f"No model card was written to {folder}: {error}")
 

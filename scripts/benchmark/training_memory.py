@@ -10,6 +10,7 @@ MarianMTModel takes 14 GB.
 
 import resource
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
@@ -70,7 +71,8 @@ def main() -> None:
         command += ["--quick"] if arguments.quick else []
         return lambda: float(run_child(command).split()[-1])
 
-    sides, ratios = {}, {}
+    sides: dict[str, Callable[[], float]] = {}
+    ratios: dict[str, tuple[str, str, float | None]] = {}
     for sentences in [8, 32] if arguments.quick else arguments.sentences:
         batch = f"{sentences * arguments.length:,} tokens"
         sides |= {f"{name}, {batch}": side(name, sentences) for name in ("MarianMTModel", "ours")}
