@@ -7,6 +7,7 @@ from numbers import Integral
 from typing import Any
 
 import datasets
+import numpy as np
 import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 
@@ -31,8 +32,9 @@ class Estimate:
         tokens_per_update (`float`): Real tokens of an update, in the mean; of pairs, those of the target.
         flops (`float`): Operations of all matrix products of the run, for real tokens alone: two for each
             multiplication with its addition, forward and twice that backward.
-        memory (`float`): Bytes at the peak of an update: weights, gradients, the optimizer's state, and what the
-            forward pass keeps for the backward pass.
+        memory (`float`): Bytes of the tensors that live at the peak of an update: weights, gradients, the optimizer's
+            state, and what the forward pass keeps for the backward pass. A process needs more: the libraries
+            themselves, and the holes between tensors, with glibc's allocator up to a third of their size.
         seconds (`float`): Time of all updates, without evaluation and saving.
     """
 
@@ -88,36 +90,37 @@ def estimate(
         `Estimate`: the costs.
 
     Raises:
-        TypeError: if `config` is of another family, `dataset` has no length and rows, or `updates` or `probes` is no
-            integer.
-        ValueError: if `updates` or `probes` is below 1, or the dataset is empty, lacks a column or has too long a row.
+        TypeError: if `config` is of another family, `dataset` is no `datasets.Dataset` or has other columns than lists
+            of integers, a number is no integer, or `bf16` is no truth value.
+        ValueError: if a number is out of its range, or the dataset is empty, lacks a column or has an empty row or one
+            that is longer than `max_tokens_per_batch`.
     """
-    for name, value in (("updates", updates), ("probes", probes)):
+    integers = {"updates": updates, "max_tokens_per_batch": max_tokens_per_batch, "probes": probes, "seed": seed}
+    for name, value in integers.items():
         if isinstance(value, bool) or not isinstance(value, Integral):
             raise TypeError(f"`{name}` must be an integer, got {value!r}.")
-        if value < 1:
-            raise ValueError(f"`{name}` must be at least 1, got {value}.")
-    if not isinstance(dataset, datasets.Dataset):
-        raise TypeError(
-            f"`dataset` must be a `datasets.Dataset`, got {type(dataset).__name__}; of several splits give one, "
-            "and load a stream first."
-        )
-    if not len(dataset):
-        raise ValueError("`dataset` must have at least one row, got none.")
-    lengths = measure_pair_lengths(dataset)
-    if isinstance(config, VanillaTransformerConfig):
-        if lengths.target is None:
-            raise ValueError("`dataset` must have a column `labels`; tokenize the target side.")
-        source, target = torch.from_numpy(lengths.source).double(), torch.from_numpy(lengths.target).double()
-        flops, tokens = transformer_flops(config, source, target), target
-    elif isinstance(config, VanillaBertConfig):
-        tokens = torch.from_numpy(lengths.source).double()
-        flops = bert_flops(config, tokens)
-    else:
+        minimum = 0 if name == "seed" else 1
+        if value < minimum:
+            raise ValueError(f"`{name}` must be at least {minimum}, got {value}.")
+    if not isinstance(bf16, bool):
+        raise TypeError(f"`bf16` must be True or False, got {bf16!r}.")
+    if not isinstance(config, VanillaTransformerConfig | VanillaBertConfig):
         raise TypeError(
             f"`config` must be a `VanillaTransformerConfig` or `VanillaBertConfig`, got {type(config).__name__}."
         )
-    longer = lengths.longer_side()
+    columns = ("input_ids", "labels") if isinstance(config, VanillaTransformerConfig) else ("input_ids",)
+    lengths = _row_lengths(dataset, columns)
+    tokens = lengths[-1]
+    if isinstance(config, VanillaTransformerConfig):
+        flops = transformer_flops(config, *(torch.from_numpy(side).double() for side in lengths))
+    else:
+        flops = bert_flops(config, torch.from_numpy(tokens).double())
+    longer = np.maximum(lengths[0], tokens)
+    if longer.max() > max_tokens_per_batch:
+        raise ValueError(
+            f"`max_tokens_per_batch` must be at least {longer.max()}, the length of row {longer.argmax()}, got "
+            f"{max_tokens_per_batch}; raise it, or truncate or drop long rows."
+        )
     sampler = TokenBudgetBatchSampler(longer, longer, max_tokens_per_batch, seed=seed)
     batches = [batch for batch, _ in zip(sampler, range(probes + 1), strict=False)]
     with torch.inference_mode(False), torch.enable_grad(), torch.random.fork_rng():
@@ -180,6 +183,33 @@ def bert_flops(config: VanillaBertConfig, length: torch.Tensor, masked_share: fl
     layer = length * (8 * width**2 + 4 * width * config.intermediate_size) + length**2 * 4 * width
     prediction = length * masked_share * (2 * width**2 + 2 * width * config.vocab_size)
     return config.num_hidden_layers * layer + prediction + 2 * width**2 + 4 * width
+
+
+def _row_lengths(dataset: Any, columns: tuple[str, ...]) -> list[np.ndarray]:
+    """Check the columns that are trained on, and measure their rows: `int64` of shape `(rows,)` for each of them."""
+    if not isinstance(dataset, datasets.Dataset):
+        raise TypeError(
+            f"`dataset` must be a `datasets.Dataset`, got {type(dataset).__name__}; of several splits give one, "
+            "and load a stream first."
+        )
+    if not len(dataset):
+        raise ValueError("`dataset` must have at least one row, got none.")
+    for name in columns:
+        if name not in dataset.column_names:
+            raise ValueError(f"`dataset` must have a column `{name}`, got {dataset.column_names}; tokenize it first.")
+        kind = dataset.features[name]
+        is_list = isinstance(kind, datasets.List | datasets.LargeList)
+        if not is_list or not getattr(kind.feature, "dtype", "").startswith(("int", "uint")):
+            raise TypeError(f"`dataset` must have lists of integers in `{name}`, got {kind}; tokenize it first.")
+    measured = measure_pair_lengths(dataset.select_columns(list(columns)))
+    lengths = [side.astype(np.int64) for side in (measured.source, measured.target) if side is not None]
+    for name, side in zip(columns, lengths, strict=True):
+        if side.min() < 1:
+            raise ValueError(
+                f"`dataset` must have at least one token in each row of `{name}`, got none in row {side.argmin()}; "
+                "drop such rows."
+            )
+    return lengths
 
 
 class _Probe:

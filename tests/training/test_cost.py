@@ -1,13 +1,18 @@
 """The cost calculator: operations against torch's own count, and what is refused."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from datasets import Dataset, DatasetDict
 from tiny_translation import tiny_config, tiny_pairs
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
 from hf_vanilla import VanillaBertConfig, VanillaBertForPreTraining, VanillaTransformerForConditionalGeneration
-from hf_vanilla.training import Estimate, bert_flops, estimate, transformer_flops
+from hf_vanilla.training import Estimate, bert_flops, cost, estimate, transformer_flops
 
 
 BERT = {"vocab_size": 31, "hidden_size": 12, "num_hidden_layers": 3, "num_attention_heads": 2, "intermediate_size": 20}
@@ -59,6 +64,49 @@ def test_the_costs_are_told_with_units():
     )
 
 
+class StoragesMade(TorchDispatchMode):
+    """Remembers the storages that operations make, without keeping them alive."""
+
+    def __init__(self):
+        super().__init__()
+        self.made = {}
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        results = func(*args, **(kwargs or {}))
+        for tensor in tree_leaves(results):
+            if isinstance(tensor, torch.Tensor):
+                storage = tensor.untyped_storage()
+                self.made.setdefault(storage._cdata, (StorageWeakRef(storage), storage.nbytes()))
+        return results
+
+    def bytes_alive(self, without):
+        """Count those that are alive, but for the storages of some tensors."""
+        others = {tensor.untyped_storage()._cdata for tensor in without}
+        alive = {key: nbytes for key, (storage, nbytes) in self.made.items() if not storage.expired()}
+        return sum(nbytes for key, nbytes in alive.items() if key not in others)
+
+
+def test_costs_are_those_of_a_real_update(monkeypatch):
+    clock = iter([0, 10, 13, 20, 25])  # the first update begins and does not count; the others take 3 and 5 seconds
+    monkeypatch.setattr(cost, "time", SimpleNamespace(perf_counter=clock.__next__))
+    config = tiny_config(dropout=0.1, label_smoothing=0.0)
+    config._attn_implementation = "eager"
+    sides = {"input_ids": torch.randint(3, 29, (42, 5)), "labels": torch.randint(3, 29, (42, 7))}
+    pairs = Dataset.from_dict({name: side.tolist() for name, side in sides.items()})
+    costs = estimate(config, pairs, updates=100, max_tokens_per_batch=98, probes=2)
+    assert costs.seconds == 4 * 100
+    assert costs.tokens_per_update == 98
+
+    model = VanillaTransformerForConditionalGeneration(config).train()
+    with FlopCounterMode(display=False) as counter:
+        with StoragesMade() as storages:
+            loss = model(**{name: side[:14] for name, side in sides.items()}).loss
+        kept = storages.bytes_alive(without=model.parameters())
+        loss.backward()
+    assert costs.flops == pytest.approx(100 * counter.get_total_flops(), rel=1e-6)
+    assert costs.memory - 4 * 4 * costs.parameters == pytest.approx(kept, rel=0.03)
+
+
 @pytest.mark.parametrize("mode", [torch.inference_mode, torch.no_grad])
 def test_it_works_where_gradients_are_off(mode):
     with mode():
@@ -98,3 +146,35 @@ def test_what_is_no_dataset_is_named():
             estimate(tiny_config(), dataset, updates=1, max_tokens_per_batch=40)
     with pytest.raises(ValueError, match="`dataset` must have at least one row, got none"):
         estimate(tiny_config(), pairs.select([]), updates=1, max_tokens_per_batch=40)
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "message"),
+    [
+        ({"input_ids": ["ein", "mann"]}, TypeError, "lists of integers in `input_ids`, got .*string.*; tokenize"),
+        ({"input_ids": [3, 4]}, TypeError, "lists of integers in `input_ids`, got Value.*int.*; tokenize"),
+        ({"labels": [[3.5], [4.0]]}, TypeError, "lists of integers in `labels`, got List.*float64.*; tokenize"),
+        ({"input_ids": [[3], None]}, ValueError, "at least one token in each row of `input_ids`, got none in row 1"),
+        ({"labels": [[], [3]]}, ValueError, "at least one token in each row of `labels`, got none in row 0"),
+        ({"labels": [[3], [4] * 41]}, ValueError, "`max_tokens_per_batch` must be at least 41, .* row 1, got 40;"),
+    ],
+    ids=["text", "numbers", "floats", "null", "empty", "long"],
+)
+def test_odd_rows_are_refused(changes, error, message):
+    rows = Dataset.from_dict({"input_ids": [[3, 4], [5]], "labels": [[6], [7, 8]], **changes})
+    with pytest.raises(error, match=message):
+        estimate(tiny_config(), rows, updates=1, max_tokens_per_batch=40)
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "message"),
+    [
+        ({"bf16": "yes"}, TypeError, "`bf16` must be True or False, got 'yes'"),
+        ({"max_tokens_per_batch": 40.0}, TypeError, "`max_tokens_per_batch` must be an integer, got 40.0"),
+        ({"max_tokens_per_batch": 0}, ValueError, "`max_tokens_per_batch` must be at least 1, got 0"),
+        ({"seed": -1}, ValueError, "`seed` must be at least 0, got -1"),
+    ],
+)
+def test_odd_options_are_refused(changes, error, message):
+    with pytest.raises(error, match=message):
+        estimate(tiny_config(), tiny_pairs(5), **{"updates": 1, "max_tokens_per_batch": 40, **changes})
