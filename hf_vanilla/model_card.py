@@ -73,7 +73,7 @@ pipe = pipeline("{task}", model={repo_id}{trust})
 """
 LOADING = """from transformers import AutoTokenizer, {auto_class}
 
-tokenizer = AutoTokenizer.from_pretrained({repo_id})
+tokenizer = AutoTokenizer.from_pretrained({repo_id}{trust})
 model = {auto_class}.from_pretrained({repo_id}{trust})
 """
 # What comes behind the loading where there is no pipeline.

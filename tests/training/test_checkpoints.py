@@ -650,7 +650,7 @@ def test_script_averages_the_best_and_given_ones(tmp_path, run_script):
         (["--output_dir", "x", "--last", "0", "--run_dir", "."], 1, "error: `count` must be at least 1, got 0."),
         (["--output_dir", "x", "--last", "2", "--run_dir", "y", "--metric", "z"], 2, "--metric is for --best"),
         (["--checkpoints", "a", "b"], 2, "--checkpoints needs --output_dir"),
-        (["--output_dir", "x", "--las", "2", "--run_dir", "y"], 2, "got none."),
+        (["--output_dir", "x", "--las", "2", "--run_dir", "y"], 2, "unknown option --las; did you mean --last?"),
     ],
 )
 def test_script_says_what_is_wrong(run_script, arguments, status, message):
