@@ -109,11 +109,13 @@ def _parse_words(parser: HfArgumentParser) -> tuple[Any, ...]:
     known = [name for action in parser._actions for name in action.option_strings]
     for word in sys.argv[1:]:
         name = word.partition("=")[0]
-        if name.startswith("--") and name not in known and " " not in word:  # with a space it is the value of another
+        if name.startswith("--") and name not in known and " " not in name:  # with a space it is the value of another
             raise ValueError(f"unknown option {name}{_nearest(name, known)}")
     *parsed, left_over = parser.parse_args_into_dataclasses(return_remaining_strings=True)
     if left_over:
-        raise ValueError(f"no option takes {' '.join(left_over)!r}; put quotes around a value with spaces.")
+        raise ValueError(
+            f"no option takes {' '.join(left_over)!r}; names begin with --, values with spaces need quotes."
+        )
     return tuple(parsed)
 
 
@@ -194,7 +196,7 @@ def check_results_file(path: str | None) -> None:
     """Fail now rather than after hours if a file of results can't be written. Leaves nothing behind.
 
     Args:
-        path (`str`, *optional*): The file, which need not exist yet, nor need its folder.
+        path (`str`, *optional*): The file. Neither it nor its folder need exist yet.
 
     Raises:
         ValueError: if it is a folder, or its folder can't be made or written to.

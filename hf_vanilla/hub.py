@@ -114,10 +114,13 @@ def publish(
 ) -> Publication:
     """Publish a model's folder: check it, push one commit, verify what arrived.
 
+    A folder without README.md gets a model card. The next call renews it, as long as nobody edits it; a card that was
+    made with facts or results is renewed only by a call that gives one of them again.
+
     A push that was stopped is gone on with by calling this again: what the Hub has is not sent again, and if nothing
     is left to do, no commit is made. When the Hub fails, the call is tried again after as long as the Hub asks for,
     but if that is more than five minutes, its error is raised at once. Where `hf_xet` is installed, weights go to a
-    storage of their own, which is tried for some minutes too; `HF_HUB_DISABLE_XET=1` sends them without it.
+    storage of their own, whose client tries again for some minutes; `HF_HUB_DISABLE_XET=1` sends them without it.
 
     Args:
         folder (`str`):
@@ -133,9 +136,7 @@ def publish(
         commit_message (`str`):
             First line of the commit's message.
         facts (`CardFacts`, *optional*):
-            For the model card: training data, limits, licence and the like. A card is written where there is none. It
-            is renewed by the next call as long as nobody edits it; if it was made with facts or results, only by a
-            call with facts or results.
+            For the model card: training data, limits, licence and the like.
         results (`dict[str, Any]`, *optional*):
             For the model card: a file of results.
         with_training_state (`bool`):
@@ -154,7 +155,7 @@ def publish(
             somebody else has pushed to it meanwhile; if what arrived is not what was sent; or if the tag names another
             commit.
         HfHubHTTPError: if the Hub refuses, or fails again and again.
-        ConnectionError: if the storage of `hf_xet` does.
+        ConnectionError: if the storage of `hf_xet` fails.
     """
     files = check_folder(folder, with_training_state=with_training_state, token=token)
     if not dry_run:
@@ -175,9 +176,10 @@ def publish(
     if not dry_run:
         head, remote = retry(lambda: _state_before(api, repo_id, revision))
     if head is not None and private:
-        logger.warning(f"{repo_id} exists already and stays as it is: `private` is for a repository that is made.")
+        logger.warning(f"{repo_id} exists already, so `private` has no effect; change it in its settings on the Hub.")
     hashes = _hashes(Path(folder), files, made)
-    _check_family(Path(folder), repo_id, head, hashes, remote, token)
+    if "config.json" in remote and not _same(remote["config.json"], hashes["config.json"]):
+        _check_family(Path(folder), repo_id, str(head), token)
     if not dry_run:
         for name, content in made.items():
             _put(Path(folder) / name, content)
@@ -410,25 +412,24 @@ def _has_content(path: Path, content: bytes) -> bool:
     return path.is_file() and path.read_bytes() == content
 
 
-def _check_family(
-    folder: Path,
-    repo_id: str,
-    head: str | None,
-    hashes: dict[str, "_FileHash"],
-    remote: dict[str, "_FileHash"],
-    token: str | None,
-) -> None:
+def _check_family(folder: Path, repo_id: str, head: str, token: str | None) -> None:
     """Raise if the repository has a model of another type, whose files would stay beside the new ones."""
     name = "config.json"
-    if name not in remote or _same(remote[name], hashes[name]):
-        return
-    there = Path(retry(lambda: hf_hub_download(repo_id, name, revision=head, token=token)))
-    theirs, ours = (json.loads(path.read_text(encoding="utf-8")).get("model_type") for path in (there, folder / name))
+    there = retry(lambda: hf_hub_download(repo_id, name, revision=head, token=token))
+    theirs, ours = _model_type(Path(there)), _model_type(folder / name)
     if theirs not in (None, ours):
         raise ValueError(
             f"`repo_id` {repo_id} has a model of type {theirs}, and {folder} one of type {ours}: the files of both "
             "would be mixed. Give another repository."
         )
+
+
+def _model_type(path: Path) -> str | None:
+    """Read the type of a model from its config.json, if it is one."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8")).get("model_type")
+    except (ValueError, AttributeError):
+        return None
 
 
 def _hashes(folder: Path, files: list[str], made: dict[str, bytes]) -> dict[str, "_FileHash"]:

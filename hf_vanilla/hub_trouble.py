@@ -1,7 +1,7 @@
 """What is behind an error of the Hub, and whether it passes by itself."""
 
 from huggingface_hub import constants
-from huggingface_hub.errors import HfHubHTTPError, HTTPError
+from huggingface_hub.errors import HfHubHTTPError, HTTPError, LocalEntryNotFoundError
 
 
 # Status codes after which the same request may succeed: time-outs, too many requests, trouble of the server.
@@ -9,7 +9,7 @@ PASSING = (408, 429, 500, 502, 503, 504)
 
 
 def cause_of(error: BaseException) -> BaseException:
-    """Find what went wrong with a large file, which the Hub's client wraps in a RuntimeError.
+    """Find what went wrong with a file, which the Hub's client wraps in an error of its own.
 
     Args:
         error (`BaseException`): What a call raised.
@@ -17,7 +17,8 @@ def cause_of(error: BaseException) -> BaseException:
     Returns:
         `BaseException`: the cause, or the error itself.
     """
-    return error.__cause__ if type(error) is RuntimeError and error.__cause__ is not None else error
+    is_wrapper = type(error) in (RuntimeError, LocalEntryNotFoundError)
+    return error.__cause__ if is_wrapper and error.__cause__ is not None else error
 
 
 def status_of(error: BaseException) -> int | None:
@@ -48,15 +49,17 @@ def is_passing(error: BaseException) -> bool:
 
 
 def add_advice(error: BaseException) -> None:
-    """Note what to do about an error that will not pass by itself.
+    """Note what to do about an error that was given up on.
 
     Args:
         error (`BaseException`): What a call raised; the note follows its message.
     """
     status = status_of(error)
     if status == 401:
-        error.add_note("The Hub does not know this token. Log in with `hf auth login`, or set HF_TOKEN.")
+        error.add_note(
+            "The Hub does not know the token, if any was given. Log in with `hf auth login`, or set HF_TOKEN."
+        )
     elif status == 403:
-        error.add_note("This token may not do that: it needs the right to write there, and you the right namespace.")
+        error.add_note("The token has no right to write there: give it that right, or check the namespace.")
     elif status is None and is_passing(error):
         error.add_note(f"No answer from {constants.ENDPOINT}. Try again later: what has arrived is not sent again.")

@@ -212,7 +212,8 @@ def model_card(
     )
     notes = results.get("notes", {})
     parameters = int(results.get("parameters") or notes.get("parameters", 0))
-    size = f" {parameters:,} parameters." if parameters else ""
+    sizes = f": {results['sizes']}" if "sizes" in results else ""
+    size = f" {parameters:,} parameters{sizes}." if parameters else ""
     commands = results.get("commands") or ([results["command"]] if "command" in results else [])
     filled = ModelCard.from_template(
         data,
@@ -275,10 +276,10 @@ def card_of_folder(
     names = {model_class.__name__: name for name, model_class in config.auto_classes().items()}
     auto_class = names.get(next(iter(config.architectures or []), ""), "AutoModel")
     found = results_of_folder(folder)
-    found["notes"] = {"sizes": _sizes(config), **found["notes"]}
     if results is not None:
         notes = {**found.pop("notes"), **results.get("notes", {})}
         found = {"parameters": found["parameters"], **results, "notes": notes}
+    found["sizes"] = _sizes(config)
     seed = re.fullmatch(r"seed-(\d+)", Path(folder).absolute().name)
     offered = getattr(config, "custom_pipelines", {})
     return model_card(
@@ -305,7 +306,7 @@ def sign_card(card: ModelCard, source: str) -> str:
     Returns:
         `str`: the card's text, with the comment.
     """
-    text = str(card)
+    text = str(card).replace("\r\n", "\n").replace("\r", "\n")  # as it will be read
     return f"{text}\n<!-- Written by hf_vanilla {source}; renewed unless edited: {_digest(text)} -->\n"
 
 
@@ -363,7 +364,7 @@ def results_of_folder(folder: str | os.PathLike[str]) -> dict[str, Any]:
     if "epoch" in trained:
         notes["epochs"] = f"{trained['epoch']:.4g}"
     if "train_runtime" in trained:
-        notes["minutes"] = f"{trained['train_runtime'] / 60:.1f}"
+        notes["minutes since the last start"] = f"{trained['train_runtime'] / 60:.1f}"
     scores = _read(root / "scores.json")
     measured = _read(root / "eval_results.json")
     if measured:
@@ -511,9 +512,13 @@ def _sizes(config: PreTrainedConfig) -> str:
     layers = config.num_hidden_layers
     if config.is_encoder_decoder:
         layers = f"{config.encoder_layers}+{config.decoder_layers}"
+    vocabulary = f"{config.vocab_size:,}"
+    source_size = getattr(config, "source_vocab_size", None)
+    if source_size not in (None, config.vocab_size):
+        vocabulary = f"{source_size:,} (source) and {vocabulary} (target)"
     return (
         f"{layers} layers of width {config.hidden_size}, {config.num_attention_heads} heads, feed-forward networks of "
-        f"width {config.intermediate_size}, vocabulary of {config.vocab_size:,}"
+        f"width {config.intermediate_size}, vocabulary of {vocabulary}"
     )
 
 

@@ -11,8 +11,8 @@ it, HF_HUB_DISABLE_XET=1 sends them another way.
 
 A folder without README.md gets a model card, and --dry_run shows it. It says what the folder tells: scores, size, how
 long it was trained. The next push renews it, unless you edit it. --results takes the scores from the file that a
-script wrote, and --card adds what no file tells; a card made with these is renewed by a push with these. --card is a
-JSON file like this one; each field may be left out:
+script wrote, and --card adds what no file tells; a card made with either is renewed only by a push that gives one of
+them again. --card is a JSON file like this one; each field may be left out:
 
     {"title": "English to German captions", "language": ["en", "de"], "license": "apache-2.0",
      "datasets": ["bentrevett/multi30k"], "training_data": "29,000 pairs of captions of photographs.",

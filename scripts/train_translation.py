@@ -160,7 +160,8 @@ class TranslationTrainingArguments(VanillaTrainingArguments):
     )
     lr_scheduler_type: str = field(default="inverse_sqrt", metadata={"help": "inverse_sqrt (the paper), linear, ..."})
     warmup_steps: float = field(
-        default=4000, metadata={"help": "Updates over which the learning rate grows; about a third of max_steps."}
+        default=4000,
+        metadata={"help": "Updates over which the learning rate grows; a third of max_steps if these are few."},
     )
     adam_beta2: float = field(default=0.98, metadata={"help": "Adam's second decay rate."})
     adam_epsilon: float = field(default=1e-9, metadata={"help": "Adam's epsilon."})

@@ -74,9 +74,9 @@ class NeedyArguments:
     ("words", "told"),
     [
         (["--foldr", "x"], "unknown option --foldr; did you mean --folder?"),
-        (["--foldr=x"], "unknown option --foldr; did you mean --folder?"),
+        (["--foldr=x y"], "unknown option --foldr; did you mean --folder?"),
         (["--folder", "x", "--xyzzy"], "unknown option --xyzzy."),
-        (["--folder", "x", "y", "-z"], "no option takes 'y -z'; put quotes around a value with spaces."),
+        (["--folder", "x", "y", "-z"], "no option takes 'y -z'; names begin with --, values with spaces need quotes."),
     ],
     ids=["before what is missing", "with a value", "like none", "no option"],
 )

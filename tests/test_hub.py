@@ -547,6 +547,24 @@ def test_a_card_with_facts_is_renewed_with_facts(hub, folder):
     assert "| validation | accuracy of masked tokens | 0.5 |" in (folder / "README.md").read_text()
 
 
+def test_the_line_ends_of_facts_are_no_edit(hub, folder):
+    publish(folder, REPO, facts=CardFacts(training_data="one\r\ntwo\rthree"))
+    assert publish(folder, REPO, facts=CardFacts(limits="None.")).uploaded == ("README.md",)
+
+
+def test_trouble_with_the_type_of_the_model_there_is_waited_for(hub, folder, waits):
+    publish(folder, REPO)
+    (folder / "config.json").write_text((folder / "config.json").read_text() + "\n")
+    hub.fail({"method": "HEAD", "path": "/resolve/", "status": 503, "times": 99})
+    with pytest.raises(HfHubHTTPError, match="503"):
+        publish(folder, REPO)
+    assert [wait for wait in waits if isinstance(wait, float)] == [1.0, 2.0, 4.0, 8.0, 16.0]  # the client waits too
+    hub.fail()
+    assert publish(folder, REPO).uploaded == ("config.json",)
+    hub.api.upload_file(path_or_fileobj=b"[broken", path_in_repo="config.json", repo_id=REPO)
+    assert publish(folder, REPO).uploaded == ("config.json",)
+
+
 def test_a_model_of_another_type_stays_alone(hub, folder, tmp_path):
     publish(folder, REPO)
     config = VanillaTransformerConfig(
@@ -566,7 +584,7 @@ def test_what_is_odd_is_told(hub, folder, caplog):
     publish(folder, REPO)
     assert "has no tokenizer" not in caplog.text
     publish(folder, REPO, private=True)
-    assert "alice/tiny exists already and stays as it is" in caplog.text
+    assert "alice/tiny exists already, so `private` has no effect" in caplog.text
     for name in ("tokenizer.json", "tokenizer_config.json"):
         (folder / name).unlink()
     publish(folder, REPO)
@@ -583,7 +601,7 @@ def test_without_a_token_nothing_is_asked(hub, folder, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("status", "advice"), [(401, "Log in with `hf auth login`"), (403, "the right to write there")]
+    ("status", "advice"), [(401, "Log in with `hf auth login`"), (403, "no right to write there")]
 )
 def test_a_refusal_comes_with_advice(hub, folder, status, advice):
     hub.fail({"method": "POST", "path": "/commit/", "status": status})

@@ -202,7 +202,7 @@ def test_the_code_of_a_card_runs_and_the_curve_is_drawn(tmp_path, capsys):
     assert (folder / CURVE).stat().st_size > 5000
     made = card_of_folder(folder, str(folder))
     assert "![Loss over the steps of the training](training_curve.png)" in made.text
-    assert f" {trainer.model.num_parameters():,} parameters." in made.text
+    assert f" {trainer.model.num_parameters():,} parameters: " in made.text
     assert "- updates: 3\n" in made.text
     blocks = re.findall(r"```python\n(.*?)```", made.text, flags=re.DOTALL)
     assert len(blocks) == 2
@@ -245,7 +245,7 @@ def test_the_programs_of_a_translator_run_with_its_example(tmp_path, capsys):
     VanillaTransformerForConditionalGeneration(config).save_pretrained(tmp_path)
     train_tokenizer(["the dog likes the cat"] * 3, 280, show_progress=False).save_pretrained(tmp_path)
     text = card_of_folder(tmp_path, str(tmp_path), CardFacts(example='the "dog"\nlikes')).text
-    assert "- sizes: 1+1 layers of width 12, 3 heads, feed-forward networks of width 20, vocabulary of 280\n" in text
+    assert ": 1+1 layers of width 12, 3 heads, feed-forward networks of width 20, vocabulary of 280.\n" in text
     blocks = re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)
     for block, task in zip(blocks, ("vanilla-translation", "translation"), strict=True):
         assert f'pipeline("{task}", ' in block
@@ -269,8 +269,8 @@ def test_without_a_file_of_results_the_folder_tells(tmp_path):
     (folder / "train_results.json").write_text('{"epoch": 2.50, "train_runtime": 90.0}')
     made = card_of_folder(folder, "me/tiny")
     assert [(each.metric_type, each.metric_value) for each in made.data.eval_results] == [("bleu", 9.59)]
-    assert "- updates: 1,200\n- epochs: 2.5\n- minutes: 1.5\n" in made.text
-    assert "\n\n- sizes: 1 layers of width 12, 3 heads" in made.text
+    assert "- updates: 1,200\n- epochs: 2.5\n- minutes since the last start: 1.5\n" in made.text
+    assert " parameters: 1 layers of width 12, 3 heads, " in made.text
     (folder / "eval_results.json").unlink()
     (folder / "scores.json").write_text('{"test": {"loss": 0.5, "f1": 0.25}}')
     assert "| test | f1 | 0.25 |" in card_of_folder(folder, "me/tiny").text

@@ -179,7 +179,7 @@ class SideBySideDecoder:
             encoder_hidden_states=self.encoder_hidden_states,
         )
         self.length = 0
-        self.used = self.prompt.shape[1]  # slots, of each sentence's; the mask hides the others
+        self.used = self.prompt.shape[1]  # slots in use, of each sentence; the mask hides the others
         self.capacity = self.used + SPARE_STEPS * self.num_beams
         self.slot_layers = [_SlotLayer(self.capacity) for _ in self.decoder.layers]
         self.source_layers = [DynamicLayer() for _ in self.decoder.layers]

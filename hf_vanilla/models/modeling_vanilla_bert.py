@@ -411,9 +411,7 @@ class VanillaBertPreTrainedModel(PreTrainedModel):
             return {"keep_padding": True, **kwargs}
         if not isinstance(attention_mask, torch.Tensor) or attention_mask.shape != labels.shape:
             return kwargs
-        if (
-            attention_mask.device.type != "cpu"
-        ):  # padding is left out on a CPU alone, and looking would make others wait
+        if attention_mask.device.type != "cpu":  # only there is padding left out, and looking makes others wait
             return kwargs
         is_read = (labels != IGNORED_LABEL) & (attention_mask == 0).to(labels.device)
         return {"keep_padding": bool(is_read.any()), **kwargs}

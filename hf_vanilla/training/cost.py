@@ -21,6 +21,9 @@ from ..models.text_batches import padded
 
 
 MASKED_SHARE = 0.15  # of the tokens of BERT's pre-training
+# What glibc's allocator leaves unused between the tensors of a forward pass, as a share of them: about a third in
+# scripts/benchmark/training_memory.py, half with small batches.
+CPU_HOLES = 0.3
 
 
 @dataclass
@@ -32,9 +35,9 @@ class Estimate:
         tokens_per_update (`float`): Real tokens of an update, in the mean; of pairs, those of the target.
         flops (`float`): Operations of all matrix products of the run, for real tokens alone: two for each
             multiplication with its addition, forward and twice that backward.
-        memory (`float`): Bytes of the tensors that live at the peak of an update: weights, gradients, the optimizer's
-            state, and what the forward pass keeps for the backward pass. A process needs more: the libraries
-            themselves, and the holes between tensors, with glibc's allocator up to a third of their size.
+        memory (`float`): Bytes that an update takes at most: weights, gradients, the optimizer's state, and what the
+            forward pass keeps for the backward pass, on a CPU with the holes between its tensors. The libraries
+            themselves come on top.
         seconds (`float`): Time of all updates, without evaluation and saving.
     """
 
@@ -253,7 +256,8 @@ class _Probe:
     def memory(self) -> float:
         """Bytes of weights, gradients and two moments, and of the largest forward pass."""
         weights = sum(parameter.nbytes for parameter in self.model.parameters())
-        return 4 * weights + max(self.kept_bytes)
+        holes = CPU_HOLES if self.model.device.type == "cpu" else 0.0
+        return 4 * weights + (1 + holes) * max(self.kept_bytes)
 
     def _inputs(self, rows: dict[str, list[list[int]]]) -> dict[str, torch.Tensor]:
         """Make a batch; of BERT's, some tokens are to be predicted."""

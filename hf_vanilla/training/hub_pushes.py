@@ -163,8 +163,9 @@ class PatientPushes(Trainer):
         except (OSError, RuntimeError, HTTPError) as error:
             words = ["python", "scripts/push_to_hub.py", "--folder", folder, "--repo_id", self._repo_id()]
             words += [] if revision is None else ["--revision", revision]
+            told = " ".join([str(error), *getattr(error, "__notes__", ())])
             logger.warning(
-                f"The model could not be pushed to the Hub ({error}). It is in {folder}; to push it later: "
+                f"The model could not be pushed to the Hub ({told}). It is in {folder}; to push it later: "
                 f"{shlex.join(words)}"
             )
             return None
@@ -213,7 +214,7 @@ class PatientPushes(Trainer):
             )
             path, is_told = folder / "README.md", facts != CardFacts()
             if stays(path, is_told=is_told):
-                logger.warning(f"{path} stays as it is: somebody wrote, edited or added to it.")
+                logger.warning(f"{path} stays as it is: it was edited, or has facts that this push does not give.")
                 return
             picture = draw_curve(folder)
             if picture is not None:
