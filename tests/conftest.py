@@ -1,9 +1,11 @@
 """What every test runs under: no network, caches of its own, one thread, fixed seeds."""
 
 import atexit
+import logging
 import os
 import shutil
 import tempfile
+from collections.abc import Iterator
 
 import pytest
 
@@ -38,3 +40,14 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
 def fixed_seeds() -> None:
     """Start every test from the same seeds of Python, NumPy and torch."""
     transformers.set_seed(0)
+
+
+@pytest.fixture(autouse=True)
+def own_logging() -> Iterator[None]:
+    """Leave the loggers as they were: a script that runs in the tests' process changes what is told."""
+    loggers = [logging.getLogger(name) for name in (None, "transformers", "httpx")]
+    before = [(logger.level, logger.propagate) for logger in loggers]
+    yield
+    for logger, (level, propagate) in zip(loggers, before, strict=True):
+        logger.setLevel(level)
+        logger.propagate = propagate

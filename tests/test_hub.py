@@ -107,6 +107,8 @@ def waits(monkeypatch):
 def hub(tmp_path_factory, monkeypatch, waits):
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
+    # The commits of several servers have the same names.
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path_factory.mktemp("cache")))
     monkeypatch.setenv("HF_TOKEN", TOKEN)
     server = Hub(tmp_path_factory.mktemp("hub"))
     template = constants.HUGGINGFACE_CO_URL_TEMPLATE.replace(constants.ENDPOINT, server.url)
