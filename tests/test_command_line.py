@@ -188,9 +188,8 @@ def test_requests_are_not_told_of(tmp_path, caplog, monkeypatch, is_first, told)
     assert caplog.messages == told
 
 
-def test_only_the_list_of_weights_is_silenced(caplog, monkeypatch):
+def test_only_the_list_of_weights_is_silenced(caplog):
     reporter = logging.getLogger("transformers.modeling_utils")
-    monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
     caplog.set_level(logging.WARNING, logger="transformers")
     with without_load_report():
         reporter.warning("Model LOAD REPORT from: x")
