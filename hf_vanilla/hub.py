@@ -179,7 +179,12 @@ def publish(
         logger.warning(f"{repo_id} exists already, so `private` has no effect; change it in its settings on the Hub.")
     hashes = _hashes(Path(folder), files, made)
     if "config.json" in remote and not _same(remote["config.json"], hashes["config.json"]):
-        _check_family(Path(folder), repo_id, str(head), token)
+        try:
+            _check_family(Path(folder), repo_id, str(head), token)
+        except (OSError, HTTPError) as error:
+            if not dry_run:
+                raise
+            trouble = _first_line(error)
     if not dry_run:
         for name, content in made.items():
             _put(Path(folder) / name, content)

@@ -561,6 +561,7 @@ def test_trouble_with_the_type_of_the_model_there_is_waited_for(hub, folder, wai
     with pytest.raises(HfHubHTTPError, match="503"):
         publish(folder, REPO)
     assert [wait for wait in waits if isinstance(wait, float)] == [1.0, 2.0, 4.0, 8.0, 16.0]  # the client waits too
+    assert "503" in publish(folder, REPO, dry_run=True).trouble
     hub.fail()
     assert publish(folder, REPO).uploaded == ("config.json",)
     hub.api.upload_file(path_or_fileobj=b"{}", path_in_repo="config.json", repo_id=REPO)
