@@ -158,54 +158,66 @@ def publish(
         ConnectionError: if the storage of `hf_xet` fails.
     """
     files = check_folder(folder, with_training_state=with_training_state, token=token)
-    if not dry_run:
-        _check_token(token)
     api = HfApi(token=token)
+    root = Path(folder)
+    if dry_run:
+        plan = _preview(api, root, files, repo_id, revision=revision, tag=tag, facts=facts, results=results)
+        _warn_of_private(plan.repo_id, plan.commit, private)
+        return plan
+    _check_token(token)
+    repo_id = retry(lambda: _whole_name(api, repo_id))
+    made = _make_card(root, repo_id, facts, results, token)
+    head, remote = retry(lambda: _state_before(api, repo_id, revision))
+    _warn_of_private(repo_id, head, private)
+    hashes = _hashes(root, files, made)
+    _check_family(api, root, repo_id, head, remote, hashes)
+    for name, content in made.items():
+        _put(root / name, content)
+    if head is None:
+        _make_repo(api, repo_id, private)
+        head, remote = retry(lambda: _head_and_tree(api, repo_id, revision))
+    plan = _plan(repo_id, head, hashes, remote, made)
+    _check_tag(api, plan, tag)
+    commit = str(head)
+    if plan.uploaded or plan.deleted:
+        operations: list[Any] = [CommitOperationAdd(name, root / name) for name in plan.uploaded]
+        operations += [CommitOperationDelete(name) for name in plan.deleted]
+        commit = _commit_once(api, plan, operations, revision, commit_message, hashes)
+    _verify(api, repo_id, commit, hashes)
+    if tag is not None:
+        _tag(api, repo_id, commit, tag)
+    return replace(plan, commit=commit)
+
+
+def _preview(
+    api: HfApi,
+    root: Path,
+    files: list[str],
+    repo_id: str,
+    *,
+    revision: str,
+    tag: str | None,
+    facts: CardFacts | None,
+    results: dict[str, Any] | None,
+) -> Publication:
+    """Find out what would be published. The Hub is asked once; if it can't be, everything counts as new."""
     head: str | None = None
     remote: dict[str, _FileHash] = {}
     trouble: str | None = None
-    if dry_run:
-        try:
-            repo_id = _whole_name(api, repo_id)
-            head, remote = _state_before(api, repo_id, revision)
-        except (OSError, HTTPError) as error:
-            trouble = _first_line(error)
-    else:
-        repo_id = retry(lambda: _whole_name(api, repo_id))
-    made = _make_card(Path(folder), repo_id, facts, results, token)
-    if not dry_run:
-        head, remote = retry(lambda: _state_before(api, repo_id, revision))
-    if head is not None and private:
-        logger.warning(f"{repo_id} exists already, so `private` has no effect; change it in its settings on the Hub.")
-    hashes = _hashes(Path(folder), files, made)
-    if "config.json" in remote and not _same(remote["config.json"], hashes["config.json"]):
-        try:
-            _check_family(Path(folder), repo_id, str(head), token)
-        except (OSError, HTTPError) as error:
-            if not dry_run:
-                raise
-            trouble = _first_line(error)
-    if not dry_run:
-        for name, content in made.items():
-            _put(Path(folder) / name, content)
-        if head is None:
-            _make_repo(api, repo_id, private)
-            head, remote = retry(lambda: _head_and_tree(api, repo_id, revision))
-    plan = _plan(repo_id, head, hashes, remote)
-    plan = replace(plan, card=made["README.md"].decode() if "README.md" in made else None, trouble=trouble)
-    if tag is not None and head is not None:
+    try:
+        repo_id = _whole_name(api, repo_id)
+        head, remote = _state_before(api, repo_id, revision)
+    except (OSError, HTTPError) as error:
+        trouble = _first_line(error)
+    made = _make_card(root, repo_id, facts, results, api.token)
+    hashes = _hashes(root, files, made)
+    plan = _plan(repo_id, head, hashes, remote, made)
+    try:
+        _check_family(api, root, repo_id, head, remote, hashes)
         _check_tag(api, plan, tag)
-    if dry_run:
-        return plan
-    commit = head
-    if plan.uploaded or plan.deleted:
-        operations: list[Any] = [CommitOperationAdd(name, Path(folder) / name) for name in plan.uploaded]
-        operations += [CommitOperationDelete(name) for name in plan.deleted]
-        commit = _commit_once(api, plan, operations, revision, commit_message, hashes)
-    _verify(api, repo_id, str(commit), hashes)
-    if tag is not None:
-        _tag(api, repo_id, str(commit), tag)
-    return replace(plan, commit=commit)
+    except (OSError, HTTPError) as error:
+        trouble = _first_line(error)
+    return replace(plan, trouble=trouble)
 
 
 def roll_back(
@@ -381,7 +393,7 @@ def _whole_name(api: HfApi, repo_id: str) -> str:
 
 
 def _make_card(
-    folder: Path, repo_id: str, facts: CardFacts | None, results: dict[str, Any] | None, token: str | None
+    folder: Path, repo_id: str, facts: CardFacts | None, results: dict[str, Any] | None, token: str | bool | None
 ) -> dict[str, bytes]:
     """Make the card and the picture in it, as far as they are new; nothing is written."""
     path = folder / "README.md"
@@ -417,10 +429,19 @@ def _has_content(path: Path, content: bytes) -> bool:
     return path.is_file() and path.read_bytes() == content
 
 
-def _check_family(folder: Path, repo_id: str, head: str, token: str | None) -> None:
+def _check_family(
+    api: HfApi,
+    folder: Path,
+    repo_id: str,
+    head: str | None,
+    remote: dict[str, "_FileHash"],
+    hashes: dict[str, "_FileHash"],
+) -> None:
     """Raise if the repository has a model of another type, whose files would stay beside the new ones."""
     name = "config.json"
-    there = retry(lambda: hf_hub_download(repo_id, name, revision=head, token=token))
+    if name not in remote or _same(remote[name], hashes[name]):
+        return
+    there = retry(lambda: hf_hub_download(repo_id, name, revision=head, token=api.token))
     theirs, ours = _model_type(Path(there)), _model_type(folder / name)
     if theirs not in (None, ours):
         raise ValueError(
@@ -452,9 +473,9 @@ def _matches(name: str, patterns: tuple[str, ...]) -> bool:
     return any(fnmatch.fnmatch(name, pattern) for pattern in patterns)
 
 
-def _secrets(token: str | None) -> list[str]:
+def _secrets(token: str | bool | None) -> list[str]:
     """List the tokens that are in use."""
-    return [each for each in (token, huggingface_hub.get_token()) if each]
+    return [each for each in (token, huggingface_hub.get_token()) if each and isinstance(each, str)]
 
 
 def _has_token(file: BinaryIO, secrets: list[str]) -> bool:
@@ -510,6 +531,11 @@ def _state_before(api: HfApi, repo_id: str, revision: str) -> tuple[str | None, 
         return None, {}
 
 
+def _warn_of_private(repo_id: str, head: str | None, private: bool | None) -> None:
+    if head is not None and private:
+        logger.warning(f"{repo_id} exists already, so `private` has no effect; change it in its settings on the Hub.")
+
+
 def _make_repo(api: HfApi, repo_id: str, private: bool | None) -> None:
     """Make a repository; one that is there already, as after a lost answer, is as good."""
 
@@ -533,12 +559,20 @@ def _head_and_tree(api: HfApi, repo_id: str, revision: str) -> tuple[str | None,
     }
 
 
-def _plan(repo_id: str, head: str | None, hashes: dict[str, _FileHash], remote: dict[str, _FileHash]) -> Publication:
+def _plan(
+    repo_id: str,
+    head: str | None,
+    hashes: dict[str, _FileHash],
+    remote: dict[str, _FileHash],
+    made: dict[str, bytes],
+) -> Publication:
     """Find out what differs. Of what is only on the Hub, old weights go: they would be loaded with the new ones."""
     uploaded = tuple(name for name in hashes if not _same(remote.get(name), hashes[name]))
     weights = [name for name in remote if "/" not in name and _matches(name, WEIGHT_FILES)]
     deleted = tuple(sorted(name for name in weights if name not in hashes))
-    return Publication(repo_id, head, uploaded, deleted, tuple(name for name in hashes if name not in uploaded))
+    unchanged = tuple(name for name in hashes if name not in uploaded)
+    card = made["README.md"].decode() if "README.md" in made else None
+    return Publication(repo_id, head, uploaded, deleted, unchanged, card)
 
 
 def _commit_once(
@@ -578,8 +612,10 @@ def _commit_once(
     return retry(attempt, also=(409, 412))
 
 
-def _check_tag(api: HfApi, plan: Publication, tag: str) -> None:
+def _check_tag(api: HfApi, plan: Publication, tag: str | None) -> None:
     """Raise before anything is done if a tag is taken."""
+    if tag is None or plan.commit is None:
+        return
     tags = {each.name: each.target_commit for each in retry(lambda: api.list_repo_refs(plan.repo_id).tags)}
     if tag in tags and (tags[tag] != plan.commit or plan.uploaded or plan.deleted):
         raise ValueError(f"`tag` {tag!r} names the commit {tags[tag]} of {plan.repo_id} already; give another one.")
