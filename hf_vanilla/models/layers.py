@@ -29,6 +29,8 @@ from transformers.utils.output_capturing import capture_outputs
 SHORT_SEQUENCE = 256
 # From this share of padding on, work on real tokens alone is faster than on all positions, moving them included.
 LEAST_PADDING = 0.05
+# Up to this share of tokens whose output is read, it is faster to have a last layer compute theirs alone.
+MOST_READ = 0.75
 # What is told to whoever has ids that a model does not know.
 OF_VOCABULARY = "These are the ids of the vocabulary: do tokenizer and model belong together?"
 
@@ -257,7 +259,7 @@ class Packing(NamedTuple):
 
     def split(self, tokens: torch.Tensor) -> list[tuple[Frame, torch.Tensor]]:
         """Part tokens `(1, tokens, width)` into the frames' `(tokens, width)`."""
-        parts = tokens[0].split([frame.positions.shape[0] for frame in self.frames])
+        parts = tokens.squeeze(0).split([frame.positions.shape[0] for frame in self.frames])
         return list(zip(self.frames, parts, strict=True))
 
 
@@ -295,13 +297,11 @@ def pack_padding(
     Returns:
         `Packing`, or `None` where there is too little padding, none that is known, or a row of nothing else.
     """
-    if torch.compiler.is_compiling() or torch.jit.is_tracing() or config._attn_implementation not in ("eager", "sdpa"):
+    if not isinstance(mask, torch.Tensor) or mask.dim() != 2 or mask.numel() == 0 or mask.device.type != "cpu":
         return None
-    if not isinstance(mask, torch.Tensor) or mask.dim() != 2 or mask.numel() == 0:
-        return None
-    if mask.device.type != "cpu" or hidden_states.device.type != "cpu" or any(map(_is_watched, layers)):
-        return None
-    if any(kwargs.get(name, getattr(config, name)) for name in ("output_attentions", "output_hidden_states")):
+    if config._attn_implementation not in ("eager", "sdpa") or not _can_leave_out(
+        layers, config, hidden_states, kwargs
+    ):
         return None
     mask = mask.bool()
     if needs_first and not mask[:, 0].all():
@@ -316,6 +316,62 @@ def pack_padding(
     lengths, order = lengths.sort()
     parts = [part for part in lengths.tensor_split(num_frames) if part.numel()]
     return Packing(batch, length, cells[order][mask[order]], tuple(map(_frame, parts)))
+
+
+def find_read_tokens(
+    layers: nn.ModuleList,
+    config: PreTrainedConfig,
+    hidden_states: torch.Tensor,
+    read_positions: torch.Tensor,
+    packing: Packing | None = None,
+    **kwargs: Any,
+) -> torch.Tensor | None:
+    """Find the tokens whose output will be read, if having the last layer compute no others pays: as `pack_padding`.
+
+    Args:
+        layers (`nn.ModuleList`): The layers. Whoever hooks or compiles one of these gets all positions.
+        config (`PreTrainedConfig`): The model's config.
+        hidden_states (`torch.Tensor` of shape `(batch, length, d_model)`): What the layers are given.
+        read_positions (`torch.Tensor` of shape `(batch, length)`): Not 0 where the output will be read.
+        packing (`Packing`, *optional*): Where the tokens belong, if padding is left out.
+        **kwargs: What `forward` was asked for.
+
+    Returns:
+        `torch.LongTensor` of shape `(read,)`: numbers of tokens, row after row or as packed; or `None` where most of
+        them are read, or none.
+    """
+    if read_positions.device.type != "cpu" or not _can_leave_out(layers, config, hidden_states, kwargs):
+        return None
+    is_read = read_positions.flatten() != 0
+    if packing is not None:
+        is_read = is_read[packing.positions]
+    read_tokens = is_read.nonzero()[:, 0]
+    return read_tokens if 0 < read_tokens.shape[0] <= MOST_READ * is_read.shape[0] else None
+
+
+def take_tokens(hidden_states: torch.Tensor, tokens: torch.Tensor | None) -> torch.Tensor:
+    """Take tokens out.
+
+    Args:
+        hidden_states (`torch.Tensor` of shape `(batch, length, d_model)`): All of them.
+        tokens (`torch.LongTensor` of shape `(read,)`, *optional*): Their numbers, row after row; all by default.
+
+    Returns:
+        `torch.Tensor` of shape `(1, read, d_model)`: the tokens, or `hidden_states` itself if all are wanted.
+    """
+    return hidden_states if tokens is None else hidden_states.flatten(0, 1).index_select(0, tokens)[None]
+
+
+def _can_leave_out(
+    layers: nn.ModuleList, config: PreTrainedConfig, hidden_states: torch.Tensor, asked_for: dict[str, Any]
+) -> bool:
+    """Tell whether nobody would see that layers leave something out, on a CPU, where finding out what is free."""
+    if torch.compiler.is_compiling() or torch.jit.is_tracing() or hidden_states.device.type != "cpu":
+        return False
+    if any(map(_is_watched, layers)) or not len(layers):
+        return False
+    shown = ("output_attentions", "output_hidden_states")
+    return not any(asked_for.get(name, getattr(config, name)) for name in shown)
 
 
 def _is_watched(layer: nn.Module) -> bool:
@@ -365,9 +421,10 @@ def eager_attention_forward(
         attention_mask = torch.ones(query.shape[2], key.shape[2], dtype=torch.bool, device=query.device).tril()
     if attention_mask is not None:
         if attention_mask.dtype == torch.bool:
-            scores = scores.masked_fill(~attention_mask, torch.finfo(scores.dtype).min)
-        else:
-            scores = scores + attention_mask
+            # A sum is faster than `masked_fill` of all scores; half of the least number keeps it finite.
+            shown = scores.new_zeros(()).expand(attention_mask.shape)
+            attention_mask = shown.masked_fill(~attention_mask, torch.finfo(scores.dtype).min / 2)
+        scores = scores + attention_mask
     weights = nn.functional.softmax(scores, dim=-1)
     kept = _drop_weights(weights, dropout, module.training).to(value.dtype)
     output = torch.matmul(kept, value).transpose(1, 2)  # (batch, query_len, heads, d_v)
@@ -471,6 +528,7 @@ class SelfAttention(MultiHeadAttention):
         attention_mask: torch.Tensor | None = None,
         past_key_values: Cache | None = None,
         packing: Packing | None = None,
+        read_tokens: torch.Tensor | None = None,
         **kwargs: Any,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Attend from every position to every position that the mask allows.
@@ -482,21 +540,23 @@ class SelfAttention(MultiHeadAttention):
             past_key_values (`Cache`, *optional*): Keys and values of the positions before; takes in the new ones.
             packing (`Packing`, *optional*): Where the tokens belong, if padding is left out; takes the place of mask
                 and cache.
+            read_tokens (`torch.LongTensor` of shape `(read,)`, *optional*): Numbers of the tokens whose output will be
+                read, row after row; all by default.
             **kwargs: Passed on to the attention kernel.
 
         Returns:
-            `tuple[torch.Tensor, torch.Tensor | None]`: the output of the shape of `hidden_states`, and the
-            weights of shape `(batch, heads, query_len, key_len)` if the kernel is `eager`.
+            `tuple[torch.Tensor, torch.Tensor | None]`: the output of the shape of `hidden_states`, or `(1, read,
+            d_model)`, and the weights of shape `(batch, heads, query_len, key_len)` if the kernel is `eager`.
         """
         projected = self.qkv_proj(hidden_states)
         if packing is None:
             output, weights = self._attend_within(projected, attention_mask, past_key_values, **kwargs)
-            return self.out_proj(output), weights
+            return self.out_proj(take_tokens(output, read_tokens)), weights
         outputs = [
             frame.pack(self._attend_within(frame.unpack(tokens), self._frame_mask(frame), None, **kwargs)[0])
             for frame, tokens in packing.split(projected)
         ]
-        return self.out_proj(torch.cat(outputs)[None]), None
+        return self.out_proj(take_tokens(torch.cat(outputs)[None], read_tokens)), None
 
     def _frame_mask(self, frame: Frame) -> torch.Tensor | None:
         """Return the mask of a frame's padding. Behind its end, a causal query never looks."""
@@ -653,18 +713,26 @@ class PostNormResidual(nn.Module):
         self.layer_norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
         self.dropout = config.hidden_dropout_prob
 
-    def forward(self, hidden_states: torch.Tensor, sublayer: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+    def forward(
+        self,
+        hidden_states: torch.Tensor,
+        sublayer: Callable[[torch.Tensor], torch.Tensor],
+        read_tokens: torch.Tensor | None = None,
+    ) -> torch.Tensor:
         """Run the sub-layer inside the connection.
 
         Args:
             hidden_states (`torch.Tensor` of shape `(batch, length, d_model)`): The input.
-            sublayer (`Callable`): Maps it to a tensor of its shape. Not a module: accelerate, which offloads modules,
-                moves those that it finds among arguments.
+            sublayer (`Callable`): Maps it to a tensor of its shape, or to `read_tokens` of it. Not a module:
+                accelerate, which offloads modules, moves those that it finds among arguments.
+            read_tokens (`torch.LongTensor` of shape `(read,)`, *optional*): Numbers of the tokens whose output will be
+                read, row after row; all by default.
 
         Returns:
-            `torch.Tensor` of shape `(batch, length, d_model)`: the output.
+            `torch.Tensor` of shape `(batch, length, d_model)` or `(1, read, d_model)`: the output.
         """
-        return self.layer_norm(add_dropped(hidden_states, sublayer(hidden_states), self.dropout, self.training))
+        residual = take_tokens(hidden_states, read_tokens)
+        return self.layer_norm(add_dropped(residual, sublayer(hidden_states), self.dropout, self.training))
 
 
 class PreNormResidual(PostNormResidual):
@@ -676,19 +744,26 @@ class PreNormResidual(PostNormResidual):
     Source: Tensor2Tensor's `transformer_base_v2`; the Annotated Transformer. A stack of these needs a norm at its end.
     """
 
-    def forward(self, hidden_states: torch.Tensor, sublayer: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+    def forward(
+        self,
+        hidden_states: torch.Tensor,
+        sublayer: Callable[[torch.Tensor], torch.Tensor],
+        read_tokens: torch.Tensor | None = None,
+    ) -> torch.Tensor:
         """Run the sub-layer inside the connection.
 
         Args:
             hidden_states (`torch.Tensor` of shape `(batch, length, d_model)`): The input.
-            sublayer (`Callable`): Maps it to a tensor of its shape. Not a module: accelerate, which offloads modules,
-                moves those that it finds among arguments.
+            sublayer (`Callable`): Maps it to a tensor of its shape, or to `read_tokens` of it. Not a module:
+                accelerate, which offloads modules, moves those that it finds among arguments.
+            read_tokens (`torch.LongTensor` of shape `(read,)`, *optional*): Numbers of the tokens whose output will be
+                read, row after row; all by default.
 
         Returns:
-            `torch.Tensor` of shape `(batch, length, d_model)`: the output.
+            `torch.Tensor` of shape `(batch, length, d_model)` or `(1, read, d_model)`: the output.
         """
         output = sublayer(self.layer_norm(hidden_states))
-        return add_dropped(hidden_states, output, self.dropout, self.training)
+        return add_dropped(take_tokens(hidden_states, read_tokens), output, self.dropout, self.training)
 
 
 RESIDUALS = {"post": PostNormResidual, "pre": PreNormResidual}
@@ -716,6 +791,7 @@ class EncoderLayer(GradientCheckpointingLayer):
         hidden_states: torch.Tensor,
         attention_mask: torch.Tensor | None = None,
         packing: Packing | None = None,
+        read_tokens: torch.Tensor | None = None,
         **kwargs: Any,
     ) -> torch.Tensor:
         """Run the layer.
@@ -725,14 +801,18 @@ class EncoderLayer(GradientCheckpointingLayer):
                 tokens `(1, tokens, d_model)`.
             attention_mask (`torch.Tensor`, *optional*): A mask made by transformers' mask helpers.
             packing (`Packing`, *optional*): Where the tokens belong, if padding is left out.
+            read_tokens (`torch.LongTensor` of shape `(read,)`, *optional*): Numbers of the tokens whose output will be
+                read, row after row; all by default. All are attended to.
             **kwargs: Passed on to the attention kernel.
 
         Returns:
-            `torch.Tensor`: the output, of the shape of `hidden_states`.
+            `torch.Tensor`: the output, of the shape of `hidden_states` or `(1, read, d_model)`.
         """
         # 1. self-attention
         hidden_states = self.self_attn_residual(
-            hidden_states, lambda inner: self.self_attn(inner, attention_mask, None, packing, **kwargs)[0]
+            hidden_states,
+            lambda inner: self.self_attn(inner, attention_mask, None, packing, read_tokens, **kwargs)[0],
+            read_tokens,
         )
         # 2. feed-forward
         return self.feed_forward_residual(hidden_states, lambda inner: self.feed_forward(inner))

@@ -15,6 +15,8 @@ import torch
 IGNORED_LABEL = -100
 # Tokens whose logits exist at the same time in training.
 CHUNK_TOKENS = 256
+# Words whose gradients are summed at the same time on a CPU. Larger temporaries cost more in page faults than in sums.
+BLOCK_WORDS = 2048
 
 
 class SmoothedTarget(NamedTuple):
@@ -138,17 +140,43 @@ def _subtract_target(
             grad_bias[target.excluded_id] += target.share * labels.shape[0]
 
 
-def _log_sum_exp(logits: torch.Tensor, probabilities: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """Find log-sum-exps (tokens,) of logits (tokens, vocab) whose softmax is at hand: z - log p of the true token.
+def _logits(hidden_states: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    """Project hidden states (tokens, d_model): (tokens, vocab)."""
+    logits = torch.mm(hidden_states, weight.t())
+    return logits if bias is None else logits.add_(bias)
 
-    Where p vanishes, they are computed anew. An accelerator would have to be asked where, so there all of them are.
+
+def _softmax_and_log_sum_exp(
+    hidden_states: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, labels: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Find a chunk's probabilities (tokens, vocab), in the place of its logits, and log-sum-exps (tokens,).
+
+    These are z - log p of the true token; where p vanishes, they are computed anew. An accelerator would have to be
+    asked where, so there all of them are.
     """
+    logits = _logits(hidden_states, weight, bias)
     if logits.device.type != "cpu":
-        return logits.float().logsumexp(1)
+        return torch.softmax(logits, dim=1), logits.float().logsumexp(1)
+    true_logits = logits.gather(1, labels[:, None])[:, 0].float()
+    probabilities = torch.softmax(logits, dim=1, out=logits)
     true_probabilities = probabilities.gather(1, labels[:, None])[:, 0].float()
-    log_sum_exp = logits.gather(1, labels[:, None])[:, 0].float() - true_probabilities.log()
+    log_sum_exp = true_logits - true_probabilities.log()
     vanished = (true_probabilities < torch.finfo(probabilities.dtype).tiny).nonzero()[:, 0]
-    return log_sum_exp.index_copy(0, vanished, logits[vanished].float().logsumexp(1))
+    anew = _logits(hidden_states[vanished], weight, bias).float().logsumexp(1)
+    return probabilities, log_sum_exp.index_copy(0, vanished, anew)
+
+
+def _add_gradients(
+    grad_weight: torch.Tensor, grad_bias: torch.Tensor | None, chunk: torch.Tensor, probabilities: torch.Tensor
+) -> None:
+    """Add a chunk's part of the gradients of weight and bias that softmax(z) makes: in place, block by block."""
+    vocab_size = grad_weight.shape[0]
+    step = BLOCK_WORDS if grad_weight.device.type == "cpu" else vocab_size
+    for start in range(0, vocab_size, step):
+        words = slice(start, start + step)
+        grad_weight[words] += torch.mm(probabilities[:, words].t(), chunk)
+        if grad_bias is not None:
+            grad_bias[words] += probabilities[:, words].sum(0, dtype=torch.float32)
 
 
 def _loss_and_gradients(
@@ -168,15 +196,10 @@ def _loss_and_gradients(
     for start in range(0, hidden_states.shape[0], CHUNK_TOKENS):
         rows = slice(start, start + CHUNK_TOKENS)
         chunk = hidden_states[rows]
-        logits = torch.mm(chunk, weight_in_use.t())  # (chunk, vocab)
-        if bias_in_use is not None:
-            logits += bias_in_use
-        probabilities = torch.softmax(logits, dim=1)  # (chunk, vocab)
-        total += _log_sum_exp(logits, probabilities, labels[rows]).sum()
+        probabilities, log_sum_exp = _softmax_and_log_sum_exp(chunk, weight_in_use, bias_in_use, labels[rows])
+        total += log_sum_exp.sum()
         grad_hidden[rows] = torch.mm(probabilities, weight_in_use)
-        grad_weight += torch.mm(probabilities.t(), chunk)
-        if grad_bias is not None:
-            grad_bias += probabilities.sum(0, dtype=torch.float32)
+        _add_gradients(grad_weight, grad_bias, chunk, probabilities)
     _subtract_target(grad_hidden, grad_weight, grad_bias, hidden_states, weight.float(), labels, target)
     total -= hidden_states.shape[0] * target.entropy
     return total, grad_hidden.to(hidden_states.dtype), grad_weight, grad_bias

@@ -20,6 +20,7 @@ Departures from the paper:
   bias for each word in the projection), they follow the authors' code.
 - In training, masked tokens alone pass through the projection onto the vocabulary; the loss is the same.
 - On a CPU, where a batch has padding, the layers work on its tokens alone; the encoder's output at padding is then 0.
+  What no head reads of the last layer's output is not computed either.
 
 Every checkpoint of type `bert` loads here. `save_pretrained(..., save_original_format=True)` writes the names of its
 parameters, so that transformers' `BertFor...` read what is saved here.
@@ -53,10 +54,12 @@ from .configuration_vanilla_bert import VanillaBertConfig
 from .layers import (
     OF_VOCABULARY,
     EncoderLayer,
+    Packing,
     SelfAttention,
     check_attention_mask,
     check_input_ids,
     dropout,
+    find_read_tokens,
     pack_padding,
 )
 from .loss import IGNORED_LABEL, cross_entropy_sum, projected_cross_entropy_sum, smoothed_target
@@ -152,6 +155,22 @@ def mean_loss(
     if isinstance(divisor, torch.Tensor):
         return loss_sum / divisor.to(loss_sum.device).clamp(min=1)
     return loss_sum / max(divisor, 1)
+
+
+def first_positions(inputs: torch.Tensor | None) -> torch.Tensor | None:
+    """Mark the position that the pooler reads.
+
+    Args:
+        inputs (`torch.Tensor` of shape `(batch, length)` or `(batch, length, d_model)`, *optional*): What is encoded.
+
+    Returns:
+        `torch.BoolTensor` of shape `(batch, length)`: true at the first; `None` where there is no such input.
+    """
+    if inputs is None or inputs.dim() < 2:
+        return None
+    is_read = torch.zeros(inputs.shape[:2], dtype=torch.bool, device=inputs.device)
+    is_read[:, :1] = True
+    return is_read
 
 
 def classification_loss(
@@ -416,6 +435,15 @@ class VanillaBertPreTrainedModel(PreTrainedModel):
         is_read = (labels != IGNORED_LABEL) & (attention_mask == 0).to(labels.device)
         return {"keep_padding": bool(is_read.any()), **kwargs}
 
+    def _label_positions(self, inputs: torch.Tensor | None, labels: torch.Tensor | None) -> torch.Tensor | None:
+        """Find the positions that are read in training: those with a label, and for a pooler the first."""
+        if labels is None or inputs is None or not self.training or labels.shape != inputs.shape[:2]:
+            return None
+        is_read = labels != IGNORED_LABEL
+        if self.base_model.pooler is not None:
+            is_read[:, :1] = True
+        return is_read
+
     def _classifier_dropout(self, hidden_states: torch.Tensor) -> torch.Tensor:
         """Drop what a classifier reads."""
         rate = self.config.classifier_dropout
@@ -458,6 +486,7 @@ class VanillaBertModel(VanillaBertPreTrainedModel):
         position_ids: torch.Tensor | None = None,
         inputs_embeds: torch.Tensor | None = None,
         keep_padding: bool = False,
+        read_positions: torch.Tensor | None = None,
         **kwargs: Any,
     ) -> BaseModelOutputWithPooling:
         """Encode.
@@ -471,6 +500,9 @@ class VanillaBertModel(VanillaBertPreTrainedModel):
             inputs_embeds (`torch.Tensor` of shape `(batch, length, d_model)`, *optional*): In place of `input_ids`.
             keep_padding (`bool`, *optional*, defaults to `False`): Whether padding, too, gets an output that depends
                 on the tokens, as transformers' BERT gives it. It means nothing and costs time; otherwise it may be 0.
+            read_positions (`torch.Tensor` of shape `(batch, length)`, *optional*): Not 0 where `last_hidden_state`
+                will be read, by default everywhere; elsewhere it may then be 0, which spares most of the last layer.
+                The pooler reads the first of each row.
             **kwargs: transformers' `output_attentions`, `output_hidden_states`, `return_dict`.
 
         Returns:
@@ -493,6 +525,7 @@ class VanillaBertModel(VanillaBertPreTrainedModel):
                 f"`inputs_embeds` must have shape (batch, length, d_model), got {tuple(inputs_embeds.shape)}."
             )
         self._check_inputs(inputs_embeds, attention_mask, token_type_ids, position_ids)
+        check_attention_mask("read_positions", read_positions, *inputs_embeds.shape[:2])
 
         hidden_states = self.embeddings(inputs_embeds, token_type_ids, position_ids)
         packing = None
@@ -506,14 +539,22 @@ class VanillaBertModel(VanillaBertPreTrainedModel):
                 needs_first=True,
                 **kwargs,
             )
+        read_tokens = None
+        if read_positions is not None:
+            read_tokens = find_read_tokens(self.layers, self.config, hidden_states, read_positions, packing, **kwargs)
+        batch, length, _ = hidden_states.shape
         if packing is not None:
             hidden_states = packing.pack(hidden_states)  # (1, tokens, d_model)
         else:
             attention_mask = create_bidirectional_mask(
                 config=self.config, inputs_embeds=hidden_states, attention_mask=attention_mask
             )
-        for layer in self.layers:
-            hidden_states = layer(hidden_states, attention_mask, packing=packing, **kwargs)
+        for number, layer in enumerate(self.layers, start=1):
+            read = read_tokens if number == len(self.layers) else None
+            hidden_states = layer(hidden_states, attention_mask, packing=packing, read_tokens=read, **kwargs)
+        if read_tokens is not None:
+            positions = read_tokens if packing is None else packing.positions[read_tokens]
+            packing = Packing(batch, length, positions, ())
         if packing is not None:
             hidden_states = packing.unpack(hidden_states)
         return BaseModelOutputWithPooling(
@@ -621,6 +662,7 @@ class VanillaBertForPreTraining(VanillaBertPreTrainedModel):
             token_type_ids=token_type_ids,
             position_ids=position_ids,
             inputs_embeds=inputs_embeds,
+            read_positions=self._label_positions(input_ids if inputs_embeds is None else inputs_embeds, labels),
             **self._with_padding(attention_mask, labels, kwargs),
         )
         loss, prediction_logits = self._token_head().loss_and_logits(outputs.last_hidden_state, labels)
@@ -712,6 +754,7 @@ class VanillaBertForMaskedLM(VanillaBertPreTrainedModel):
             token_type_ids=token_type_ids,
             position_ids=position_ids,
             inputs_embeds=inputs_embeds,
+            read_positions=self._label_positions(input_ids if inputs_embeds is None else inputs_embeds, labels),
             **self._with_padding(attention_mask, labels, kwargs),
         )
         loss, logits = self._token_head().loss_and_logits(outputs.last_hidden_state, labels)
@@ -776,6 +819,7 @@ class VanillaBertForNextSentencePrediction(VanillaBertPreTrainedModel):
             token_type_ids=token_type_ids,
             position_ids=position_ids,
             inputs_embeds=inputs_embeds,
+            read_positions=first_positions(input_ids if inputs_embeds is None else inputs_embeds),
             **kwargs,
         )
         logits = self.cls["seq_relationship"](outputs.pooler_output)  # (batch, 2)
@@ -844,6 +888,7 @@ class VanillaBertForSequenceClassification(VanillaBertPreTrainedModel):
             token_type_ids=token_type_ids,
             position_ids=position_ids,
             inputs_embeds=inputs_embeds,
+            read_positions=first_positions(input_ids if inputs_embeds is None else inputs_embeds),
             **kwargs,
         )
         logits = self.classifier(self._classifier_dropout(outputs.pooler_output))  # (batch, num_labels)
@@ -1082,6 +1127,7 @@ class VanillaBertForMultipleChoice(VanillaBertPreTrainedModel):
                 None if tensor is None else tensor.flatten(0, 1)
                 for tensor in (input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
             ),
+            read_positions=first_positions(given.flatten(0, 1)),
             **kwargs,
         )
         scores = self.classifier(self._classifier_dropout(outputs.pooler_output))  # (batch * choices, 1)

@@ -14,6 +14,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from ..data.batching import TokenBudgetBatchSampler, measure_pair_lengths
 from ..models.configuration_vanilla_bert import VanillaBertConfig
 from ..models.configuration_vanilla_transformer import VanillaTransformerConfig
+from ..models.layers import MOST_READ
 from ..models.loss import IGNORED_LABEL
 from ..models.modeling_vanilla_bert import VanillaBertForPreTraining
 from ..models.modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
@@ -169,7 +170,9 @@ def transformer_flops(config: VanillaTransformerConfig, source: torch.Tensor, ta
 
 
 def bert_flops(config: VanillaBertConfig, length: torch.Tensor, masked_share: float = MASKED_SHARE) -> torch.Tensor:
-    """Count the operations of all matrix products of a forward pass of BERT's pre-training.
+    """Count the operations of all matrix products of a forward pass of BERT's pre-training, as it is done on a CPU.
+
+    Of the last layer's output, masked and first tokens alone are computed.
 
     Args:
         config (`VanillaBertConfig`):
@@ -183,9 +186,13 @@ def bert_flops(config: VanillaBertConfig, length: torch.Tensor, masked_share: fl
         `torch.Tensor` of shape `(examples,)`: the operations for each example.
     """
     width = config.hidden_size
-    layer = length * (8 * width**2 + 4 * width * config.intermediate_size) + length**2 * 4 * width
+    attended = length * 6 * width**2 + length**2 * 4 * width  # queries, keys and values; scores and weighted values
+    output = 2 * width**2 + 4 * width * config.intermediate_size  # for each token
+    layers = config.num_hidden_layers * (attended + length * output)
+    read = length * masked_share + 1  # of the last layer's output, with the first token
+    layers -= torch.where(read <= MOST_READ * length, length - read, 0) * output
     prediction = length * masked_share * (2 * width**2 + 2 * width * config.vocab_size)
-    return config.num_hidden_layers * layer + prediction + 2 * width**2 + 4 * width
+    return layers + prediction + 2 * width**2 + 4 * width
 
 
 def _row_lengths(dataset: Any, columns: tuple[str, ...]) -> list[np.ndarray]:

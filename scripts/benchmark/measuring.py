@@ -172,7 +172,7 @@ def sentence_pairs(parallel_file: str | None, columns: list[str], limit: int) ->
         pairs = pairs.select(range(min(limit, len(pairs))))
         return {name: pairs[name][:] for name in ("source", "target")}
     sentences = [each for text in python_documentation(400) for each in split_sentences(text.replace("\n", " "))]
-    sentences = [" ".join(each.split()[:60]) for each in sentences if len(each.split()) > 3][:limit]
+    sentences = [" ".join(each.split()[:25]) for each in sentences if len(each.split()) > 3][:limit]
     return {"source": sentences, "target": [" ".join(reversed(each.split())) for each in sentences]}
 
 

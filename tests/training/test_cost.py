@@ -42,6 +42,17 @@ def test_operations_of_bert_are_those_that_torch_counts():
     assert bert_flops(config, torch.tensor([7.0]), masked_share=1.0).tolist() == [expected]
 
 
+def test_operations_of_pretraining_are_those_that_torch_counts():
+    config = VanillaBertConfig(**BERT, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
+    model = VanillaBertForPreTraining(config).train()
+    ids = torch.randint(3, 29, (1, 7))
+    labels = torch.where(torch.tensor([False, False, True, False, False, True, False]), ids, -100)
+    with FlopCounterMode(display=False) as counter:
+        model(ids, labels=labels, next_sentence_label=torch.tensor([1])).loss.backward()
+    expected = bert_flops(config, torch.tensor([7.0], dtype=torch.float64), masked_share=2 / 7)
+    assert 3 * expected.item() == pytest.approx(counter.get_total_flops(), rel=1e-9)
+
+
 @pytest.mark.parametrize("bf16", [True, False])
 def test_a_run_is_extrapolated(bf16):
     config, pairs = tiny_config(), tiny_pairs(45)

@@ -1,0 +1,165 @@
+"""What no head reads of the last layer's output is not computed, and nobody can tell: losses, gradients and logits."""
+
+import pytest
+import torch
+from tiny_berts import IDS, LENGTH, MASK, NO_DROPOUT, TASKS, TEXT, tiny_bert
+
+from hf_vanilla.models import layers
+from hf_vanilla.models.layers import PositionwiseFeedForward, find_read_tokens
+
+
+TOLERANCE = dict(rtol=1e-5, atol=1e-6)
+POOLED = ["next-sentence", "classes", "regression", "multi-label", "choices"]
+READ = torch.tensor([[1, 0, 0, 1, 0, 0, 0], [1, 1, 0, 0, 0, 0, 0]])
+
+
+@pytest.fixture
+def seen(monkeypatch):
+    """Count the positions that every feed-forward network sees."""
+    counts = []
+    forward = PositionwiseFeedForward.forward
+
+    def counted(self, hidden_states):
+        counts.append(hidden_states.shape[0] * hidden_states.shape[1])
+        return forward(self, hidden_states)
+
+    monkeypatch.setattr(PositionwiseFeedForward, "forward", counted)
+    return counts
+
+
+def without_mask(inputs):
+    return {name: tensor for name, tensor in inputs.items() if name != "attention_mask"}
+
+
+def results(model, inputs):
+    """Find outputs and gradients."""
+    model.zero_grad()
+    outputs = model(**inputs)
+    outputs.loss.backward()
+    gradients = {name: parameter.grad for name, parameter in model.named_parameters()}
+    return {**outputs, **{name: gradient for name, gradient in gradients.items() if gradient is not None}}
+
+
+@pytest.mark.filterwarnings("ignore:.gradient_checkpointing_enable.:FutureWarning")
+@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize("is_padded", [True, False])
+@pytest.mark.parametrize(
+    ("task", "read"),
+    [("pre-training", 5), ("masked-lm", 3), *((task, 6 if task == "choices" else 2) for task in POOLED)],
+)
+def test_training(task, read, is_padded, checkpointing, seen, monkeypatch):
+    model = tiny_bert(task, **NO_DROPOUT).train()
+    if checkpointing:
+        model.gradient_checkpointing_enable()
+    inputs = TASKS[task][3] if is_padded else without_mask(TASKS[task][3])
+    actual = results(model, inputs)
+    assert seen[1] == read < seen[0]
+    monkeypatch.setattr(layers, "MOST_READ", 0.0)
+    expected = results(model, inputs)
+    assert seen[-1] == seen[0]
+    torch.testing.assert_close(actual, expected, **TOLERANCE)
+
+
+@pytest.mark.parametrize("task", POOLED)
+def test_prediction(task, seen, monkeypatch):
+    model = tiny_bert(task)
+    inputs = TASKS[task][3]
+    actual = model(**inputs).logits
+    assert seen[1] < seen[0]
+    monkeypatch.setattr(layers, "MOST_READ", 0.0)
+    torch.testing.assert_close(actual, model(**inputs).logits, **TOLERANCE)
+
+
+@pytest.mark.parametrize("task", ["tokens", "answers"])
+def test_heads_that_show_all_positions_get_them(task, seen):
+    tiny_bert(task).train()(**TASKS[task][3])
+    assert len(set(seen)) == 1
+
+
+@pytest.mark.parametrize("task", ["pre-training", "masked-lm"])
+def test_outside_of_training_logits_are_those_of_all_positions(task, seen):
+    tiny_bert(task)(**TASKS[task][3])
+    assert seen == [IDS.numel()] * 2
+
+
+@pytest.mark.parametrize("is_padded", [True, False])
+def test_the_encoder_alone(is_padded, seen):
+    model = tiny_bert("model")
+    inputs = TEXT if is_padded else without_mask(TEXT)
+    actual = model(**inputs, read_positions=READ)
+    assert seen[1] == READ.sum() < seen[0]
+    expected = model(**inputs)
+    assert torch.equal(actual.last_hidden_state != 0, (READ != 0)[..., None].expand_as(actual.last_hidden_state))
+    torch.testing.assert_close(actual.last_hidden_state[READ != 0], expected.last_hidden_state[READ != 0], **TOLERANCE)
+    torch.testing.assert_close(actual.pooler_output, expected.pooler_output, **TOLERANCE)
+
+
+@pytest.mark.parametrize("norm_position", ["post", "pre"])
+@pytest.mark.parametrize("kernel", ["eager", "sdpa"])
+def test_a_layer_with_either_residual(kernel, norm_position):
+    config = tiny_bert("model", attn_implementation=kernel).config
+    config.norm_position = norm_position
+    torch.manual_seed(0)
+    layer = layers.EncoderLayer(config).eval()
+    states, tokens = torch.randn(2, LENGTH, config.hidden_size), torch.tensor([0, 3, 9])
+    expected = layer(states).flatten(0, 1)[tokens]
+    torch.testing.assert_close(layer(states, read_tokens=tokens)[0], expected, **TOLERANCE)
+
+
+@pytest.mark.parametrize("name", ["output_attentions", "output_hidden_states"])
+def test_single_layers_show_all_positions(name, seen):
+    model = tiny_bert("classes", attn_implementation="eager")
+    plain = model(**TEXT).logits
+    outputs = model(**TEXT, **{name: True})
+    assert seen[-2:] == [IDS.numel()] * 2
+    torch.testing.assert_close(outputs.logits, plain, **TOLERANCE)
+
+
+def test_a_hook_on_a_layer_sees_all_positions():
+    model, shapes = tiny_bert("classes"), []
+    model.bert.layers[1].register_forward_hook(lambda layer, args, output: shapes.append(tuple(output.shape)))
+    model(**TEXT)
+    assert shapes == [(2, LENGTH, 12)]
+
+
+@pytest.mark.parametrize("read", [torch.zeros(2, LENGTH), torch.ones(2, LENGTH), READ.to("meta")])
+def test_all_are_computed_where_leaving_out_does_not_pay(read):
+    model = tiny_bert("model")
+    assert find_read_tokens(model.layers, model.config, torch.ones(2, LENGTH, 12), read) is None
+
+
+def test_dropout_is_drawn_anew_for_what_is_left(monkeypatch):
+    model = tiny_bert("classes", hidden_dropout_prob=0.3).train()
+
+    def logits(share):
+        monkeypatch.setattr(layers, "MOST_READ", share)
+        torch.manual_seed(0)
+        with torch.no_grad():
+            return torch.stack([model(input_ids=IDS, attention_mask=MASK).logits for _ in range(800)])
+
+    actual, expected = logits(0.75), logits(0.0)
+    error = (actual.var(0) / 800 + expected.var(0) / 800).sqrt()
+    assert ((actual.mean(0) - expected.mean(0)).abs() < 4 * error).all()
+    torch.testing.assert_close(actual.std(0), expected.std(0), rtol=0.15, atol=0.0)
+
+
+def test_positions_of_another_shape_are_refused():
+    with pytest.raises(
+        ValueError, match=r"`read_positions` must have shape \(batch, length\) = \(2, 7\), got \(2, 6\)"
+    ):
+        tiny_bert("model")(**TEXT, read_positions=torch.ones(2, 6))
+
+
+def test_labels_of_another_shape_are_called_by_their_name():
+    with pytest.raises(ValueError, match=r"`labels` must have shape \(2, 7\), got \(2, 6\)"):
+        tiny_bert("masked-lm").train()(**TEXT, labels=torch.ones(2, 6, dtype=torch.long))
+
+
+@pytest.mark.parametrize("missing", ["input_ids", "inputs_embeds"])
+def test_embeddings_in_place_of_tokens(missing, seen):
+    model = tiny_bert("classes")
+    inputs = {"input_ids": IDS, "inputs_embeds": model.get_input_embeddings()(IDS)}
+    inputs.pop(missing)
+    outputs = model(**inputs, attention_mask=MASK)
+    assert seen == [12, 2]
+    torch.testing.assert_close(outputs.logits, model(input_ids=IDS, attention_mask=MASK).logits, **TOLERANCE)
