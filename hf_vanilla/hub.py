@@ -7,6 +7,7 @@ branch is read before anything else is done.
 """
 
 import fnmatch
+import functools
 import hashlib
 import io
 import json
@@ -86,7 +87,7 @@ class Publication:
         deleted: Files that are gone: weights that the model no longer has.
         unchanged: Files that were there already.
         card: The model card that was written, or would be; none if the folder's README.md stays as it is.
-        trouble: Why a dry run could not ask the Hub what is there already; none if it answered.
+        trouble: Why a dry run could not ask the Hub everything; none if it answered.
     """
 
     repo_id: str
@@ -160,15 +161,13 @@ def publish(
     files = check_folder(folder, with_training_state=with_training_state, token=token)
     api = HfApi(token=token)
     root = Path(folder)
+    make_card = functools.partial(_make_card, root, facts=facts, results=results, token=token)
     if dry_run:
-        plan = _preview(api, root, files, repo_id, revision=revision, tag=tag, facts=facts, results=results)
-        _warn_of_private(plan.repo_id, plan.commit, private)
-        return plan
+        return _preview(api, root, files, repo_id, revision, make_card, tag=tag, private=private)
     _check_token(token)
     repo_id = retry(lambda: _whole_name(api, repo_id))
-    made = _make_card(root, repo_id, facts, results, token)
-    head, remote = retry(lambda: _state_before(api, repo_id, revision))
-    _warn_of_private(repo_id, head, private)
+    made = make_card(repo_id)
+    head, remote = retry(lambda: _state_before(api, repo_id, revision, private))
     hashes = _hashes(root, files, made)
     _check_family(api, root, repo_id, head, remote, hashes)
     for name, content in made.items():
@@ -194,29 +193,30 @@ def _preview(
     root: Path,
     files: list[str],
     repo_id: str,
-    *,
     revision: str,
+    make_card: Callable[[str], dict[str, bytes]],
+    *,
     tag: str | None,
-    facts: CardFacts | None,
-    results: dict[str, Any] | None,
+    private: bool | None,
 ) -> Publication:
-    """Find out what would be published. The Hub is asked once; if it can't be, everything counts as new."""
+    """Find out what would be published. Of a Hub that can't be asked, nothing is taken to be there."""
     head: str | None = None
     remote: dict[str, _FileHash] = {}
     trouble: str | None = None
     try:
         repo_id = _whole_name(api, repo_id)
-        head, remote = _state_before(api, repo_id, revision)
+        head, remote = _state_before(api, repo_id, revision, private)
     except (OSError, HTTPError) as error:
         trouble = _first_line(error)
-    made = _make_card(root, repo_id, facts, results, api.token)
+    made = make_card(repo_id)
     hashes = _hashes(root, files, made)
     plan = _plan(repo_id, head, hashes, remote, made)
-    try:
-        _check_family(api, root, repo_id, head, remote, hashes)
-        _check_tag(api, plan, tag)
-    except (OSError, HTTPError) as error:
-        trouble = _first_line(error)
+    checks = (lambda: _check_family(api, root, repo_id, head, remote, hashes), lambda: _check_tag(api, plan, tag))
+    for check in checks:
+        try:
+            check()
+        except (OSError, HTTPError) as error:
+            trouble = _first_line(error)
     return replace(plan, trouble=trouble)
 
 
@@ -393,7 +393,7 @@ def _whole_name(api: HfApi, repo_id: str) -> str:
 
 
 def _make_card(
-    folder: Path, repo_id: str, facts: CardFacts | None, results: dict[str, Any] | None, token: str | bool | None
+    folder: Path, repo_id: str, facts: CardFacts | None, results: dict[str, Any] | None, token: str | None
 ) -> dict[str, bytes]:
     """Make the card and the picture in it, as far as they are new; nothing is written."""
     path = folder / "README.md"
@@ -473,9 +473,9 @@ def _matches(name: str, patterns: tuple[str, ...]) -> bool:
     return any(fnmatch.fnmatch(name, pattern) for pattern in patterns)
 
 
-def _secrets(token: str | bool | None) -> list[str]:
+def _secrets(token: str | None) -> list[str]:
     """List the tokens that are in use."""
-    return [each for each in (token, huggingface_hub.get_token()) if each and isinstance(each, str)]
+    return [each for each in (token, huggingface_hub.get_token()) if each]
 
 
 def _has_token(file: BinaryIO, secrets: list[str]) -> bool:
@@ -516,10 +516,12 @@ def _same(one: _FileHash | None, other: _FileHash) -> bool:
     return one.git is not None and one.git == other.git
 
 
-def _state_before(api: HfApi, repo_id: str, revision: str) -> tuple[str | None, dict[str, _FileHash]]:
+def _state_before(
+    api: HfApi, repo_id: str, revision: str, private: bool | None
+) -> tuple[str | None, dict[str, _FileHash]]:
     """Return what `_head_and_tree` does, or nothing if the repository is yet to be made."""
     try:
-        return _head_and_tree(api, repo_id, revision)
+        state = _head_and_tree(api, repo_id, revision)
     except HfHubHTTPError as error:
         if status_of(error) != 404:
             raise
@@ -529,11 +531,9 @@ def _state_before(api: HfApi, repo_id: str, revision: str) -> tuple[str | None, 
                 "`HfApi.create_branch`, or publish on main."
             ) from error
         return None, {}
-
-
-def _warn_of_private(repo_id: str, head: str | None, private: bool | None) -> None:
-    if head is not None and private:
+    if private:
         logger.warning(f"{repo_id} exists already, so `private` has no effect; change it in its settings on the Hub.")
+    return state
 
 
 def _make_repo(api: HfApi, repo_id: str, private: bool | None) -> None:

@@ -133,7 +133,7 @@ def main() -> None:
             if missing:
                 print(f"The card does not tell {', '.join(missing)}; --card does, see --help.")
         if done.trouble is not None:
-            print(f"The Hub could not be asked what is there already: {done.trouble}")
+            print(f"The Hub could not be asked everything: {done.trouble}")
         print(f"Nothing was done: that is what would change in {done.repo_id} ({arguments.revision}).")
     else:
         print(f"{constants.ENDPOINT}/{done.repo_id} ({arguments.revision}) is at {done.commit}.")

@@ -1054,7 +1054,7 @@ def test_the_script_publishes_and_goes_back(hub, folder, tmp_path, monkeypatch, 
         down = run_here(monkeypatch, capsys, script, *options, "--dry_run")
     assert down.returncode == 0, down.stderr
     assert "+ model.safetensors\n" in down.stdout
-    assert "The Hub could not be asked what is there already: " in down.stdout
+    assert "The Hub could not be asked everything: " in down.stdout
     done = run_as_user(hub, script, *options, "--tag", "v1", home=tmp_path / "home")
     assert done.returncode == 0, done.stderr
     assert_published(hub, folder)

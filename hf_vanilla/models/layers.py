@@ -11,7 +11,7 @@ vocab. d_k and d_v are the widths of one head's keys and values.
 
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import nn
@@ -255,7 +255,7 @@ class Packing(NamedTuple):
 
     def unpack(self, tokens: torch.Tensor) -> torch.Tensor:
         """Put tokens `(1, tokens, width)` back to `(batch, length, width)`, zero where there is none."""
-        return _scatter_rows(tokens[0], self.positions, self.batch * self.length).view(self.batch, self.length, -1)
+        return put_tokens(tokens, self.positions, self.batch, self.length)
 
     def split(self, tokens: torch.Tensor) -> list[tuple[Frame, torch.Tensor]]:
         """Part tokens `(1, tokens, width)` into the frames' `(tokens, width)`."""
@@ -319,8 +319,7 @@ def pack_padding(
 
 
 def find_read_tokens(
-    layers: nn.ModuleList,
-    config: PreTrainedConfig,
+    encoder: PreTrainedModel,
     hidden_states: torch.Tensor,
     read_positions: torch.Tensor,
     packing: Packing | None = None,
@@ -329,18 +328,21 @@ def find_read_tokens(
     """Find the tokens whose output will be read, if having the last layer compute no others pays: as `pack_padding`.
 
     Args:
-        layers (`nn.ModuleList`): The layers. Whoever hooks or compiles one of these gets all positions.
-        config (`PreTrainedConfig`): The model's config.
+        encoder (`PreTrainedModel`): The model, with `layers`. Whoever hooks it, or hooks, compiles or replaces one of
+            these, gets all positions.
         hidden_states (`torch.Tensor` of shape `(batch, length, d_model)`): What the layers are given.
         read_positions (`torch.Tensor` of shape `(batch, length)`): Not 0 where the output will be read.
         packing (`Packing`, *optional*): Where the tokens belong, if padding is left out.
         **kwargs: What `forward` was asked for.
 
     Returns:
-        `torch.LongTensor` of shape `(read,)`: numbers of tokens, row after row or as packed; or `None` where most of
+        `torch.LongTensor` of shape `(read,)`: indices of tokens, row after row or as packed; or `None` where most of
         them are read, or none.
     """
-    if read_positions.device.type != "cpu" or not _can_leave_out(layers, config, hidden_states, kwargs):
+    layers = cast(nn.ModuleList, encoder.layers)
+    if read_positions.device.type != "cpu" or not _can_leave_out(layers, encoder.config, hidden_states, kwargs):
+        return None
+    if _has_hooks(encoder) or [type(last) for last in layers[-1:]] != [EncoderLayer]:
         return None
     is_read = read_positions.flatten() != 0
     if packing is not None:
@@ -354,7 +356,7 @@ def take_tokens(hidden_states: torch.Tensor, tokens: torch.Tensor | None) -> tor
 
     Args:
         hidden_states (`torch.Tensor` of shape `(batch, length, d_model)`): All of them.
-        tokens (`torch.LongTensor` of shape `(read,)`, *optional*): Their numbers, row after row; all by default.
+        tokens (`torch.LongTensor` of shape `(read,)`, *optional*): Their indices, row after row; all by default.
 
     Returns:
         `torch.Tensor` of shape `(1, read, d_model)`: the tokens, or `hidden_states` itself if all are wanted.
@@ -362,28 +364,54 @@ def take_tokens(hidden_states: torch.Tensor, tokens: torch.Tensor | None) -> tor
     return hidden_states if tokens is None else hidden_states.flatten(0, 1).index_select(0, tokens)[None]
 
 
+def put_tokens(tokens: torch.Tensor, positions: torch.Tensor, batch: int, length: int) -> torch.Tensor:
+    """Put tokens at their positions, and zeros elsewhere.
+
+    Args:
+        tokens (`torch.Tensor` of shape `(1, tokens, width)`): The tokens.
+        positions (`torch.LongTensor` of shape `(tokens,)`): Where in `(batch * length)` they belong.
+        batch (`int`): Number of rows.
+        length (`int`): Length of a row.
+
+    Returns:
+        `torch.Tensor` of shape `(batch, length, width)`: all positions.
+    """
+    return _scatter_rows(tokens.squeeze(0), positions, batch * length).view(batch, length, -1)
+
+
 def _can_leave_out(
-    layers: nn.ModuleList, config: PreTrainedConfig, hidden_states: torch.Tensor, asked_for: dict[str, Any]
+    layers: nn.ModuleList, config: PreTrainedConfig, hidden_states: torch.Tensor, kwargs: dict[str, Any]
 ) -> bool:
-    """Tell whether nobody would see that layers leave something out, on a CPU, where finding out what is free."""
+    """Whether positions may be left out: on a CPU, not compiled or traced, no hooks, no outputs of single layers."""
     if torch.compiler.is_compiling() or torch.jit.is_tracing() or hidden_states.device.type != "cpu":
         return False
-    if any(map(_is_watched, layers)) or not len(layers):
+    if any(kwargs.get(name, getattr(config, name)) for name in ("output_attentions", "output_hidden_states")):
         return False
-    shown = ("output_attentions", "output_hidden_states")
-    return not any(asked_for.get(name, getattr(config, name)) for name in shown)
+    return not any(_has_hooks(part) for layer in layers for part in layer.modules())
 
 
-def _is_watched(layer: nn.Module) -> bool:
-    """Tell whether a layer is compiled by itself, or has hooks other than those by which transformers records."""
-    hooks = [*layer._forward_hooks.values(), *layer._forward_pre_hooks.values()]
-    is_compiled = layer._compiled_call_impl is not None or hasattr(layer, "_orig_mod")
-    return is_compiled or any(hook.__module__ != capture_outputs.__module__ for hook in hooks)
+def _has_hooks(module: nn.Module) -> bool:
+    """Whether a module is compiled by itself, or has hooks other than those by which transformers records."""
+    if module._compiled_call_impl is not None or hasattr(module, "_orig_mod"):
+        return True
+    hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
+    return any(hook.__module__ != capture_outputs.__module__ for each in hooks for hook in each.values())
 
 
 def _drop_weights(weights: torch.Tensor, rate: float, training: bool) -> torch.Tensor:
     """Drop attention weights; `eager_attention_forward` has an argument that hides the name of `dropout`."""
     return dropout(weights, rate, training)
+
+
+def _mask_scores(scores: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
+    """Hide keys from queries. A sum is faster than filling in; the same if each query has a key left."""
+    if attention_mask.dtype != torch.bool:
+        return scores + attention_mask
+    hidden, least = ~attention_mask, torch.finfo(scores.dtype).min
+    can_look = scores.device.type == "cpu" and not torch.compiler.is_compiling()
+    if can_look and scores.dtype != torch.float16 and attention_mask.any(-1).all():
+        return scores + scores.new_zeros(()).expand(hidden.shape).masked_fill(hidden, least)
+    return scores.masked_fill(hidden, least)
 
 
 def eager_attention_forward(
@@ -420,11 +448,7 @@ def eager_attention_forward(
     if attention_mask is None and module.is_causal and query.shape[2] > 1:
         attention_mask = torch.ones(query.shape[2], key.shape[2], dtype=torch.bool, device=query.device).tril()
     if attention_mask is not None:
-        if attention_mask.dtype == torch.bool:
-            # A sum is faster than `masked_fill` of all scores; half of the least number keeps it finite.
-            shown = scores.new_zeros(()).expand(attention_mask.shape)
-            attention_mask = shown.masked_fill(~attention_mask, torch.finfo(scores.dtype).min / 2)
-        scores = scores + attention_mask
+        scores = _mask_scores(scores, attention_mask)
     weights = nn.functional.softmax(scores, dim=-1)
     kept = _drop_weights(weights, dropout, module.training).to(value.dtype)
     output = torch.matmul(kept, value).transpose(1, 2)  # (batch, query_len, heads, d_v)
@@ -540,7 +564,7 @@ class SelfAttention(MultiHeadAttention):
             past_key_values (`Cache`, *optional*): Keys and values of the positions before; takes in the new ones.
             packing (`Packing`, *optional*): Where the tokens belong, if padding is left out; takes the place of mask
                 and cache.
-            read_tokens (`torch.LongTensor` of shape `(read,)`, *optional*): Numbers of the tokens whose output will be
+            read_tokens (`torch.LongTensor` of shape `(read,)`, *optional*): Indices of the tokens whose output will be
                 read, row after row; all by default.
             **kwargs: Passed on to the attention kernel.
 
@@ -725,7 +749,7 @@ class PostNormResidual(nn.Module):
             hidden_states (`torch.Tensor` of shape `(batch, length, d_model)`): The input.
             sublayer (`Callable`): Maps it to a tensor of its shape, or to `read_tokens` of it. Not a module:
                 accelerate, which offloads modules, moves those that it finds among arguments.
-            read_tokens (`torch.LongTensor` of shape `(read,)`, *optional*): Numbers of the tokens whose output will be
+            read_tokens (`torch.LongTensor` of shape `(read,)`, *optional*): Indices of the tokens whose output will be
                 read, row after row; all by default.
 
         Returns:
@@ -756,7 +780,7 @@ class PreNormResidual(PostNormResidual):
             hidden_states (`torch.Tensor` of shape `(batch, length, d_model)`): The input.
             sublayer (`Callable`): Maps it to a tensor of its shape, or to `read_tokens` of it. Not a module:
                 accelerate, which offloads modules, moves those that it finds among arguments.
-            read_tokens (`torch.LongTensor` of shape `(read,)`, *optional*): Numbers of the tokens whose output will be
+            read_tokens (`torch.LongTensor` of shape `(read,)`, *optional*): Indices of the tokens whose output will be
                 read, row after row; all by default.
 
         Returns:
@@ -801,7 +825,7 @@ class EncoderLayer(GradientCheckpointingLayer):
                 tokens `(1, tokens, d_model)`.
             attention_mask (`torch.Tensor`, *optional*): A mask made by transformers' mask helpers.
             packing (`Packing`, *optional*): Where the tokens belong, if padding is left out.
-            read_tokens (`torch.LongTensor` of shape `(read,)`, *optional*): Numbers of the tokens whose output will be
+            read_tokens (`torch.LongTensor` of shape `(read,)`, *optional*): Indices of the tokens whose output will be
                 read, row after row; all by default. All are attended to.
             **kwargs: Passed on to the attention kernel.
 
@@ -811,7 +835,7 @@ class EncoderLayer(GradientCheckpointingLayer):
         # 1. self-attention
         hidden_states = self.self_attn_residual(
             hidden_states,
-            lambda inner: self.self_attn(inner, attention_mask, None, packing, read_tokens, **kwargs)[0],
+            lambda inner: self.self_attn(inner, attention_mask, None, packing, read_tokens=read_tokens, **kwargs)[0],
             read_tokens,
         )
         # 2. feed-forward

@@ -151,8 +151,8 @@ def _softmax_and_log_sum_exp(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Find a chunk's probabilities (tokens, vocab), in the place of its logits, and log-sum-exps (tokens,).
 
-    These are z - log p of the true token; where p vanishes, they are computed anew. An accelerator would have to be
-    asked where, so there all of them are.
+    These are z - log p of the true token; where p vanishes, they are recomputed. An accelerator would have to be asked
+    where, so there all of them are computed from the logits.
     """
     logits = _logits(hidden_states, weight, bias)
     if logits.device.type != "cpu":
@@ -161,9 +161,10 @@ def _softmax_and_log_sum_exp(
     probabilities = torch.softmax(logits, dim=1, out=logits)
     true_probabilities = probabilities.gather(1, labels[:, None])[:, 0].float()
     log_sum_exp = true_logits - true_probabilities.log()
-    vanished = (true_probabilities < torch.finfo(probabilities.dtype).tiny).nonzero()[:, 0]
-    anew = _logits(hidden_states[vanished], weight, bias).float().logsumexp(1)
-    return probabilities, log_sum_exp.index_copy(0, vanished, anew)
+    least = max(torch.finfo(dtype).tiny for dtype in (probabilities.dtype, torch.float32))
+    vanished = (true_probabilities < least).nonzero()[:, 0]
+    recomputed = _logits(hidden_states[vanished], weight, bias).float().logsumexp(1)
+    return probabilities, log_sum_exp.index_copy(0, vanished, recomputed)
 
 
 def _add_gradients(

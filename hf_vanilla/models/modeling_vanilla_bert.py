@@ -54,13 +54,13 @@ from .configuration_vanilla_bert import VanillaBertConfig
 from .layers import (
     OF_VOCABULARY,
     EncoderLayer,
-    Packing,
     SelfAttention,
     check_attention_mask,
     check_input_ids,
     dropout,
     find_read_tokens,
     pack_padding,
+    put_tokens,
 )
 from .loss import IGNORED_LABEL, cross_entropy_sum, projected_cross_entropy_sum, smoothed_target
 
@@ -157,6 +157,18 @@ def mean_loss(
     return loss_sum / max(divisor, 1)
 
 
+def has_label(labels: torch.Tensor) -> torch.Tensor:
+    """Find the positions with a label.
+
+    Args:
+        labels (`torch.Tensor`): Integers of any kind; -100 where there is none.
+
+    Returns:
+        `torch.BoolTensor` of their shape.
+    """
+    return labels.long() != IGNORED_LABEL  # among small integers, -100 may be another number
+
+
 def first_positions(inputs: torch.Tensor | None) -> torch.Tensor | None:
     """Mark the position that the pooler reads.
 
@@ -194,7 +206,7 @@ def classification_loss(
     loss_sum = nn.functional.cross_entropy(
         logits.flatten(0, -2).float(), labels.flatten(), ignore_index=IGNORED_LABEL, reduction="sum"
     )
-    return mean_loss(loss_sum, (labels != IGNORED_LABEL).sum(), num_items_in_batch)
+    return mean_loss(loss_sum, has_label(labels).sum(), num_items_in_batch)
 
 
 class Embeddings(nn.Module):
@@ -432,17 +444,14 @@ class VanillaBertPreTrainedModel(PreTrainedModel):
             return kwargs
         if attention_mask.device.type != "cpu":  # only there is padding left out, and looking makes others wait
             return kwargs
-        is_read = (labels != IGNORED_LABEL) & (attention_mask == 0).to(labels.device)
+        is_read = has_label(labels) & (attention_mask == 0).to(labels.device)
         return {"keep_padding": bool(is_read.any()), **kwargs}
 
     def _label_positions(self, inputs: torch.Tensor | None, labels: torch.Tensor | None) -> torch.Tensor | None:
-        """Find the positions that are read in training: those with a label, and for a pooler the first."""
-        if labels is None or inputs is None or not self.training or labels.shape != inputs.shape[:2]:
+        """Find the positions that the head for tokens reads: in training, those with a label."""
+        if labels is None or inputs is None or labels.shape != inputs.shape[:2]:
             return None
-        is_read = labels != IGNORED_LABEL
-        if self.base_model.pooler is not None:
-            is_read[:, :1] = True
-        return is_read
+        return has_label(labels) if self._token_head().training else None
 
     def _classifier_dropout(self, hidden_states: torch.Tensor) -> torch.Tensor:
         """Drop what a classifier reads."""
@@ -502,7 +511,7 @@ class VanillaBertModel(VanillaBertPreTrainedModel):
                 on the tokens, as transformers' BERT gives it. It means nothing and costs time; otherwise it may be 0.
             read_positions (`torch.Tensor` of shape `(batch, length)`, *optional*): Not 0 where `last_hidden_state`
                 will be read, by default everywhere; elsewhere it may then be 0, which spares most of the last layer.
-                The pooler reads the first of each row.
+                The first position of each row is read by the pooler, if there is one.
             **kwargs: transformers' `output_attentions`, `output_hidden_states`, `return_dict`.
 
         Returns:
@@ -525,7 +534,6 @@ class VanillaBertModel(VanillaBertPreTrainedModel):
                 f"`inputs_embeds` must have shape (batch, length, d_model), got {tuple(inputs_embeds.shape)}."
             )
         self._check_inputs(inputs_embeds, attention_mask, token_type_ids, position_ids)
-        check_attention_mask("read_positions", read_positions, *inputs_embeds.shape[:2])
 
         hidden_states = self.embeddings(inputs_embeds, token_type_ids, position_ids)
         packing = None
@@ -540,9 +548,16 @@ class VanillaBertModel(VanillaBertPreTrainedModel):
                 **kwargs,
             )
         read_tokens = None
-        if read_positions is not None:
-            read_tokens = find_read_tokens(self.layers, self.config, hidden_states, read_positions, packing, **kwargs)
         batch, length, _ = hidden_states.shape
+        if read_positions is not None:
+            if tuple(read_positions.shape) != (batch, length):
+                raise ValueError(
+                    f"`read_positions` must have shape (batch, length) = ({batch}, {length}), got "
+                    f"{tuple(read_positions.shape)}."
+                )
+            if self.pooler is not None:
+                read_positions = torch.cat((torch.ones_like(read_positions[:, :1]), read_positions[:, 1:]), dim=1)
+            read_tokens = find_read_tokens(self, hidden_states, read_positions, packing, **kwargs)
         if packing is not None:
             hidden_states = packing.pack(hidden_states)  # (1, tokens, d_model)
         else:
@@ -554,8 +569,8 @@ class VanillaBertModel(VanillaBertPreTrainedModel):
             hidden_states = layer(hidden_states, attention_mask, packing=packing, read_tokens=read, **kwargs)
         if read_tokens is not None:
             positions = read_tokens if packing is None else packing.positions[read_tokens]
-            packing = Packing(batch, length, positions, ())
-        if packing is not None:
+            hidden_states = put_tokens(hidden_states, positions, batch, length)
+        elif packing is not None:
             hidden_states = packing.unpack(hidden_states)
         return BaseModelOutputWithPooling(
             last_hidden_state=hidden_states,
@@ -668,7 +683,7 @@ class VanillaBertForPreTraining(VanillaBertPreTrainedModel):
         loss, prediction_logits = self._token_head().loss_and_logits(outputs.last_hidden_state, labels)
         next_logits = self.cls["seq_relationship"](outputs.pooler_output)  # (batch, 2)
         if labels is not None and loss is not None:
-            loss = mean_loss(loss, (labels != IGNORED_LABEL).sum(), num_items_in_batch)
+            loss = mean_loss(loss, has_label(labels).sum(), num_items_in_batch)
         if next_sentence_label is not None:
             next_loss = self._next_sentence_loss(next_logits, next_sentence_label, labels, num_items_in_batch)
             loss = next_loss if loss is None else loss + next_loss
@@ -696,7 +711,7 @@ class VanillaBertForPreTraining(VanillaBertPreTrainedModel):
         losses = nn.functional.cross_entropy(
             logits.float(), next_sentence_label.long(), ignore_index=IGNORED_LABEL, reduction="none"
         )  # (batch,)
-        return mean_loss((losses * (labels != IGNORED_LABEL).sum(1)).sum(), 1, num_items_in_batch)
+        return mean_loss((losses * has_label(labels).sum(1)).sum(), 1, num_items_in_batch)
 
 
 class VanillaBertForMaskedLM(VanillaBertPreTrainedModel):
@@ -759,7 +774,7 @@ class VanillaBertForMaskedLM(VanillaBertPreTrainedModel):
         )
         loss, logits = self._token_head().loss_and_logits(outputs.last_hidden_state, labels)
         if labels is not None and loss is not None:
-            loss = mean_loss(loss, (labels != IGNORED_LABEL).sum(), num_items_in_batch)
+            loss = mean_loss(loss, has_label(labels).sum(), num_items_in_batch)
         return MaskedLMOutput(
             loss=loss,
             logits=logits,

@@ -34,8 +34,8 @@ class Estimate:
     Args:
         parameters (`int`): Parameters of the model.
         tokens_per_update (`float`): Real tokens of an update, in the mean; of pairs, those of the target.
-        flops (`float`): Operations of all matrix products of the run, for real tokens alone: two for each
-            multiplication with its addition, forward and twice that backward.
+        flops (`float`): Operations of all matrix products of the run, as a CPU does them, for real tokens alone: two
+            for each multiplication with its addition, forward and twice that backward.
         memory (`float`): Bytes that an update takes at most: weights, gradients, the optimizer's state, and what the
             forward pass keeps for the backward pass, on a CPU with the holes between its tensors. The libraries
             themselves come on top.
@@ -190,7 +190,7 @@ def bert_flops(config: VanillaBertConfig, length: torch.Tensor, masked_share: fl
     output = 2 * width**2 + 4 * width * config.intermediate_size  # for each token
     layers = config.num_hidden_layers * (attended + length * output)
     read = length * masked_share + 1  # of the last layer's output, with the first token
-    layers -= torch.where(read <= MOST_READ * length, length - read, 0) * output
+    layers = layers - torch.where(read <= MOST_READ * length, length - read, 0) * output
     prediction = length * masked_share * (2 * width**2 + 2 * width * config.vocab_size)
     return layers + prediction + 2 * width**2 + 4 * width
 

@@ -3,7 +3,8 @@ r"""How costs grow: a training step against tokens, length, layers and vocabular
 
 Each curve varies one size and leaves the others at the middle. A straight line is fitted to the lowest times of each,
 as whatever else a machine does only adds to them, and told is how far the points are from it; with it a user can
-predict a run (`hf_vanilla.training.estimate` does so for one model).
+predict a run (`hf_vanilla.training.estimate` does so for one model). For decoding, also the cost of one token is
+fitted, which a cache makes a line.
 
     python scripts/benchmark/growth.py --picture growth.png
 """
@@ -32,6 +33,8 @@ CURVES = {
     "vocab_size": (2000, 4000, 8000, 16000, 32000),
     "decoded_length": (16, 32, 64, 128, 256),
 }
+# A token of a translation looks at all before it: what grows along a line is the cost of one.
+COST_OF_ONE = "decoded_length"
 WIDTH = 256
 
 
@@ -140,9 +143,14 @@ def main() -> None:
     measured = {(name, size): spread(measure(arguments.repeats, name, size)) for name, size in progress}
     for name, sizes in wanted.items():
         seconds = [measured[name, size] for size in sizes]
-        curves[name] = {"sizes": sizes, "seconds": seconds, **fit(sizes, [each["lowest"] for each in seconds])}
-        told = "  ".join(f"{size}: {each['lowest']:.3g} s" for size, each in zip(sizes, seconds, strict=True))
+        lowest = [each["lowest"] for each in seconds]
+        curves[name] = {"sizes": sizes, "seconds": seconds, **fit(sizes, lowest)}
+        told = "  ".join(f"{size}: {each:.3g} s" for size, each in zip(sizes, lowest, strict=True))
         print(f"{name}: {told}; within {curves[name]['largest_error_of_the_line']:.0%} of a line")
+        if name == COST_OF_ONE:
+            of_one = fit(sizes, [each / size for size, each in zip(sizes, lowest, strict=True)])
+            curves[name]["of_one"] = of_one
+            print(f"  of one: within {of_one['largest_error_of_the_line']:.0%} of a line")
     if arguments.picture is not None:
         draw(curves, arguments.picture)
     write_results(arguments, "growth of costs, bfloat16", curves=curves, others=MIDDLE, d_model=WIDTH)

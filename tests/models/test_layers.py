@@ -537,3 +537,25 @@ def test_fused_linear_is_its_parts_side_by_side():
     first, second = module(states).split((3, 5), dim=-1)
     torch.testing.assert_close(first, states @ module.weight[:3].T + module.bias[:3])
     torch.testing.assert_close(second, states @ module.weight[3:].T + module.bias[3:])
+
+
+@pytest.mark.parametrize("nowhere", [False, True])
+def test_gradients_of_masked_attention_are_those_of_its_values(nowhere):
+    query, key, value = (torch.randn(2, 1, 3, 4, dtype=torch.float64, requires_grad=True) for _ in range(3))
+    mask = torch.tensor([[1, 1, 0], [1, 0, 1]], dtype=torch.bool)[:, None, None]
+    if nowhere:
+        mask[1] = False
+
+    def attend(query, key, value):
+        return layers.eager_attention_forward(nn.Module(), query, key, value, mask, scaling=0.5)[0]
+
+    assert torch.autograd.gradcheck(attend, (query, key, value))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+def test_no_score_is_large_enough_to_be_seen_through_a_mask(dtype):
+    query = torch.tensor([200.0], dtype=dtype)[None, None, None]
+    key = torch.tensor([[-200.0], [200.0]], dtype=dtype)[None, None]
+    mask = torch.tensor([[True, False]])[None, None]
+    weights = layers.eager_attention_forward(nn.Module(), query, key, key, mask, scaling=1.0)[1]
+    assert weights.flatten().tolist() == [1.0, 0.0]

@@ -46,6 +46,7 @@ def plain_loss(hidden_states, weight, bias, labels, target):
 @pytest.fixture(params=[1, 3, 256], ids=lambda tokens: f"chunks of {tokens}")
 def chunk_tokens(request, monkeypatch):
     monkeypatch.setattr(loss, "CHUNK_TOKENS", request.param)
+    monkeypatch.setattr(loss, "BLOCK_WORDS", 4)
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1, 0.4])

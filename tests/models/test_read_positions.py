@@ -5,26 +5,12 @@ import torch
 from tiny_berts import IDS, LENGTH, MASK, NO_DROPOUT, TASKS, TEXT, tiny_bert
 
 from hf_vanilla.models import layers
-from hf_vanilla.models.layers import PositionwiseFeedForward, find_read_tokens
+from hf_vanilla.models.layers import EncoderLayer, find_read_tokens
 
 
 TOLERANCE = dict(rtol=1e-5, atol=1e-6)
 POOLED = ["next-sentence", "classes", "regression", "multi-label", "choices"]
 READ = torch.tensor([[1, 0, 0, 1, 0, 0, 0], [1, 1, 0, 0, 0, 0, 0]])
-
-
-@pytest.fixture
-def seen(monkeypatch):
-    """Count the positions that every feed-forward network sees."""
-    counts = []
-    forward = PositionwiseFeedForward.forward
-
-    def counted(self, hidden_states):
-        counts.append(hidden_states.shape[0] * hidden_states.shape[1])
-        return forward(self, hidden_states)
-
-    monkeypatch.setattr(PositionwiseFeedForward, "forward", counted)
-    return counts
 
 
 def without_mask(inputs):
@@ -40,6 +26,10 @@ def results(model, inputs):
     return {**outputs, **{name: gradient for name, gradient in gradients.items() if gradient is not None}}
 
 
+def read_tokens(encoder, read=READ):
+    return find_read_tokens(encoder, torch.ones(2, LENGTH, 12), read)
+
+
 @pytest.mark.filterwarnings("ignore:.gradient_checkpointing_enable.:FutureWarning")
 @pytest.mark.parametrize("checkpointing", [False, True])
 @pytest.mark.parametrize("is_padded", [True, False])
@@ -47,47 +37,47 @@ def results(model, inputs):
     ("task", "read"),
     [("pre-training", 5), ("masked-lm", 3), *((task, 6 if task == "choices" else 2) for task in POOLED)],
 )
-def test_training(task, read, is_padded, checkpointing, seen, monkeypatch):
+def test_training(task, read, is_padded, checkpointing, fed_positions, monkeypatch):
     model = tiny_bert(task, **NO_DROPOUT).train()
     if checkpointing:
         model.gradient_checkpointing_enable()
     inputs = TASKS[task][3] if is_padded else without_mask(TASKS[task][3])
     actual = results(model, inputs)
-    assert seen[1] == read < seen[0]
+    assert fed_positions[1] == read < fed_positions[0]
     monkeypatch.setattr(layers, "MOST_READ", 0.0)
     expected = results(model, inputs)
-    assert seen[-1] == seen[0]
+    assert fed_positions[-1] == fed_positions[0]
     torch.testing.assert_close(actual, expected, **TOLERANCE)
 
 
 @pytest.mark.parametrize("task", POOLED)
-def test_prediction(task, seen, monkeypatch):
+def test_prediction(task, fed_positions, monkeypatch):
     model = tiny_bert(task)
     inputs = TASKS[task][3]
     actual = model(**inputs).logits
-    assert seen[1] < seen[0]
+    assert fed_positions[1] < fed_positions[0]
     monkeypatch.setattr(layers, "MOST_READ", 0.0)
     torch.testing.assert_close(actual, model(**inputs).logits, **TOLERANCE)
 
 
 @pytest.mark.parametrize("task", ["tokens", "answers"])
-def test_heads_that_show_all_positions_get_them(task, seen):
+def test_heads_that_show_all_positions_get_them(task, fed_positions):
     tiny_bert(task).train()(**TASKS[task][3])
-    assert len(set(seen)) == 1
+    assert len(set(fed_positions)) == 1
 
 
 @pytest.mark.parametrize("task", ["pre-training", "masked-lm"])
-def test_outside_of_training_logits_are_those_of_all_positions(task, seen):
+def test_outside_of_training_logits_are_those_of_all_positions(task, fed_positions):
     tiny_bert(task)(**TASKS[task][3])
-    assert seen == [IDS.numel()] * 2
+    assert fed_positions == [IDS.numel()] * 2
 
 
 @pytest.mark.parametrize("is_padded", [True, False])
-def test_the_encoder_alone(is_padded, seen):
+def test_the_encoder_alone(is_padded, fed_positions):
     model = tiny_bert("model")
     inputs = TEXT if is_padded else without_mask(TEXT)
     actual = model(**inputs, read_positions=READ)
-    assert seen[1] == READ.sum() < seen[0]
+    assert fed_positions[1] == READ.sum() < fed_positions[0]
     expected = model(**inputs)
     assert torch.equal(actual.last_hidden_state != 0, (READ != 0)[..., None].expand_as(actual.last_hidden_state))
     torch.testing.assert_close(actual.last_hidden_state[READ != 0], expected.last_hidden_state[READ != 0], **TOLERANCE)
@@ -107,25 +97,61 @@ def test_a_layer_with_either_residual(kernel, norm_position):
 
 
 @pytest.mark.parametrize("name", ["output_attentions", "output_hidden_states"])
-def test_single_layers_show_all_positions(name, seen):
+def test_single_layers_show_all_positions(name, fed_positions):
     model = tiny_bert("classes", attn_implementation="eager")
     plain = model(**TEXT).logits
     outputs = model(**TEXT, **{name: True})
-    assert seen[-2:] == [IDS.numel()] * 2
+    assert fed_positions[-2:] == [IDS.numel()] * 2
     torch.testing.assert_close(outputs.logits, plain, **TOLERANCE)
 
 
-def test_a_hook_on_a_layer_sees_all_positions():
-    model, shapes = tiny_bert("classes"), []
-    model.bert.layers[1].register_forward_hook(lambda layer, args, output: shapes.append(tuple(output.shape)))
-    model(**TEXT)
-    assert shapes == [(2, LENGTH, 12)]
+@pytest.mark.parametrize("kind", ["forward_hook", "forward_pre_hook", "full_backward_hook", "full_backward_pre_hook"])
+@pytest.mark.parametrize("name", ["layers.1", "layers.1.self_attn.out_proj", "layers.1.feed_forward"])
+def test_whoever_hooks_a_part_of_a_layer_sees_all_positions(name, kind):
+    model, shapes = tiny_bert("classes").train(), []
+    module = model.bert.get_submodule(name)
+    assert read_tokens(model.bert) is not None
+    # What is watched comes last: the output, the input, or a gradient of either.
+    handle = getattr(module, f"register_{kind}")(
+        lambda *watched: shapes.append((watched[-1] if torch.is_tensor(watched[-1]) else watched[-1][0]).shape[:2])
+    )
+    model(input_ids=IDS).logits.sum().backward()
+    assert shapes == [(2, LENGTH)]
+    handle.remove()
+    assert read_tokens(model.bert) is not None
+
+
+def test_whoever_hooks_the_encoder_sees_all_positions():
+    model, outputs = tiny_bert("classes"), []
+    model.bert.register_forward_hook(lambda module, args, output: outputs.append(output.last_hidden_state))
+    model(input_ids=IDS)
+    assert outputs[0].all()
+
+
+def test_a_layer_of_another_class_gets_all_positions():
+    class Layer(EncoderLayer):
+        def forward(self, hidden_states, attention_mask=None, **kwargs):
+            return 2 * hidden_states
+
+    model = tiny_bert("classes")
+    model.bert.layers[0] = Layer(model.config)
+    assert read_tokens(model.bert) is not None
+    model.bert.layers[1] = Layer(model.config)
+    assert read_tokens(model.bert) is None
+    assert model(input_ids=IDS).logits.shape == (2, 5)
+
+
+def test_without_layers_there_is_nothing_to_leave_out():
+    model = tiny_bert("classes")
+    model.bert.layers = model.bert.layers[:0]
+    expected = model.bert(IDS).pooler_output
+    torch.testing.assert_close(model.bert(IDS, read_positions=READ).pooler_output, expected)
 
 
 @pytest.mark.parametrize("read", [torch.zeros(2, LENGTH), torch.ones(2, LENGTH), READ.to("meta")])
 def test_all_are_computed_where_leaving_out_does_not_pay(read):
     model = tiny_bert("model")
-    assert find_read_tokens(model.layers, model.config, torch.ones(2, LENGTH, 12), read) is None
+    assert read_tokens(model, read) is None
 
 
 def test_dropout_is_drawn_anew_for_what_is_left(monkeypatch):
@@ -143,11 +169,35 @@ def test_dropout_is_drawn_anew_for_what_is_left(monkeypatch):
     torch.testing.assert_close(actual.std(0), expected.std(0), rtol=0.15, atol=0.0)
 
 
-def test_positions_of_another_shape_are_refused():
-    with pytest.raises(
-        ValueError, match=r"`read_positions` must have shape \(batch, length\) = \(2, 7\), got \(2, 6\)"
-    ):
-        tiny_bert("model")(**TEXT, read_positions=torch.ones(2, 6))
+def test_the_pooler_has_the_first_position_whatever_else_is_read():
+    model = tiny_bert("model")
+    read = torch.zeros(2, LENGTH, dtype=torch.long)
+    read[:, 3] = 1
+    outputs = model(IDS, read_positions=read)
+    torch.testing.assert_close(outputs.pooler_output, model(IDS).pooler_output, **TOLERANCE)
+
+
+def test_a_head_that_predicts_while_its_model_trains_shows_all_positions():
+    model = tiny_bert("masked-lm", **NO_DROPOUT)
+    expected = model(**TASKS["masked-lm"][3]).logits
+    model.train()
+    model.cls.eval()
+    actual = model(**without_mask(TASKS["masked-lm"][3])).logits
+    torch.testing.assert_close(actual[0], expected[0], **TOLERANCE)
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int16], ids=str)
+def test_labels_of_small_integers(dtype):
+    model = tiny_bert("masked-lm", vocab_size=200, **NO_DROPOUT).train()
+    labels = torch.full_like(IDS, 156)  # -100 as an unsigned byte
+    expected = model(input_ids=IDS, labels=labels).loss
+    torch.testing.assert_close(model(input_ids=IDS, labels=labels.to(dtype)).loss, expected)
+
+
+@pytest.mark.parametrize("shape", [(2, 6), (2, 1, 7, 7)])
+def test_positions_of_another_shape_are_refused(shape):
+    with pytest.raises(ValueError, match=r"`read_positions` must have shape \(batch, length\) = \(2, 7\), got \(2, "):
+        tiny_bert("model")(**TEXT, read_positions=torch.ones(shape))
 
 
 def test_labels_of_another_shape_are_called_by_their_name():
@@ -156,10 +206,10 @@ def test_labels_of_another_shape_are_called_by_their_name():
 
 
 @pytest.mark.parametrize("missing", ["input_ids", "inputs_embeds"])
-def test_embeddings_in_place_of_tokens(missing, seen):
+def test_embeddings_in_place_of_tokens(missing, fed_positions):
     model = tiny_bert("classes")
     inputs = {"input_ids": IDS, "inputs_embeds": model.get_input_embeddings()(IDS)}
     inputs.pop(missing)
     outputs = model(**inputs, attention_mask=MASK)
-    assert seen == [12, 2]
+    assert fed_positions == [12, 2]
     torch.testing.assert_close(outputs.logits, model(input_ids=IDS, attention_mask=MASK).logits, **TOLERANCE)
