@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from datasets import Dataset
 from tqdm.auto import tqdm
-from transformers import MarianConfig, MarianMTModel, Trainer, TrainerCallback
+from transformers import MarianConfig, MarianMTModel, PrinterCallback, Trainer, TrainerCallback
 from transformers.utils import logging
 
 from hf_vanilla import VanillaTransformerConfig
@@ -103,7 +103,10 @@ def report(
         compared[name] = {**spread(quotients), **({} if target is None else {"target": target})}
     print(f"\n{work}, {unit}:")
     for name, side in sides.items():
-        print(f"  {name}: {side['median']:,.4g}   ({side['lowest']:,.4g} to {side['highest']:,.4g})")
+        median, lowest, highest = (
+            f"{side[key]:,.0f}" if side[key] >= 1000 else f"{side[key]:.4g}" for key in ("median", "lowest", "highest")
+        )
+        print(f"  {name}: {median}   ({lowest} to {highest})")
     for name, ratio in compared.items():
         wanted = f", target {ratio['target']:g}" if "target" in ratio else ""
         print(f"  {name}: {ratio['median']:.2f} x   ({ratio['lowest']:.2f} to {ratio['highest']:.2f}{wanted})")
@@ -270,5 +273,6 @@ def train_and_clock(trainer: Trainer, name: str, padding: int, warmup_steps: int
     """Run a training, and return its real tokens per second after the first updates."""
     speedometer = Speedometer(trainer.model, name, padding, warmup_steps)
     trainer.add_callback(speedometer)
+    trainer.remove_callback(PrinterCallback)  # its lines would part the progress bar of the turns
     trainer.train()
     return speedometer.rate()
