@@ -51,3 +51,19 @@ def own_logging() -> Iterator[None]:
     for logger, (level, propagate) in zip(loggers, before, strict=True):
         logger.setLevel(level)
         logger.propagate = propagate
+
+
+@pytest.fixture
+def fed_positions(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Count the positions that every feed-forward network sees, one number a call."""
+    from hf_vanilla.models.layers import PositionwiseFeedForward
+
+    counts = []
+    forward = PositionwiseFeedForward.forward
+
+    def counted(self, hidden_states):
+        counts.append(hidden_states.shape[0] * hidden_states.shape[1])
+        return forward(self, hidden_states)
+
+    monkeypatch.setattr(PositionwiseFeedForward, "forward", counted)
+    return counts
