@@ -342,7 +342,8 @@ def find_read_tokens(
     layers = cast(nn.ModuleList, encoder.layers)
     if read_positions.device.type != "cpu" or not _can_leave_out(layers, encoder.config, hidden_states, kwargs):
         return None
-    if _has_hooks(encoder) or [type(last) for last in layers[-1:]] != [EncoderLayer]:
+    last = layers[-1] if len(layers) else None
+    if _has_hooks(encoder) or type(last) is not EncoderLayer or type(last.self_attn) is not SelfAttention:
         return None
     is_read = read_positions.flatten() != 0
     if packing is not None:

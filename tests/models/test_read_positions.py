@@ -5,7 +5,7 @@ import torch
 from tiny_berts import IDS, LENGTH, MASK, NO_DROPOUT, TASKS, TEXT, tiny_bert
 
 from hf_vanilla.models import layers
-from hf_vanilla.models.layers import EncoderLayer, find_read_tokens
+from hf_vanilla.models.layers import EncoderLayer, SelfAttention, find_read_tokens
 
 
 TOLERANCE = dict(rtol=1e-5, atol=1e-6)
@@ -137,6 +137,17 @@ def test_a_layer_of_another_class_gets_all_positions():
     model.bert.layers[0] = Layer(model.config)
     assert read_tokens(model.bert) is not None
     model.bert.layers[1] = Layer(model.config)
+    assert read_tokens(model.bert) is None
+    assert model(input_ids=IDS).logits.shape == (2, 5)
+
+
+def test_attention_of_another_class_gets_all_positions():
+    class Attention(SelfAttention):
+        def forward(self, hidden_states, attention_mask=None, past_key_values=None, packing=None, **kwargs):
+            return 2 * hidden_states, None
+
+    model = tiny_bert("classes")
+    model.bert.layers[1].self_attn = Attention(model.config)
     assert read_tokens(model.bert) is None
     assert model(input_ids=IDS).logits.shape == (2, 5)
 
