@@ -284,7 +284,7 @@ def pack_padding(
     """Find the tokens of a padded batch, if working on them alone pays: on a CPU, outside of compiled code.
 
     Args:
-        layers (`nn.ModuleList`): What will work on them. Whoever hooks or compiles one of these gets all positions.
+        layers (`nn.ModuleList`): What will work on them. Whoever hooks or compiles a part of one gets all positions.
         config (`PreTrainedConfig`): The model's config; its attention must be `eager` or `sdpa`.
         hidden_states (`torch.Tensor` of shape `(batch, length, d_model)`): What will be packed.
         mask (`torch.Tensor` of shape `(batch, length)`, *optional*): Not 0 for tokens, 0 for padding anywhere.
@@ -328,8 +328,8 @@ def find_read_tokens(
     """Find the tokens whose output will be read, if having the last layer compute no others pays: as `pack_padding`.
 
     Args:
-        encoder (`PreTrainedModel`): The model, with `layers`. Whoever hooks it, or hooks, compiles or replaces one of
-            these, gets all positions.
+        encoder (`PreTrainedModel`): The model, with `layers`. Whoever hooks it, hooks or compiles a part of a layer,
+            or replaces the last one or its attention, gets all positions.
         hidden_states (`torch.Tensor` of shape `(batch, length, d_model)`): What the layers are given.
         read_positions (`torch.Tensor` of shape `(batch, length)`): Not 0 where the output will be read.
         packing (`Packing`, *optional*): Where the tokens belong, if padding is left out.
@@ -404,17 +404,6 @@ def _drop_weights(weights: torch.Tensor, rate: float, training: bool) -> torch.T
     return dropout(weights, rate, training)
 
 
-def _mask_scores(scores: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
-    """Hide keys from queries. A sum is faster than filling in; the same if each query has a key left."""
-    if attention_mask.dtype != torch.bool:
-        return scores + attention_mask
-    hidden, least = ~attention_mask, torch.finfo(scores.dtype).min
-    can_look = scores.device.type == "cpu" and not torch.compiler.is_compiling()
-    if can_look and scores.dtype != torch.float16 and attention_mask.any(-1).all():
-        return scores + scores.new_zeros(()).expand(hidden.shape).masked_fill(hidden, least)
-    return scores.masked_fill(hidden, least)
-
-
 def eager_attention_forward(
     module: nn.Module,
     query: torch.Tensor,
@@ -449,7 +438,10 @@ def eager_attention_forward(
     if attention_mask is None and module.is_causal and query.shape[2] > 1:
         attention_mask = torch.ones(query.shape[2], key.shape[2], dtype=torch.bool, device=query.device).tril()
     if attention_mask is not None:
-        scores = _mask_scores(scores, attention_mask)
+        if attention_mask.dtype == torch.bool:
+            scores = scores.masked_fill(~attention_mask, torch.finfo(scores.dtype).min)
+        else:
+            scores = scores + attention_mask
     weights = nn.functional.softmax(scores, dim=-1)
     kept = _drop_weights(weights, dropout, module.training).to(value.dtype)
     output = torch.matmul(kept, value).transpose(1, 2)  # (batch, query_len, heads, d_v)
@@ -756,7 +748,11 @@ class PostNormResidual(nn.Module):
         Returns:
             `torch.Tensor` of shape `(batch, length, d_model)` or `(1, read, d_model)`: the output.
         """
-        residual = take_tokens(hidden_states, read_tokens)
+        return self._connect(take_tokens(hidden_states, read_tokens), hidden_states, sublayer)
+
+    def _connect(
+        self, residual: torch.Tensor, hidden_states: torch.Tensor, sublayer: Callable[[torch.Tensor], torch.Tensor]
+    ) -> torch.Tensor:
         return self.layer_norm(add_dropped(residual, sublayer(hidden_states), self.dropout, self.training))
 
 
@@ -769,26 +765,10 @@ class PreNormResidual(PostNormResidual):
     Source: Tensor2Tensor's `transformer_base_v2`; the Annotated Transformer. A stack of these needs a norm at its end.
     """
 
-    def forward(
-        self,
-        hidden_states: torch.Tensor,
-        sublayer: Callable[[torch.Tensor], torch.Tensor],
-        read_tokens: torch.Tensor | None = None,
+    def _connect(
+        self, residual: torch.Tensor, hidden_states: torch.Tensor, sublayer: Callable[[torch.Tensor], torch.Tensor]
     ) -> torch.Tensor:
-        """Run the sub-layer inside the connection.
-
-        Args:
-            hidden_states (`torch.Tensor` of shape `(batch, length, d_model)`): The input.
-            sublayer (`Callable`): Maps it to a tensor of its shape, or to `read_tokens` of it. Not a module:
-                accelerate, which offloads modules, moves those that it finds among arguments.
-            read_tokens (`torch.LongTensor` of shape `(read,)`, *optional*): Indices of the tokens whose output will be
-                read, row after row; all by default.
-
-        Returns:
-            `torch.Tensor` of shape `(batch, length, d_model)` or `(1, read, d_model)`: the output.
-        """
-        output = sublayer(self.layer_norm(hidden_states))
-        return add_dropped(take_tokens(hidden_states, read_tokens), output, self.dropout, self.training)
+        return add_dropped(residual, sublayer(self.layer_norm(hidden_states)), self.dropout, self.training)
 
 
 RESIDUALS = {"post": PostNormResidual, "pre": PreNormResidual}

@@ -533,7 +533,7 @@ class VanillaBertModel(VanillaBertPreTrainedModel):
             raise ValueError(
                 f"`inputs_embeds` must have shape (batch, length, d_model), got {tuple(inputs_embeds.shape)}."
             )
-        self._check_inputs(inputs_embeds, attention_mask, token_type_ids, position_ids)
+        self._check_inputs(inputs_embeds, attention_mask, token_type_ids, position_ids, read_positions)
 
         hidden_states = self.embeddings(inputs_embeds, token_type_ids, position_ids)
         packing = None
@@ -550,11 +550,6 @@ class VanillaBertModel(VanillaBertPreTrainedModel):
         read_tokens = None
         batch, length, _ = hidden_states.shape
         if read_positions is not None:
-            if tuple(read_positions.shape) != (batch, length):
-                raise ValueError(
-                    f"`read_positions` must have shape (batch, length) = ({batch}, {length}), got "
-                    f"{tuple(read_positions.shape)}."
-                )
             if self.pooler is not None:
                 read_positions = torch.cat((torch.ones_like(read_positions[:, :1]), read_positions[:, 1:]), dim=1)
             read_tokens = find_read_tokens(self, hidden_states, read_positions, packing, **kwargs)
@@ -583,6 +578,7 @@ class VanillaBertModel(VanillaBertPreTrainedModel):
         attention_mask: torch.Tensor | None,
         token_type_ids: torch.Tensor | None,
         position_ids: torch.Tensor | None,
+        read_positions: torch.Tensor | None,
     ) -> None:
         """Refuse shapes that don't fit each other, and segments and positions that have no embedding."""
         batch, length, _ = inputs_embeds.shape
@@ -591,10 +587,10 @@ class VanillaBertModel(VanillaBertPreTrainedModel):
         if token_type_ids is not None:
             segments = "`type_vocab_size` of the config is the number of segments."
             check_input_ids("token_type_ids", token_type_ids, self.config.type_vocab_size, segments)
-            if tuple(token_type_ids.shape) != (batch, length):
+        for name, tensor in (("token_type_ids", token_type_ids), ("read_positions", read_positions)):
+            if tensor is not None and tuple(tensor.shape) != (batch, length):
                 raise ValueError(
-                    f"`token_type_ids` must have shape (batch, length) = ({batch}, {length}), "
-                    f"got {tuple(token_type_ids.shape)}."
+                    f"`{name}` must have shape (batch, length) = ({batch}, {length}), got {tuple(tensor.shape)}."
                 )
         if position_ids is not None:
             check_input_ids(
