@@ -299,15 +299,15 @@ def pack_padding(
     """
     if not isinstance(mask, torch.Tensor) or mask.dim() != 2 or mask.numel() == 0 or mask.device.type != "cpu":
         return None
-    if config._attn_implementation not in ("eager", "sdpa") or not _can_leave_out(
-        layers, config, hidden_states, kwargs
-    ):
+    if config._attn_implementation not in ("eager", "sdpa") or not _can_leave_out(config, hidden_states, kwargs):
         return None
     mask = mask.bool()
     if needs_first and not mask[:, 0].all():
         return None
     lengths = mask.sum(1)  # (batch,)
     if int(lengths.min()) == 0 or int(lengths.sum()) > (1 - LEAST_PADDING) * mask.numel():
+        return None
+    if any(map(_is_watched, layers)):
         return None
     batch, length = mask.shape
     cells = torch.arange(batch * length).view(batch, length)
@@ -328,8 +328,8 @@ def find_read_tokens(
     """Find the tokens whose output will be read, if having the last layer compute no others pays: as `pack_padding`.
 
     Args:
-        encoder (`PreTrainedModel`): The model, with `layers`. Whoever hooks it, hooks or compiles a part of a layer,
-            or replaces the last one or its attention, gets all positions.
+        encoder (`PreTrainedModel`): The model, with `layers`. Whoever hooks it, hooks or compiles a part of the last
+            layer, or replaces that or its attention, gets all positions.
         hidden_states (`torch.Tensor` of shape `(batch, length, d_model)`): What the layers are given.
         read_positions (`torch.Tensor` of shape `(batch, length)`): Not 0 where the output will be read.
         packing (`Packing`, *optional*): Where the tokens belong, if padding is left out.
@@ -340,10 +340,12 @@ def find_read_tokens(
         them are read, or none.
     """
     layers = cast(nn.ModuleList, encoder.layers)
-    if read_positions.device.type != "cpu" or not _can_leave_out(layers, encoder.config, hidden_states, kwargs):
+    if read_positions.device.type != "cpu" or not _can_leave_out(encoder.config, hidden_states, kwargs):
         return None
     last = layers[-1] if len(layers) else None
-    if _has_hooks(encoder) or type(last) is not EncoderLayer or type(last.self_attn) is not SelfAttention:
+    if type(last) is not EncoderLayer or type(last.self_attn) is not SelfAttention:
+        return None
+    if _has_hooks(encoder) or _is_watched(last):
         return None
     is_read = read_positions.flatten() != 0
     if packing is not None:
@@ -380,15 +382,16 @@ def put_tokens(tokens: torch.Tensor, positions: torch.Tensor, batch: int, length
     return _scatter_rows(tokens.squeeze(0), positions, batch * length).view(batch, length, -1)
 
 
-def _can_leave_out(
-    layers: nn.ModuleList, config: PreTrainedConfig, hidden_states: torch.Tensor, kwargs: dict[str, Any]
-) -> bool:
-    """Whether positions may be left out: on a CPU, not compiled or traced, no hooks, no outputs of single layers."""
+def _can_leave_out(config: PreTrainedConfig, hidden_states: torch.Tensor, kwargs: dict[str, Any]) -> bool:
+    """Whether positions may be left out: on a CPU, not compiled or traced, no outputs of single layers."""
     if torch.compiler.is_compiling() or torch.jit.is_tracing() or hidden_states.device.type != "cpu":
         return False
-    if any(kwargs.get(name, getattr(config, name)) for name in ("output_attentions", "output_hidden_states")):
-        return False
-    return not any(_has_hooks(part) for layer in layers for part in layer.modules())
+    return not any(kwargs.get(name, getattr(config, name)) for name in ("output_attentions", "output_hidden_states"))
+
+
+def _is_watched(layer: nn.Module) -> bool:
+    """Whether a part of a layer has hooks or is compiled by itself."""
+    return any(map(_has_hooks, layer.modules()))
 
 
 def _has_hooks(module: nn.Module) -> bool:
