@@ -305,10 +305,20 @@ def describe_environment(*packages: str) -> dict[str, dict[str, Any]]:
     names = ("hf_vanilla", "torch", "transformers", "tokenizers", *packages)
     machine: dict[str, Any] = {"architecture": platform.machine(), "cores": os.cpu_count() or 0}
     machine["cpu_capability"] = torch.backends.cpu.get_cpu_capability()
+    machine["processor"] = _processor_name()
+    if os.environ.get("LD_PRELOAD"):  # another `malloc`, say
+        machine["preloaded"] = [Path(each).name for each in re.split("[ :]+", os.environ["LD_PRELOAD"]) if each]
     if torch.cuda.is_available():
         machine["gpu"] = torch.cuda.get_device_name()
     versions = {"python": platform.python_version(), **{name: version(name) for name in names}}
     return {"versions": versions, "machine": machine}
+
+
+def _processor_name() -> str:
+    """Name the processor's model as Linux knows it, or else whatever Python knows."""
+    file = Path("/proc/cpuinfo")
+    found = re.search(r"^model name\s*:\s*(.+)$", file.read_text(), flags=re.MULTILINE) if file.exists() else None
+    return found[1] if found else platform.processor()
 
 
 def show_report(report: dict[str, Any]) -> None:

@@ -33,8 +33,6 @@ from transformers.utils import logging
 from .hub_trouble import add_advice, cause_of, is_passing, status_of
 from .model_card import (
     CURVE,
-    FROM_AUTHOR,
-    FROM_FOLDER,
     CardFacts,
     card_of_folder,
     draw_curve,
@@ -410,7 +408,7 @@ def _make_card(
     picture = draw_curve(folder)
     curve = None if picture is None else CURVE
     card = card_of_folder(folder, repo_id, facts, results, curve=curve)
-    made = {"README.md": sign_card(card, FROM_AUTHOR if is_told else FROM_FOLDER).encode()}
+    made = {"README.md": sign_card(card, is_told=is_told).encode()}
     if _has_token(io.BytesIO(made["README.md"]), _secrets(token)):
         raise ValueError("The model card would have a token of the Hub in it; take it out of `facts` or `results`.")
     if picture is not None:

@@ -294,18 +294,19 @@ def card_of_folder(
     )
 
 
-def sign_card(card: ModelCard, source: str) -> str:
+def sign_card(card: ModelCard, *, is_told: bool) -> str:
     """End a card that is to be written with a comment by which it is known again.
 
     Args:
         card (`ModelCard`):
             The card.
-        source (`str`):
-            What it was made of: `FROM_FOLDER` or `FROM_AUTHOR`.
+        is_told (`bool`):
+            Whether it has facts or results of an author.
 
     Returns:
         `str`: the card's text, with the comment.
     """
+    source = FROM_AUTHOR if is_told else FROM_FOLDER
     text = str(card).replace("\r\n", "\n").replace("\r", "\n")  # as it will be read
     return f"{text}\n<!-- Written by hf_vanilla {source}; renewed unless edited: {_digest(text)} -->\n"
 

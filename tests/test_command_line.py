@@ -16,6 +16,7 @@ from hf_vanilla.command_line import (
     check_models,
     check_output_dir,
     check_results_file,
+    describe_environment,
     explained_loading,
     parse_arguments,
     run,
@@ -238,3 +239,14 @@ def test_names_of_the_hub_and_folders_that_are_there_pass(tmp_path, monkeypatch)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "runs" / "en-de").mkdir(parents=True)
     check_models(one="google-bert/bert-base-uncased", two="bert-base-uncased", three="runs/en-de", four=None)
+
+
+@pytest.mark.parametrize(
+    ("preloaded", "names"),
+    [("", None), ("/some/lib/libtcmalloc.so.4", ["libtcmalloc.so.4"]), ("a/b.so c.so:d.so", ["b.so", "c.so", "d.so"])],
+)
+def test_another_malloc_is_recorded_with_results_but_not_where_it_lies(monkeypatch, preloaded, names):
+    monkeypatch.setenv("LD_PRELOAD", preloaded)
+    machine = describe_environment()["machine"]
+    assert machine.get("preloaded") == names
+    assert machine["processor"]

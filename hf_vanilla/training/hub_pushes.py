@@ -15,8 +15,6 @@ from ..hub import NEVER, retry
 from ..hub_trouble import add_advice, cause_of, is_passing
 from ..model_card import (
     CURVE,
-    FROM_AUTHOR,
-    FROM_FOLDER,
     PAPERS,
     CardFacts,
     card_of_folder,
@@ -220,7 +218,7 @@ class PatientPushes(Trainer):
             if picture is not None:
                 (folder / CURVE).write_bytes(picture)
             card = card_of_folder(folder, self._repo_id(), facts)
-            path.write_text(sign_card(card, FROM_AUTHOR if is_told else FROM_FOLDER), encoding="utf-8")
+            path.write_text(sign_card(card, is_told=is_told), encoding="utf-8")
         except Exception as error:  # whatever it is, the training is worth more
             logger.warning(f"No model card was written to {folder}: {error}")
 

@@ -1,9 +1,6 @@
 """What the benchmarks share: their options, taking turns, text to work on, and the report."""
 
 import datetime
-import json
-import platform
-import re
 import statistics
 import subprocess
 import sys
@@ -20,9 +17,8 @@ from transformers import MarianConfig, MarianMTModel, PrinterCallback, Trainer, 
 from transformers.utils import logging
 
 from hf_vanilla import VanillaTransformerConfig
-from hf_vanilla.command_line import describe_environment
+from hf_vanilla.command_line import write_report
 from hf_vanilla.data import load_documents, load_parallel_dataset, python_documentation, split_sentences
-from hf_vanilla.generation.line_files import replacing_file
 from hf_vanilla.training import command_of_process
 
 
@@ -121,8 +117,6 @@ def write_results(arguments: BenchmarkArguments, work: str, **figures: Any) -> N
         work (`str`): What was done.
         **figures (`Any`): What was measured.
     """
-    environment = describe_environment()
-    environment["machine"]["processor"] = processor_name()
     written = {
         "work": work,
         **figures,
@@ -130,19 +124,8 @@ def write_results(arguments: BenchmarkArguments, work: str, **figures: Any) -> N
         "threads": arguments.threads,
         "command": command_of_process(),
         "date": datetime.date.today().isoformat(),
-        **environment,
     }
-    path = Path(arguments.output_file or FOLDER / f"{Path(sys.argv[0]).stem}.json")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with replacing_file(str(path)) as file:
-        file.write(json.dumps(written, indent=2) + "\n")
-
-
-def processor_name() -> str:
-    """Name the processor's model as Linux knows it, or else whatever Python knows."""
-    file = Path("/proc/cpuinfo")
-    found = re.search(r"^model name\s*:\s*(.+)$", file.read_text(), flags=re.MULTILINE) if file.exists() else None
-    return found[1] if found else platform.processor()
+    write_report(arguments.output_file or str(FOLDER / f"{Path(sys.argv[0]).stem}.json"), written)
 
 
 def device() -> torch.device:
