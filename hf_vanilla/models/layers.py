@@ -145,24 +145,60 @@ def positions_of(
     return (attention_mask.long().cumsum(-1) - 1).clamp_(min=0)[:, attention_mask.shape[1] - length :]
 
 
-def dropout_noise(like: torch.Tensor, rate: float) -> torch.Tensor:
+def dropout_noise(shape: torch.Size, rate: float, device: torch.device) -> torch.Tensor:
     """Draw a tensor that is 1 where dropout keeps and 0 where it drops.
 
     One 64-bit random number serves four elements, with the rate rounded to 2^-16. That is several times faster than
     `torch.nn.functional.dropout` on a CPU, whose random bits can cost more than the layer they follow.
 
     Args:
-        like (`torch.Tensor`): Gives shape, dtype and device.
+        shape (`torch.Size`): Its shape.
         rate (`float`): Probability of a 0.
+        device (`torch.device`): Where it shall be.
 
     Returns:
-        `torch.Tensor`: the noise, of the shape and dtype of `like`.
+        `torch.Tensor`: the noise, one byte (`torch.int8`) for each element.
     """
-    count = like.numel()
-    bits = torch.empty((count + 3) // 4, dtype=torch.int64, device=like.device).random_(-(2**63), None)
-    drawn = bits.view(torch.int16)[:count].view(like.shape)
+    count = shape.numel()
+    bits = torch.empty((count + 3) // 4, dtype=torch.int64, device=device).random_(-(2**63), None)
+    drawn = bits.view(torch.int16)[:count].view(shape)
     threshold = min(round(rate * 2**16), 2**16 - 1) - 2**15  # 16 bits hold no larger one
-    return torch.ge(drawn, threshold, out=torch.empty_like(like, memory_format=torch.contiguous_format))
+    return torch.ge(drawn, threshold, out=torch.empty(shape, dtype=torch.int8, device=device))
+
+
+def _scaled_noise(noise: torch.Tensor, rate: float, dtype: torch.dtype) -> torch.Tensor:
+    """Return noise / (1 - rate) in a floating dtype."""
+    scale = 1 / (1 - rate)
+    if dtype.itemsize != 2:
+        return noise.to(dtype).mul_(scale)
+    bits = torch.tensor(scale, dtype=dtype).view(torch.int16).item()  # integers are multiplied four times as fast
+    return noise.to(torch.int16).mul_(bits).view(dtype)
+
+
+class _Dropout(torch.autograd.Function):
+    """Multiply by noise / (1 - rate), and keep no more than the noise's bytes for the gradient."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(hidden_states: torch.Tensor, noise: torch.Tensor, rate: float) -> torch.Tensor:
+        return hidden_states * _scaled_noise(noise, rate, hidden_states.dtype)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+        _, noise, ctx.rate = inputs
+        ctx.save_for_backward(noise)
+        ctx.save_for_forward(noise)
+
+    @staticmethod
+    def backward(ctx: Any, grad_output: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        (noise,) = ctx.saved_tensors
+        return _Dropout.apply(grad_output, noise, ctx.rate), None, None
+
+    @staticmethod
+    def jvp(ctx: Any, tangent: torch.Tensor, *_: None) -> torch.Tensor:
+        (noise,) = ctx.saved_tensors
+        return _Dropout.apply(tangent, noise, ctx.rate)
 
 
 def dropout(hidden_states: torch.Tensor, rate: float, training: bool) -> torch.Tensor:
@@ -180,26 +216,7 @@ def dropout(hidden_states: torch.Tensor, rate: float, training: bool) -> torch.T
         return hidden_states
     if hidden_states.device.type != "cpu" or torch.compiler.is_compiling():
         return nn.functional.dropout(hidden_states, rate)
-    return hidden_states * dropout_noise(hidden_states, rate).mul_(1 / (1 - rate))
-
-
-def add_dropped(residual: torch.Tensor, hidden_states: torch.Tensor, rate: float, training: bool) -> torch.Tensor:
-    """Compute residual + dropout(hidden_states), in one pass where that is possible.
-
-    Args:
-        residual (`torch.Tensor`): Any shape.
-        hidden_states (`torch.Tensor`): The same shape.
-        rate (`float`): Probability of zero.
-        training (`bool`): Whether to drop at all.
-
-    Returns:
-        `torch.Tensor`: the sum, of the same shape.
-    """
-    if not training or rate == 0:
-        return residual + hidden_states
-    if hidden_states.device.type != "cpu" or torch.compiler.is_compiling() or residual.dtype != hidden_states.dtype:
-        return residual + dropout(hidden_states, rate, training)
-    return torch.addcmul(residual, hidden_states, dropout_noise(hidden_states, rate), value=1 / (1 - rate))
+    return _Dropout.apply(hidden_states, dropout_noise(hidden_states.shape, rate, hidden_states.device), rate)
 
 
 def _scatter_rows(tokens: torch.Tensor, positions: torch.Tensor, rows: int) -> torch.Tensor:
@@ -756,7 +773,7 @@ class PostNormResidual(nn.Module):
     def _connect(
         self, residual: torch.Tensor, hidden_states: torch.Tensor, sublayer: Callable[[torch.Tensor], torch.Tensor]
     ) -> torch.Tensor:
-        return self.layer_norm(add_dropped(residual, sublayer(hidden_states), self.dropout, self.training))
+        return self.layer_norm(residual + dropout(sublayer(hidden_states), self.dropout, self.training))
 
 
 class PreNormResidual(PostNormResidual):
@@ -771,7 +788,7 @@ class PreNormResidual(PostNormResidual):
     def _connect(
         self, residual: torch.Tensor, hidden_states: torch.Tensor, sublayer: Callable[[torch.Tensor], torch.Tensor]
     ) -> torch.Tensor:
-        return add_dropped(residual, sublayer(self.layer_norm(hidden_states)), self.dropout, self.training)
+        return residual + dropout(sublayer(self.layer_norm(hidden_states)), self.dropout, self.training)
 
 
 RESIDUALS = {"post": PostNormResidual, "pre": PreNormResidual}

@@ -20,13 +20,13 @@ from transformers.models.marian.modeling_marian import MarianSinusoidalPositiona
 from hf_vanilla import VanillaTransformerForConditionalGeneration
 from hf_vanilla.models import layers
 from hf_vanilla.models.layers import (
+    RESIDUALS,
     CrossAttention,
     FusedLinear,
     PositionwiseFeedForward,
     PostNormResidual,
     PreNormResidual,
     SelfAttention,
-    add_dropped,
     dropout,
     dropout_noise,
     positions_of,
@@ -397,7 +397,7 @@ def test_dropout_has_the_rate_and_the_scale_of_torch(shape, rate):
 
 
 def test_dropped_elements_are_independent_of_their_neighbours():
-    noise = dropout_noise(torch.empty(400_000), 0.3)
+    noise = dropout_noise(torch.Size([400_000]), 0.3, torch.device("cpu")).float()
     for lag in (1, 2, 3, 4, 5, 8, 1000):
         product = ((noise[lag:] - 0.7) * (noise[:-lag] - 0.7)).mean() / (0.3 * 0.7)
         assert abs(product.item()) < 5 / math.sqrt(400_000), lag
@@ -420,59 +420,70 @@ def test_dropout_is_the_identity_where_there_is_nothing_to_drop():
     states = torch.randn(2, 7, 16)
     assert dropout(states, 0.5, training=False) is states
     assert dropout(states, 0.0, training=True) is states
-    assert torch.equal(add_dropped(states, states, 0.5, training=False), states + states)
-    assert torch.equal(add_dropped(states, states, 0.0, training=True), states + states)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
-def test_noise_has_the_shape_and_dtype_of_its_model(dtype):
-    noise = dropout_noise(torch.empty(16, 7, 3, dtype=dtype).transpose(0, 1), 0.4)
-    assert (noise.shape, noise.dtype) == ((7, 16, 3), dtype)
-    assert set(noise.unique().tolist()) == {0.0, 1.0}
 
 
 @pytest.mark.parametrize("rate", [0.99, 0.99999, 0.999999])
 def test_rates_next_to_one_drop_nearly_all(rate):
-    assert dropout_noise(torch.empty(100_000), rate).mean() < 1.5 * (1 - rate) + 1e-4
+    noise = dropout_noise(torch.Size([100_000]), rate, torch.device("cpu"))
+    assert noise.float().mean() < 1.5 * (1 - rate) + 1e-4
 
 
-def test_gradient_of_dropout_is_its_noise():
-    states = torch.randn(2, 7, 16).requires_grad_()
-    output = dropout(states, 0.5, training=True)
-    output.sum().backward()
-    torch.testing.assert_close(states.grad, (output != 0).float() * 2)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
-def test_add_dropped_is_a_residual_and_dropout(dtype):
-    residual, states = (torch.randn(2, 7, 16, dtype=dtype).requires_grad_() for _ in range(2))
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("rate", [0.1, 0.37])
+def test_dropout_multiplies_by_its_noise_and_scale(dtype, rate):
+    states = torch.randn(16, 7, 3, dtype=dtype).transpose(0, 1).requires_grad_()
+    direction = torch.randn(7, 16, 3, dtype=dtype)
     torch.manual_seed(5)
-    actual = add_dropped(residual, states, 0.3, training=True)
+    output = dropout(states, rate, training=True)
     torch.manual_seed(5)
-    expected = residual + dropout(states, 0.3, training=True)
-    torch.testing.assert_close(actual, expected)
-    direction = torch.randn_like(expected)
-    for ours, theirs in zip(
-        torch.autograd.grad(actual, (residual, states), direction),
-        torch.autograd.grad(expected, (residual, states), direction),
-        strict=True,
-    ):
-        torch.testing.assert_close(ours, theirs)
+    noise = dropout_noise(states.shape, rate, states.device)
+    assert (noise.shape, noise.dtype) == ((7, 16, 3), torch.int8)
+    assert set(noise.unique().tolist()) == {0, 1}
+    scale = torch.tensor(1 / (1 - rate), dtype=dtype)
+    assert torch.equal(output, states * (noise.to(dtype) * scale))
+    (gradient,) = torch.autograd.grad(output, states, direction)
+    assert torch.equal(gradient, direction * (noise.to(dtype) * scale))
 
 
-def test_add_dropped_takes_what_autocast_makes_of_a_sublayer():
-    residual, states = torch.zeros(2, 7, 16), torch.ones(2, 7, 16, dtype=torch.bfloat16)
-    output = add_dropped(residual, states, 0.5, training=True)
+def test_dropout_keeps_a_byte_of_each_element():
+    kept = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda tensor: kept.append(tensor) or tensor, lambda tensor: tensor):
+        dropout(torch.randn(2, 7, 16, dtype=torch.bfloat16, requires_grad=True), 0.5, training=True)
+    assert [(tensor.dtype, tensor.numel()) for tensor in kept] == [(torch.int8, 2 * 7 * 16)]
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # torch's own, of its forward derivatives
+def test_dropout_can_be_differentiated_in_every_way():
+    states = torch.randn(2, 5, 4, dtype=torch.float64, requires_grad=True)
+
+    def dropped(states):
+        torch.manual_seed(5)
+        return dropout(states, 0.5, training=True) ** 2
+
+    assert torch.autograd.gradcheck(dropped, states, check_forward_ad=True)
+    assert torch.autograd.gradgradcheck(dropped, states)
+    row_by_row = torch.func.vmap(torch.func.grad(lambda row: dropped(row).sum()), randomness="same")(states)
+    torch.testing.assert_close(row_by_row[1], torch.func.grad(lambda row: dropped(row).sum())(states[1]))
+
+
+@pytest.mark.parametrize("norm_position", ["post", "pre"])
+def test_a_residual_takes_what_autocast_makes_of_a_sublayer(norm_position):
+    residual = RESIDUALS[norm_position](tiny_config(norm_position=norm_position, d_model=16, dropout=0.5)).train()
+    states = torch.randn(2, 7, 16)
+    torch.manual_seed(5)
+    output = residual(states, lambda inner: torch.ones_like(inner, dtype=torch.bfloat16))
+    torch.manual_seed(5)
+    expected = states + 2 * dropout_noise(states.shape, 0.5, states.device)
     assert output.dtype == torch.float32
-    assert set(output.unique().tolist()) == {0.0, 2.0}
+    torch.testing.assert_close(output, residual.layer_norm(expected) if norm_position == "post" else expected)
 
 
 def test_dropout_is_where_the_paper_has_it_with_noise_of_its_own_in_every_place(monkeypatch):
     noises = []
 
-    def recorded(like, rate):
-        noises.append(dropout_noise(like, rate))
-        return noises[-1].clone()
+    def recorded(*args):
+        noises.append(dropout_noise(*args))
+        return noises[-1]
 
     monkeypatch.setattr(layers, "dropout_noise", recorded)
     model = tiny_model(dropout=0.5, d_model=64).train()

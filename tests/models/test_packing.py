@@ -272,13 +272,13 @@ def test_dropout_of_packed_tokens_has_its_rate(monkeypatch):
     noises = []
     noise_of = layers.dropout_noise
 
-    def recorded(like, rate):
-        noises.append(noise_of(like, rate))
-        return noises[-1].clone()
+    def recorded(*args):
+        noises.append(noise_of(*args))
+        return noises[-1]
 
     monkeypatch.setattr(layers, "dropout_noise", recorded)
     for _ in range(10):
         model(SOURCE, attention_mask=torch.tensor(SOURCE_MASKS["right"]), labels=LABELS)
     kept = torch.cat([noise.flatten() for noise in noises if noise.shape[1] in (10, 12)])
     assert kept.numel() > 50_000
-    assert kept.mean().item() == pytest.approx(0.7, abs=0.01)
+    assert kept.float().mean().item() == pytest.approx(0.7, abs=0.01)
