@@ -112,7 +112,7 @@ def beam_search(
         length_penalty=generation_config.length_penalty if length_penalty is None else length_penalty,
         length_penalty_type=length_penalty_type,
     )
-    options = _Options(generation_config, logits_processor, stopping_criteria, penalty, input_ids.shape[1])
+    options = _Options(generation_config, logits_processor, stopping_criteria, penalty, input_ids)
     limits = _length_limits(input_ids, options, max_length_offset, model_kwargs)
     is_fast = SideBySideDecoder.fits(model, input_ids, generation_config, model_kwargs)
     decoder: BeamDecoder = (SideBySideDecoder if is_fast else PlainDecoder)(
@@ -137,14 +137,16 @@ class _Options:
         logits_processor: LogitsProcessorList,
         stopping_criteria: StoppingCriteriaList,
         penalty: partial,
-        prompt_length: int,
+        input_ids: torch.Tensor,
     ):
         self.config = generation_config
         self.num_beams: int = generation_config.num_beams
         self.early_stopping = generation_config.early_stopping if self.num_beams > 1 else True
         self.penalty = penalty  # of a length
         self.rewards_length = penalty.keywords["length_penalty"] > 0
-        self.prompt_length = prompt_length
+        self.prompt_length = input_ids.shape[1]
+        # what a history holds behind its end; made once, as an accelerator is waited for and copied to
+        self.blank = torch.tensor([[_padding(generation_config)], [-1]], device=input_ids.device)  # (2, 1)
         self.logits_processor, self.stopping_criteria = logits_processor, stopping_criteria
         lengths = [criterion.max_length for criterion in stopping_criteria if type(criterion) is MaxLengthCriteria]
         ends = [criterion.eos_token_id for criterion in stopping_criteria if type(criterion) is EosTokenCriteria]
@@ -166,12 +168,12 @@ class _Options:
         ends = self.config._eos_token_tensor
         return self.num_beams * max(2, 1 + (0 if ends is None else len(ends)))
 
-    @property
-    def padding(self) -> int:
-        """The token behind a finished sequence: transformers takes `</s>` if the id of padding is 0."""
-        if self.config._eos_token_tensor is None:
-            return -1
-        return int(self.config._pad_token_tensor or self.config._eos_token_tensor[0])
+
+def _padding(config: GenerationConfig) -> int:
+    """Find the token behind a finished sequence: transformers takes `</s>` if the id of padding is 0."""
+    if config._eos_token_tensor is None:
+        return -1
+    return int(config._pad_token_tensor or config._eos_token_tensor[0])
 
 
 def _length_limits(
@@ -238,7 +240,10 @@ class _Beams:
 
 
 def _search(decoder: BeamDecoder, beams: _Beams, options: _Options, record: "_Record") -> list[_Beams]:
-    """Search until no sentence can improve. Return all sentences, in groups that were finished together."""
+    """Search until no sentence can improve. Return all sentences, in groups that were finished together.
+
+    A step reads how many sentences are open, and so waits for an accelerator once; now and then the decoder does too.
+    """
     finished: list[_Beams] = []
     logits = decoder.start()
     while True:
@@ -250,9 +255,10 @@ def _search(decoder: BeamDecoder, beams: _Beams, options: _Options, record: "_Re
         if closed == len(is_open):
             return [*finished, beams]
         if decoder.can_drop and options.is_bare and closed >= len(is_open) * DROPPED_SHARE:
-            finished.append(beams.select(~is_open))
-            beams = beams.select(is_open)
-            decoder.keep(is_open.nonzero().flatten())
+            order = is_open.byte().argsort(stable=True)  # numbers: the true ones of a mask would be counted each time
+            finished.append(beams.select(order[:closed]))
+            beams = beams.select(order[closed:])
+            decoder.keep(order[closed:])
         logits = decoder.step(beams.sequences, beams.parents)
 
 
@@ -372,7 +378,7 @@ def _add_hypotheses(
     length = histories.shape[-1] - options.prompt_length
     counts = has_ended & beams.is_open[:, None]
     scores = (scores / options.penalty(length)).masked_fill(~counts, -math.inf)
-    blank = histories.new_tensor([[options.padding], [-1]]).expand(*histories.shape[:3], 1)
+    blank = options.blank.expand(*histories.shape[:3], 1)
     histories = torch.cat((torch.cat((beams.hypotheses, blank), dim=-1), histories), dim=1)
     beams.hypothesis_scores, best = torch.cat((beams.hypothesis_scores, scores), dim=1).topk(options.num_beams)
     beams.hypotheses = histories[torch.arange(len(scores), device=scores.device)[:, None], best]
@@ -415,9 +421,8 @@ def _output(
     """Put the best hypotheses of all sentences into what `generate()` returns."""
     config, prompt_length = options.config, options.prompt_length
     length = max(beams.length for beams in finished)
-    blank = torch.tensor([[options.padding], [-1]], device=finished[0].sentences.device)
     count = sum(len(beams.sentences) for beams in finished)
-    histories = blank.repeat(count, config.num_return_sequences, 1, length)  # (batch, returned, 2, length)
+    histories = options.blank.repeat(count, config.num_return_sequences, 1, length)  # (batch, returned, 2, length)
     scores = torch.empty(histories.shape[:2], device=histories.device)
     for beams in finished:
         histories[beams.sentences, :, :, : beams.length] = beams.hypotheses[:, : config.num_return_sequences]

@@ -6,9 +6,12 @@ import itertools
 import pytest
 import torch
 from tiny_translator import BOS, EOS, PAD, sources, trained_model
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 from transformers import MarianConfig, MarianMTModel, StoppingCriteria, StoppingCriteriaList
 
 from hf_vanilla.generation import beam_search, length_penalty_of
+from hf_vanilla.generation.beam_decoders import SideBySideDecoder
 from hf_vanilla.generation.beam_search import _best_continuations, log_sum_exp
 
 
@@ -279,6 +282,50 @@ def test_finished_sentences_leave_the_batch(model, inputs):
     assert rows[-1] < 9
     rows, _ = rows_of_the_vocabulary(model, inputs=inputs, output_scores=True, **options)
     assert set(rows) == {9}
+
+
+class CountWaits(TorchDispatchMode):
+    """Counts, for each output of a layer, what follows that an accelerator is waited for or copied to."""
+
+    waits = {"item", "is_nonzero", "_local_scalar_dense", "nonzero", "masked_select", "lift_fresh"}
+
+    def __init__(self, layer):
+        super().__init__()
+        self.counts = []
+        layer.register_forward_hook(lambda *args: self.counts.append(0))
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        name = func.overloadpacket.__name__
+        if name.startswith("index"):  # of booleans, it would be told how many are true
+            indices = [index for index in tree_leaves(args[1:]) if isinstance(index, torch.Tensor)]
+            is_wait = any(index.dtype == torch.bool for index in indices)
+        else:
+            is_wait = name in self.waits
+        if is_wait and self.counts:
+            self.counts[-1] += 1
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize(
+    ("options", "least_cleared"),
+    [({}, 3), ({"eos_token_id": None}, 2), ({"output_scores": True}, 0)],
+    ids=["sentences leave", "none leaves", "any model"],
+)
+def test_a_step_waits_once_for_an_accelerator(model, inputs, options, least_cleared, monkeypatch):
+    model = copy.deepcopy(model)
+    clear_away, cleared = SideBySideDecoder._clear_away, []
+
+    def noted(decoder):
+        cleared.append(len(count.counts))
+        clear_away(decoder)
+
+    monkeypatch.setattr(SideBySideDecoder, "_clear_away", noted)
+    with CountWaits(model.lm_head) as count:
+        search(model, inputs, num_beams=4, max_new_tokens=20, **options)
+    assert len(count.counts) == 20
+    assert least_cleared <= len(cleared) < 6
+    # how many sentences are open, and how many slots live; behind the last step, how long the longest sequence is
+    assert count.counts == [1 + cleared.count(step) for step in range(1, 20)] + [2]
 
 
 def test_a_row_does_not_depend_on_the_others(model, inputs):
