@@ -256,12 +256,15 @@ def _cross_entropy_and_gradients(
     *target: Any,
 ) -> tuple[torch.Tensor, ...]:
     """Compute the sum, and its gradients with respect to hidden states (tokens, d_model), weight and bias."""
-    labelled = labels != IGNORED_LABEL
+    labelled = (labels != IGNORED_LABEL).nonzero()[:, 0]
     total, grad_labelled, grad_weight, grad_bias = _loss_and_gradients(
-        hidden_states[labelled], weight, bias, labels[labelled], SmoothedTarget(*target)
+        hidden_states.index_select(0, labelled),
+        weight,
+        bias,
+        labels.index_select(0, labelled),
+        SmoothedTarget(*target),
     )
-    grad_hidden = torch.zeros_like(hidden_states)
-    grad_hidden[labelled] = grad_labelled
+    grad_hidden = torch.zeros_like(hidden_states).index_copy_(0, labelled, grad_labelled)
     return total, grad_hidden, grad_weight, hidden_states.new_empty(0) if grad_bias is None else grad_bias
 
 
@@ -321,6 +324,54 @@ def freeze_row(matrix: torch.Tensor, row: int) -> torch.Tensor:
     return _FrozenRow.apply(matrix, row)
 
 
+def select_labelled(hidden_states: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Take out the tokens with a label. Compiled code keeps all: its graph can't depend on how many these are.
+
+    Args:
+        hidden_states (`torch.Tensor` of shape `(batch, length, d_model)`): What is known of each token.
+        labels (`torch.Tensor` of shape `(batch, length)`): True tokens; -100 where there is none.
+
+    Returns:
+        `tuple[torch.Tensor, torch.Tensor]`: the hidden states `(tokens, d_model)` and the labels `(tokens,)`.
+    """
+    hidden_states, labels = hidden_states.flatten(0, 1), labels.flatten()
+    if torch.compiler.is_compiling():
+        return hidden_states, labels
+    labelled = (labels != IGNORED_LABEL).nonzero()[:, 0]  # once: an accelerator is waited for to count them
+    return hidden_states.index_select(0, labelled), labels.index_select(0, labelled)
+
+
+def selected_cross_entropy_sum(
+    hidden_states: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    labels: torch.Tensor,
+    target: SmoothedTarget,
+) -> torch.Tensor:
+    """Project the tokens that `select_labelled` gives onto the vocabulary and sum the cross-entropy.
+
+    Works in chunks of `CHUNK_TOKENS` tokens, so that the `(tokens, vocab)` logits never exist whole, and computes
+    their gradient while they are at hand.
+
+    Args:
+        hidden_states (`torch.Tensor` of shape `(tokens, d_model)`): What is projected.
+        weight (`torch.Tensor` of shape `(vocab, d_model)`): The projection.
+        bias (`torch.Tensor` of shape `(vocab,)`, *optional*): Its bias.
+        labels (`torch.Tensor` of shape `(tokens,)`): True tokens.
+        target (`SmoothedTarget`): The distribution around the true token.
+
+    Returns:
+        `torch.Tensor` of shape `()`: the sum over all tokens, in float32 and nats. Can be differentiated once.
+    """
+    device = hidden_states.device.type
+    if torch.is_autocast_enabled(device):
+        hidden_states = hidden_states.to(torch.get_autocast_dtype(device))
+    with torch.autocast(device, enabled=False):
+        if torch.compiler.is_compiling():
+            return _cross_entropy_and_gradients(hidden_states, weight, bias, labels, *target)[0]
+        return _ChunkedCrossEntropySum.apply(hidden_states, weight, bias, labels, target)
+
+
 def projected_cross_entropy_sum(
     hidden_states: torch.Tensor,
     weight: torch.Tensor,
@@ -329,9 +380,6 @@ def projected_cross_entropy_sum(
     target: SmoothedTarget,
 ) -> torch.Tensor:
     """Project hidden states onto the vocabulary and sum the cross-entropy, only where there is a label.
-
-    Works in chunks of `CHUNK_TOKENS` tokens, so that the `(tokens, vocab)` logits never exist whole, and computes
-    their gradient while they are at hand.
 
     Args:
         hidden_states (`torch.Tensor` of shape `(batch, length, d_model)`): What is projected.
@@ -344,12 +392,5 @@ def projected_cross_entropy_sum(
         `torch.Tensor` of shape `()`: the sum over all labelled tokens, in float32 and nats. Can be differentiated
         once.
     """
-    device = hidden_states.device.type
-    hidden_states, labels = hidden_states.flatten(0, 1), labels.flatten()  # (tokens, d_model), (tokens,)
-    if torch.is_autocast_enabled(device):
-        hidden_states = hidden_states.to(torch.get_autocast_dtype(device))
-    with torch.autocast(device, enabled=False):
-        if torch.compiler.is_compiling():
-            return _cross_entropy_and_gradients(hidden_states, weight, bias, labels, *target)[0]
-        labelled = labels != IGNORED_LABEL
-        return _ChunkedCrossEntropySum.apply(hidden_states[labelled], weight, bias, labels[labelled], target)
+    hidden_states, labels = select_labelled(hidden_states, labels)
+    return selected_cross_entropy_sum(hidden_states, weight, bias, labels, target)

@@ -62,7 +62,7 @@ from .layers import (
     pack_padding,
     put_tokens,
 )
-from .loss import IGNORED_LABEL, cross_entropy_sum, projected_cross_entropy_sum, smoothed_target
+from .loss import IGNORED_LABEL, cross_entropy_sum, select_labelled, selected_cross_entropy_sum, smoothed_target
 
 
 # For attention, rows of a padded batch are sorted into groups of like length, one for so many positions of the longest
@@ -354,13 +354,11 @@ class MaskedTokenHead(nn.Module):
         if not self.training:
             logits = self(hidden_states)
             return cross_entropy_sum(logits, labels, target), logits
-        if not torch.compiler.is_compiling():  # a number of rows that depends on the data would break the graph
-            labelled = labels != IGNORED_LABEL
-            hidden_states, labels = hidden_states[labelled][None], labels[labelled][None]  # (1, labelled, d_model)
+        hidden_states, labels = select_labelled(hidden_states, labels)  # (tokens, d_model), (tokens,)
         if type(self.decoder) is not nn.Linear or hasattr(self.decoder, "_hf_hook"):  # an adapter, or offloaded
             return cross_entropy_sum(self(hidden_states), labels, target), None
         hidden_states = self.transform(hidden_states)
-        loss_sum = projected_cross_entropy_sum(hidden_states, self.decoder.weight, self.decoder.bias, labels, target)
+        loss_sum = selected_cross_entropy_sum(hidden_states, self.decoder.weight, self.decoder.bias, labels, target)
         return loss_sum, None
 
 

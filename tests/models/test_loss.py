@@ -17,6 +17,7 @@ from hf_vanilla.models.loss import (
     cross_entropy_sum,
     freeze_row,
     projected_cross_entropy_sum,
+    select_labelled,
     smoothed_target,
 )
 
@@ -231,6 +232,34 @@ def test_unlabelled_positions_get_no_gradient():
     projected_cross_entropy_sum(hidden_states, weight, bias, LABELS, TARGETS["uniform"]).backward()
     touched = (hidden_states.grad != 0).any(-1)
     assert torch.equal(touched, LABELS != -100)
+
+
+class CountMasks(TorchDispatchMode):
+    """Counts the operations whose result is as long as a mask has true elements, for which an accelerator is asked."""
+
+    def __init__(self):
+        super().__init__()
+        self.names = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        name = func.overloadpacket.__name__
+        indices = args[1:] if name.startswith("index") else ()
+        has_mask = any(isinstance(each, torch.Tensor) and each.dtype == torch.bool for each in tree_leaves(indices))
+        if has_mask or name in ("nonzero", "masked_select", "_local_scalar_dense"):
+            self.names.append(name)
+        return func(*args, **(kwargs or {}))
+
+
+def test_labelled_tokens_are_looked_for_once():
+    hidden_states = torch.randn(3, 7, 8, requires_grad=True)
+    direction = torch.randn(int((LABELS != -100).sum()), 8)
+    with CountMasks() as count:
+        selected, labels = select_labelled(hidden_states, LABELS)
+        (gradient,) = torch.autograd.grad(selected, hidden_states, direction)
+    assert count.names == ["nonzero"]
+    assert torch.equal(labels, LABELS[LABELS != -100])
+    assert torch.equal(selected, hidden_states[LABELS != -100])
+    assert torch.equal(gradient, torch.autograd.grad(hidden_states[LABELS != -100], hidden_states, direction)[0])
 
 
 def test_frozen_row_has_the_same_numbers_and_no_gradient():

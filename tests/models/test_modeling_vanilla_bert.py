@@ -70,7 +70,7 @@ def test_training_projects_labelled_tokens_only_and_evaluation_keeps_all(task):
     model._token_head().transform.register_forward_hook(lambda module, args, output: seen.append(args[0].shape))
     trained = model.train()(**inputs)
     assert getattr(trained, name) is None
-    assert seen == [(1, 3, 12)]
+    assert seen == [(3, 12)]
     torch.testing.assert_close(trained.loss, evaluated.loss)
     assert model(**TEXT)[name].shape == (2, 7, VOCAB)
 
