@@ -13,8 +13,11 @@ import torch
 
 # The label of a position without a loss, everywhere in transformers.
 IGNORED_LABEL = -100
-# Tokens whose logits exist at the same time in training.
+# Tokens whose logits exist at the same time in training: measured on a CPU.
 CHUNK_TOKENS = 256
+# Logits that may exist at the same time on an accelerator, where few and large products are fast, and each chunk adds
+# to all of the weight's gradient. With their copies in float32, about 1 GiB: an estimate that nobody has measured.
+CHUNK_LOGITS = 2**27
 # Words whose gradients are summed at the same time on a CPU. Larger temporaries cost more in page faults than in sums.
 BLOCK_WORDS = 2048
 
@@ -146,6 +149,11 @@ def _logits(hidden_states: torch.Tensor, weight: torch.Tensor, bias: torch.Tenso
     return logits if bias is None else logits.add_(bias)
 
 
+def _chunk_tokens(weight: torch.Tensor) -> int:
+    """Choose of how many tokens the logits are computed at a time, for a projection (vocab, d_model)."""
+    return CHUNK_TOKENS if weight.device.type == "cpu" else max(CHUNK_TOKENS, CHUNK_LOGITS // weight.shape[0])
+
+
 def _softmax_and_log_sum_exp(
     hidden_states: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, labels: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -194,8 +202,9 @@ def _loss_and_gradients(
     grad_weight = torch.zeros_like(weight, dtype=torch.float32)
     grad_bias = None if bias is None else torch.zeros_like(bias, dtype=torch.float32)
     total = _expected_logits(hidden_states, weight, bias, labels, target).sum().neg()
-    for start in range(0, hidden_states.shape[0], CHUNK_TOKENS):
-        rows = slice(start, start + CHUNK_TOKENS)
+    step = _chunk_tokens(weight)
+    for start in range(0, hidden_states.shape[0], step):
+        rows = slice(start, start + step)
         chunk = hidden_states[rows]
         probabilities, log_sum_exp = _softmax_and_log_sum_exp(chunk, weight_in_use, bias_in_use, labels[rows])
         total += log_sum_exp.sum()
@@ -350,8 +359,8 @@ def selected_cross_entropy_sum(
 ) -> torch.Tensor:
     """Project the tokens that `select_labelled` gives onto the vocabulary and sum the cross-entropy.
 
-    Works in chunks of `CHUNK_TOKENS` tokens, so that the `(tokens, vocab)` logits never exist whole, and computes
-    their gradient while they are at hand.
+    Works in chunks of tokens, so that the `(tokens, vocab)` logits of many never exist whole, and computes their
+    gradient while they are at hand.
 
     Args:
         hidden_states (`torch.Tensor` of shape `(tokens, d_model)`): What is projected.

@@ -172,6 +172,29 @@ def test_an_accelerator_is_never_asked_for_values():
     assert [gradient.shape for gradient in gradients] == [(3, 7, 8), (VOCAB, 8), (VOCAB,)]
 
 
+@pytest.mark.parametrize(
+    ("device", "vocab_size", "tokens", "chunks"),
+    [
+        ("cpu", 101, 600, [256, 256, 88]),
+        ("meta", 37_000, 8_000, [3627, 3627, 746]),  # 2^27 / 37,000 = 3627.5
+        ("meta", 1_000_000, 600, [256, 256, 88]),
+        ("meta", 101, 600, [600]),
+    ],
+)
+def test_chunks_of_an_accelerator_are_as_large_as_memory_allows(device, vocab_size, tokens, chunks, monkeypatch):
+    sizes, of_chunk = [], loss._softmax_and_log_sum_exp
+
+    def noted(chunk, *args):
+        sizes.append(len(chunk))
+        return of_chunk(chunk, *args)
+
+    monkeypatch.setattr(loss, "_softmax_and_log_sum_exp", noted)
+    hidden_states, weight = torch.ones(tokens, 2, device=device), torch.ones(vocab_size, 2, device=device)
+    labels = torch.zeros(tokens, dtype=torch.long, device=device)
+    loss._ChunkedCrossEntropySum.apply(hidden_states, weight, None, labels, TARGETS["none"])
+    assert sizes == chunks
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("name", TARGETS)
 def test_chunked_loss_under_autocast_is_within_the_precision_of_its_dtype(name, dtype):
