@@ -187,11 +187,23 @@ def test_outputs_can_be_changed_in_place(model, inputs):
     assert outputs.past_key_values is None
 
 
-def test_one_beam_is_greedy_search(model, inputs):
-    greedy = model.generate(**inputs, num_beams=1, max_new_tokens=20)
-    ours = search(model, inputs, num_beams=1, max_new_tokens=20)
-    padded = (ours.beam_indices < 0).cumsum(1).bool()
-    torch.testing.assert_close(ours.sequences[:, 1:].masked_fill(padded, PAD), greedy[:, 1:])
+@pytest.mark.parametrize("with_end", [True, False], ids=["ends", "no end"])
+@pytest.mark.parametrize("length_penalty", [1.0, 0.6])
+def test_one_beam_is_greedy_search(model, inputs, length_penalty, with_end):
+    assert len(inputs["attention_mask"].sum(1).unique()) > 2
+    ends = {} if with_end else {"eos_token_id": None, "suppress_tokens": [PAD, EOS]}
+    options = {"num_beams": 1, "max_new_tokens": 9, **ends}
+    greedy = model.generate(**inputs, return_dict_in_generate=True, output_logits=True, **options)
+    ours = search(model, inputs, length_penalty=length_penalty, **options)
+    is_padding = ours.beam_indices < 0
+    lengths = (~is_padding).sum(1)
+    assert set((ours.sequences == EOS).any(1).tolist()) == ({True, False} if with_end else {False})
+    assert len(lengths.unique()) > (2 if with_end else 0)
+    torch.testing.assert_close(ours.sequences[:, 1:].masked_fill(is_padding, PAD), greedy.sequences[:, 1:])
+    # as in all beam search, probabilities are those of the model, before words are suppressed
+    words = model.compute_transition_scores(greedy.sequences, greedy.logits, normalize_logits=True)
+    expected = words.masked_fill(is_padding, 0.0).sum(1) / lengths**length_penalty
+    torch.testing.assert_close(ours.sequences_scores, expected, rtol=1e-5, atol=1e-5)
 
 
 @torch.no_grad()
