@@ -332,19 +332,20 @@ def show_report(report: dict[str, Any]) -> None:
         sys.stderr.write(f"{name} {report['main_score']} over {len(report['seeds'])} seed(s): {told}\n")
 
 
-def write_report(path: str, report: dict[str, Any]) -> None:
+def write_report(path: str, report: dict[str, Any], *packages: str) -> None:
     """Write results to a JSON file, with the versions and the machine that they were obtained with.
 
     Args:
         path (`str`): The file, which appears when it is complete; its folder is made if there is none.
         report (`dict[str, Any]`): What to write.
+        *packages (`str`): Further packages whose versions count.
 
     Raises:
         ValueError: if the file can't be written.
     """
     Path(path).absolute().parent.mkdir(parents=True, exist_ok=True)
     with replacing_file(path) as file:
-        file.write(json.dumps({**report, **describe_environment()}, indent=2, ensure_ascii=False) + "\n")
+        file.write(json.dumps({**report, **describe_environment(*packages)}, indent=2, ensure_ascii=False) + "\n")
 
 
 def run(main: Callable[[], None]) -> int:

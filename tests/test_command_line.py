@@ -5,6 +5,7 @@ import logging
 import os
 import re
 from dataclasses import dataclass, field
+from importlib.metadata import version
 
 import pytest
 import torch
@@ -155,8 +156,10 @@ def test_the_folder_of_results_is_made_when_they_are_written(tmp_path):
     path = tmp_path / "runs" / "reviews" / "results.json"
     check_results_file(str(path))
     assert list(tmp_path.iterdir()) == []
-    write_report(str(path), {"main_score": "accuracy"})
-    assert json.loads(path.read_text())["main_score"] == "accuracy"
+    write_report(str(path), {"main_score": "accuracy"}, "sacrebleu")
+    written = json.loads(path.read_text())
+    assert written["main_score"] == "accuracy"
+    assert written["versions"]["sacrebleu"] == version("sacrebleu")
 
 
 def test_results_that_can_not_be_written_are_told_of_at_once(tmp_path):

@@ -23,6 +23,8 @@ from hf_vanilla.training import command_of_process
 
 
 FOLDER = Path("benchmark_output")
+# Their versions count where they are used, besides those that all results are written with.
+PACKAGES = ("accelerate", "ctranslate2")
 
 
 @dataclass
@@ -125,7 +127,8 @@ def write_results(arguments: BenchmarkArguments, work: str, **figures: Any) -> N
         "command": command_of_process(),
         "date": datetime.date.today().isoformat(),
     }
-    write_report(arguments.output_file or str(FOLDER / f"{Path(sys.argv[0]).stem}.json"), written)
+    path = arguments.output_file or str(FOLDER / f"{Path(sys.argv[0]).stem}.json")
+    write_report(path, written, *(name for name in PACKAGES if name in sys.modules))
 
 
 def device() -> torch.device:

@@ -4,6 +4,7 @@ import importlib
 import json
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -50,6 +51,21 @@ def test_figures_have_a_file_by_default_with_the_number_of_turns(script, tmp_pat
     measuring.write_results(arguments, "some work", pieces=7)
     written = json.loads((tmp_path / "benchmark_output" / "some_row.json").read_text())
     assert (written["pieces"], written["repeats"]) == (7, repeats)
+
+
+@pytest.mark.parametrize("used", [["accelerate"], ["accelerate", "ctranslate2"]])
+def test_versions_of_the_packages_that_are_used_are_written(script, tmp_path, monkeypatch, used):
+    measuring = script("measuring")
+    for name in measuring.PACKAGES:
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    for name in used:
+        monkeypatch.setitem(sys.modules, name, None)
+    arguments = measuring.BenchmarkArguments(output_file=str(tmp_path / "row.json"))
+    measuring.write_results(arguments, "some work")
+    versions = json.loads((tmp_path / "row.json").read_text())["versions"]
+    assert {name: versions.get(name) for name in measuring.PACKAGES} == {
+        name: version(name) if name in used else None for name in measuring.PACKAGES
+    }
 
 
 @pytest.mark.parametrize("name", ["repeats", "threads"])
