@@ -52,7 +52,7 @@ def main() -> None:
     """Prepare text and models, take turns, report."""
     (arguments,) = parse_arguments(PretrainingBenchmarkArguments, description=__doc__)
     size = "tiny" if arguments.quick else arguments.size
-    arguments.output_file = arguments.output_file or str(FOLDER / f"bert_pretraining_{size}.json")
+    arguments.output_file = arguments.output_file or str(FOLDER / f"bert_pretraining_{arguments.size}.json")
     prepare(arguments)
     documents = language_documents(arguments.text_file, 2000)
     tokenizer = train_wordpiece_tokenizer(documents["text"][:], 8000, show_progress=False)

@@ -134,7 +134,7 @@ def main() -> None:
         ratios[f"{name}: predicted time, of the real one"] = (f"{name}, reached", f"{name}, predicted", 1.0)
     report(
         arguments,
-        "predict the time of a training" + (" (quick)" if arguments.quick else "") + ", bfloat16",
+        "predict the time of a training, bfloat16",
         "real tokens per second",
         take_turns(sides, arguments.repeats),
         ratios,

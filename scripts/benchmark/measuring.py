@@ -84,7 +84,7 @@ def report(
     ratios: dict[str, tuple[str, str, float | None]],
     **settings: Any,
 ) -> None:
-    """Print all sides and their ratios, and write them to a file.
+    """Print all sides and their ratios, and write them to a file; targets hold for full sizes, not for `quick`.
 
     Args:
         arguments (`BenchmarkArguments`): The options.
@@ -98,8 +98,9 @@ def report(
     compared = {}
     for name, (ours, other, target) in ratios.items():
         quotients = [a / b for a, b in zip(figures[ours], figures[other], strict=True)]
-        compared[name] = {**spread(quotients), **({} if target is None else {"target": target})}
-    print(f"\n{work}, {unit}:")
+        has_target = target is not None and not arguments.quick
+        compared[name] = {**spread(quotients), **({"target": target} if has_target else {})}
+    print(f"\n{work}{', quick' if arguments.quick else ''}, {unit}:")
     for name, side in sides.items():
         median, lowest, highest = (
             f"{side[key]:,.0f}" if side[key] >= 1000 else f"{side[key]:.4g}" for key in ("median", "lowest", "highest")
@@ -122,6 +123,7 @@ def write_results(arguments: BenchmarkArguments, work: str, **figures: Any) -> N
     written = {
         "work": work,
         **figures,
+        "quick": arguments.quick,
         "repeats": arguments.repeats,
         "threads": arguments.threads,
         "command": command_of_process(),

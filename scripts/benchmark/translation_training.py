@@ -94,7 +94,7 @@ def main() -> None:
     default, equal, stock_ours, ours = sides
     report(
         arguments,
-        "train an encoder-decoder " + ("(quick)" if arguments.quick else "(base)") + ", bfloat16",
+        f"train an encoder-decoder ({'2+2 layers of 128' if arguments.quick else 'base'}), bfloat16",
         "real target tokens per second",
         take_turns(sides, arguments.repeats),
         {

@@ -37,7 +37,24 @@ def test_ratios_are_taken_turn_by_turn(script, tmp_path, capsys):
     assert written["settings"] == {"sizes": "odd"}
     assert {"versions", "machine", "date", "command"} <= written.keys()
     assert written["machine"]["processor"]
+    assert written["quick"] is False
     assert "against them: 3.00 x   (2.00 to 4.00, target 2.5)" in capsys.readouterr().out
+
+
+def test_a_quick_run_has_no_targets(script, tmp_path, capsys):
+    measuring = script("measuring")
+    arguments = measuring.BenchmarkArguments(quick=True, output_file=str(tmp_path / "row.json"))
+    figures = {"ours": [10.0, 40.0], "theirs": [5.0, 10.0]}
+    measuring.report(arguments, "some work", "pieces", figures, {"against them": ("ours", "theirs", 2.5)})
+    written = json.loads((tmp_path / "row.json").read_text())
+    assert written["quick"] is True
+    assert written["ratios"]["against them"] == {"median": 3.0, "lowest": 2.0, "highest": 4.0}
+    assert capsys.readouterr().out.splitlines()[1:] == [
+        "some work, quick, pieces:",
+        "  ours: 25   (10 to 40)",
+        "  theirs: 7.5   (5 to 10)",
+        "  against them: 3.00 x   (2.00 to 4.00)",
+    ]
 
 
 @pytest.mark.parametrize(("quick", "repeats"), [(True, 2), (False, 4)])
