@@ -41,8 +41,8 @@ class BenchmarkArguments:
 
 def prepare(arguments: BenchmarkArguments) -> None:
     """Check the options, keep `quick` to two turns, set the number of threads, and keep the libraries quiet."""
-    for name, value in (("repeats", arguments.repeats), ("threads", arguments.threads)):
-        if value < 1:
+    for name in ("repeats", "threads", "num_beams", "length"):  # not every benchmark has the last two
+        if (value := getattr(arguments, name, 1)) < 1:
             raise ValueError(f"--{name} must be at least 1, got {value}.")
     if arguments.quick:
         arguments.repeats = min(arguments.repeats, 2)

@@ -3,7 +3,8 @@ r"""The fast beam search against transformers' own: how many hypotheses differ, 
 
 A trained model translates all sentences of a file twice, in the same batches: with `generate()` as it is, and with
 `custom_generate=beam_search` on the model with packed weights. In float32 the two are to be the same; in bfloat16,
-where sums in another order are rounded otherwise, each is held against float32 too.
+where sums in another order are rounded otherwise, each is held against float32 too. With `--num_beams 1` both search
+greedily.
 
     python scripts/benchmark/search_agreement.py --model runs/en-de --source_file test.jsonl --source_column en
 """
@@ -12,7 +13,7 @@ import sys
 from dataclasses import dataclass, field
 
 import torch
-from measuring import BenchmarkArguments, device, prepare, write_results
+from measuring import FOLDER, BenchmarkArguments, device, prepare, write_results
 from tqdm.auto import tqdm
 from transformers import PreTrainedModel
 
@@ -23,7 +24,6 @@ from hf_vanilla.generation.cpu_layers import fast_model
 from hf_vanilla.models.text_batches import batches_by_length, padded
 
 
-BEAMS = 4
 LENGTH_PENALTY = 0.6
 LENGTH_OFFSET = 50
 
@@ -38,11 +38,12 @@ class AgreementArguments(BenchmarkArguments):
     model: str | None = field(default=None, metadata={"help": "Folder of a trained translator."})
     source_file: str | None = field(default=None, metadata={"help": "Sentences: JSON lines, CSV, Parquet or text."})
     source_column: str = field(default="text", metadata={"help": "Its column."})
+    num_beams: int = field(default=4, metadata={"help": "Beams of both searches; 1 is greedy search."})
     max_tokens_per_batch: int = field(default=2048, metadata={"help": "Source tokens of a batch."})
 
 
 def best_hypotheses(
-    model: PreTrainedModel, sources: list[list[int]], max_tokens_per_batch: int, is_fast: bool
+    model: PreTrainedModel, sources: list[list[int]], max_tokens_per_batch: int, num_beams: int, is_fast: bool
 ) -> list[Hypothesis]:
     """Translate with either search, and return the best hypothesis of each source without its padding."""
     found: list[Hypothesis] = [([], 0.0)] * len(sources)
@@ -53,18 +54,33 @@ def best_hypotheses(
         outputs = searcher.generate(
             input_ids=padded(batch, model.config.pad_token_id, model.device),
             attention_mask=padded([[1] * len(each) for each in batch], 0, model.device),
-            num_beams=BEAMS,
+            num_beams=num_beams,
             do_sample=False,
             length_penalty=LENGTH_PENALTY,
             max_new_tokens=max(map(len, batch)) + LENGTH_OFFSET,
             return_dict_in_generate=True,
-            output_scores=not is_fast,  # without it transformers returns no scores of sequences
+            output_scores=not is_fast and num_beams > 1,  # without it transformers returns no scores of sequences
+            output_logits=not is_fast and num_beams == 1,
             **({"custom_generate": beam_search} if is_fast else {}),
         )
-        scores = outputs.sequences_scores.tolist()
+        if "sequences_scores" in outputs:
+            scores = outputs.sequences_scores.tolist()
+        else:
+            scores = greedy_scores(model, outputs.sequences, outputs.logits, end)
         for place, sequence, score in zip(places, outputs.sequences[:, 1:].tolist(), scores, strict=True):
             found[place] = (sequence[: sequence.index(end)] if end in sequence else sequence, score)
     return found
+
+
+def greedy_scores(
+    model: PreTrainedModel, sequences: torch.Tensor, logits: tuple[torch.Tensor, ...], end: int
+) -> list[float]:
+    """Score what transformers' greedy search found, as it scores beams: log probability over length^LENGTH_PENALTY."""
+    of_tokens = model.compute_transition_scores(sequences, logits, normalize_logits=True)  # (sentences, tgt_len)
+    is_end = sequences[:, -of_tokens.shape[1] :] == end
+    is_padding = is_end.cumsum(dim=1) > is_end.long()
+    lengths = (~is_padding).sum(dim=1)
+    return (of_tokens.masked_fill(is_padding, 0.0).sum(dim=1) / lengths**LENGTH_PENALTY).tolist()
 
 
 def difference(one: list[Hypothesis], other: list[Hypothesis]) -> dict[str, float]:
@@ -81,6 +97,7 @@ def difference(one: list[Hypothesis], other: list[Hypothesis]) -> dict[str, floa
 def main() -> None:
     """Translate in both types with both searches, compare, report."""
     (arguments,) = parse_arguments(AgreementArguments, description=__doc__)
+    arguments.output_file = arguments.output_file or str(FOLDER / f"search_agreement_beam_{arguments.num_beams}.json")
     prepare(arguments)
     for name, value in (("model", arguments.model), ("source_file", arguments.source_file)):
         if value is None:
@@ -94,7 +111,9 @@ def main() -> None:
         sources = tokenizer(sentences)["input_ids"]
         for side in ("plain", "fast"):
             name = f"{side}, {str(dtype).removeprefix('torch.')}"
-            found[name] = best_hypotheses(model, sources, arguments.max_tokens_per_batch, side == "fast")
+            found[name] = best_hypotheses(
+                model, sources, arguments.max_tokens_per_batch, arguments.num_beams, side == "fast"
+            )
     compared = {
         name: difference(found[one], found[other])
         for name, one, other in (
@@ -109,10 +128,11 @@ def main() -> None:
         print(f"{name}: {figures['hypotheses_that_differ']} of {len(sentences)} hypotheses differ, {told}")
     write_results(
         arguments,
-        f"beam-{BEAMS} translation of {len(sentences)} sentences, the fast search against transformers' own",
+        f"beam-{arguments.num_beams} translation of {len(sentences)} sentences, the fast search against the plain one",
         compared=compared,
         settings={
             "sentences": len(sentences),
+            "num_beams": arguments.num_beams,
             "length_penalty": LENGTH_PENALTY,
             "max_tokens_per_batch": arguments.max_tokens_per_batch,
             "model": arguments.model,

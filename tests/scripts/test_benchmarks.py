@@ -85,10 +85,12 @@ def test_versions_of_the_packages_that_are_used_are_written(script, tmp_path, mo
     }
 
 
-@pytest.mark.parametrize("name", ["repeats", "threads"])
-def test_options_below_one_are_told_in_one_line(script, capsys, monkeypatch, name):
-    monkeypatch.setattr("sys.argv", ["growth.py", f"--{name}", "0"])
-    assert run(script("growth").main) == 1
+@pytest.mark.parametrize(
+    ("benchmark", "name"), [("growth", "repeats"), ("growth", "threads"), ("search_agreement", "num_beams")]
+)
+def test_options_below_one_are_told_in_one_line(script, capsys, monkeypatch, benchmark, name):
+    monkeypatch.setattr("sys.argv", [f"{benchmark}.py", f"--{name}", "0"])
+    assert run(script(benchmark).main) == 1
     assert capsys.readouterr().err == f"error: --{name} must be at least 1, got 0.\n"
 
 
@@ -119,15 +121,33 @@ def test_searches_are_compared_hypothesis_by_hypothesis(script):
     assert agreement.difference(one, other) == {"hypotheses_that_differ": 2, "largest_score_difference": 0.25}
 
 
-def test_searches_are_compared_in_the_order_of_the_sources(script):
+def test_a_greedy_translation_is_scored_up_to_its_end(script):
+    model = VanillaTransformerForConditionalGeneration(
+        VanillaTransformerConfig(vocab_size=5, d_model=4, d_ff=4, num_heads=1, encoder_layers=1, decoder_layers=1)
+    )
+    end, padding, steps = 2, 0, 3
+    sequences = torch.tensor([[1, 4, end, padding], [1, 3, 4, 3], [1, end, padding, padding]])
+    logits = torch.arange(steps * 3 * 5).reshape(steps, 3, 5).sin() * 3
+    of_tokens = logits.log_softmax(-1)
+    found = script("search_agreement").greedy_scores(model, sequences, tuple(logits), end)
+    expected = [
+        (of_tokens[0, 0, 4] + of_tokens[1, 0, 2]) / 2**0.6,
+        (of_tokens[0, 1, 3] + of_tokens[1, 1, 4] + of_tokens[2, 1, 3]) / 3**0.6,
+        of_tokens[0, 2, 2],
+    ]
+    assert found == pytest.approx(torch.stack(expected).tolist(), rel=1e-5)
+
+
+@pytest.mark.parametrize("beams", [1, 2])
+def test_searches_are_compared_in_the_order_of_the_sources(script, beams):
     agreement = script("search_agreement")
     torch.manual_seed(0)
     model = VanillaTransformerForConditionalGeneration(
         VanillaTransformerConfig(vocab_size=40, d_model=12, d_ff=20, num_heads=3, encoder_layers=1, decoder_layers=1)
     ).eval()
     sources = [[7, 9, 2], [11, 5, 6, 30, 8, 2], [13, 21, 2]]  # in batches of one and two
-    plain, fast = (agreement.best_hypotheses(model, sources, 6, is_fast) for is_fast in (False, True))
-    alone = [agreement.best_hypotheses(model, [source], 6, True)[0] for source in sources]
+    plain, fast = (agreement.best_hypotheses(model, sources, 6, beams, is_fast) for is_fast in (False, True))
+    alone = [agreement.best_hypotheses(model, [source], 6, beams, True)[0] for source in sources]
     assert [tokens for tokens, _ in plain] == [tokens for tokens, _ in fast]
     assert agreement.difference(plain, fast)["largest_score_difference"] < 1e-4
     assert [score for _, score in fast] == pytest.approx([score for _, score in alone], abs=1e-4)
