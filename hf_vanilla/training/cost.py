@@ -34,8 +34,8 @@ class Estimate:
     Args:
         parameters (`int`): Parameters of the model.
         tokens_per_update (`float`): Real tokens of an update, in the mean; of pairs, those of the target.
-        flops (`float`): Operations of all matrix products of the run, as a CPU does them, for real tokens alone: two
-            for each multiplication with its addition, forward and twice that backward.
+        flops (`float`): Operations of all matrix products of the run, as this machine does them, for real tokens
+            alone: two for each multiplication with its addition, forward and twice that backward.
         memory (`float`): Bytes that an update takes at most: weights, gradients, the optimizer's state, and what the
             forward pass keeps for the backward pass, on a CPU with the holes between its tensors. The libraries
             themselves come on top.
@@ -118,7 +118,7 @@ def estimate(
     if isinstance(config, VanillaTransformerConfig):
         flops = transformer_flops(config, *(torch.from_numpy(side).double() for side in lengths))
     else:
-        flops = bert_flops(config, torch.from_numpy(tokens).double())
+        flops = bert_flops(config, torch.from_numpy(tokens).double(), whole_last_layer=_device().type != "cpu")
     longer = np.maximum(lengths[0], tokens)
     if longer.max() > max_tokens_per_batch:
         raise ValueError(
@@ -169,10 +169,14 @@ def transformer_flops(config: VanillaTransformerConfig, source: torch.Tensor, ta
     return config.encoder_layers * encoder + config.decoder_layers * decoder + projection
 
 
-def bert_flops(config: VanillaBertConfig, length: torch.Tensor, masked_share: float = MASKED_SHARE) -> torch.Tensor:
-    """Count the operations of all matrix products of a forward pass of BERT's pre-training, as it is done on a CPU.
-
-    Of the last layer's output, masked and first tokens alone are computed.
+def bert_flops(
+    config: VanillaBertConfig,
+    length: torch.Tensor,
+    masked_share: float = MASKED_SHARE,
+    *,
+    whole_last_layer: bool = False,
+) -> torch.Tensor:
+    """Count the operations of all matrix products of a forward pass of BERT's pre-training.
 
     Args:
         config (`VanillaBertConfig`):
@@ -181,6 +185,9 @@ def bert_flops(config: VanillaBertConfig, length: torch.Tensor, masked_share: fl
             Lengths of the inputs.
         masked_share (`float`):
             Share of the tokens that are predicted.
+        whole_last_layer (`bool`):
+            Whether the last layer computes the output of all tokens, as it does on an accelerator, or of masked and
+            first ones alone, as on a CPU.
 
     Returns:
         `torch.Tensor` of shape `(examples,)`: the operations for each example.
@@ -189,8 +196,9 @@ def bert_flops(config: VanillaBertConfig, length: torch.Tensor, masked_share: fl
     attended = length * 6 * width**2 + length**2 * 4 * width  # queries, keys and values; scores and weighted values
     output = 2 * width**2 + 4 * width * config.intermediate_size  # for each token
     layers = config.num_hidden_layers * (attended + length * output)
-    read = length * masked_share + 1  # of the last layer's output, with the first token
-    layers = layers - torch.where(read <= MOST_READ * length, length - read, 0) * output
+    if not whole_last_layer:
+        read = length * masked_share + 1  # with the first token
+        layers = layers - torch.where(read <= MOST_READ * length, length - read, 0) * output
     prediction = length * masked_share * (2 * width**2 + 2 * width * config.vocab_size)
     return layers + prediction + 2 * width**2 + 4 * width
 
@@ -222,14 +230,18 @@ def _row_lengths(dataset: Any, columns: tuple[str, ...]) -> list[np.ndarray]:
     return lengths
 
 
+def _device() -> torch.device:
+    """Where updates are tried: on an accelerator if there is one."""
+    return torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
+
+
 class _Probe:
     """Runs updates of a new model, and measures them."""
 
     def __init__(self, config: PreTrainedConfig, bf16: bool) -> None:
         is_pairs = isinstance(config, VanillaTransformerConfig)
         model_class: Any = VanillaTransformerForConditionalGeneration if is_pairs else VanillaBertForPreTraining
-        device = torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
-        self.model: PreTrainedModel = model_class(config).to(device).train()
+        self.model: PreTrainedModel = model_class(config).to(_device()).train()
         self.optimizer = torch.optim.AdamW(self.model.parameters(), fused=True)
         self.bf16 = bf16
         self.seconds: list[float] = []

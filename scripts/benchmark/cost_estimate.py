@@ -97,7 +97,7 @@ def main() -> None:
         return measure
 
     def reached(build: Callable[[], Trainer], name: str, padding: int) -> Callable[[], float]:
-        return lambda: train_and_clock(build(), name, padding, WARMUP_STEPS)
+        return lambda: train_and_clock(build(), name, padding, WARMUP_STEPS).rate()
 
     def pairs_trainer(config: VanillaTransformerConfig) -> Callable[[], Trainer]:
         def build() -> Trainer:

@@ -5,7 +5,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,13 +13,14 @@ from typing import Any
 import torch
 from datasets import Dataset
 from tqdm.auto import tqdm
-from transformers import MarianConfig, MarianMTModel, PrinterCallback, Trainer, TrainerCallback
+from transformers import MarianConfig, MarianMTModel, PreTrainedModel, PrinterCallback, Trainer, TrainerCallback
 from transformers.utils import logging
 
-from hf_vanilla import VanillaTransformerConfig
+from hf_vanilla import VanillaBertConfig, VanillaTransformerConfig
 from hf_vanilla.command_line import write_report
 from hf_vanilla.data import load_documents, load_parallel_dataset, python_documentation, split_sentences
-from hf_vanilla.training import command_of_process
+from hf_vanilla.models.loss import IGNORED_LABEL
+from hf_vanilla.training import bert_flops, command_of_process, transformer_flops
 
 
 FOLDER = Path("benchmark_output")
@@ -82,6 +83,7 @@ def report(
     unit: str,
     figures: dict[str, list[float]],
     ratios: dict[str, tuple[str, str, float | None]],
+    operations: Sequence[tuple[float, float]] = (),
     **settings: Any,
 ) -> None:
     """Print all sides and their ratios, and write them to a file; targets hold for full sizes, not for `quick`.
@@ -92,6 +94,8 @@ def report(
         unit (`str`): Unit of the figures.
         figures (`dict[str, list[float]]`): As [`take_turns`] gives them.
         ratios (`dict[str, tuple[str, str, float | None]]`): Name of each ratio: the two sides, and the target.
+        operations (`Sequence[tuple[float, float]]`, *optional*): Of our side in each turn, operations per second, and
+            how many one large product reached.
         **settings (`Any`): What else decides the figures.
     """
     sides = {name: spread(values) for name, values in figures.items()}
@@ -109,7 +113,19 @@ def report(
     for name, ratio in compared.items():
         wanted = f", target {ratio['target']:g}" if "target" in ratio else ""
         print(f"  {name}: {ratio['median']:.2f} x   ({ratio['lowest']:.2f} to {ratio['highest']:.2f}{wanted})")
-    write_results(arguments, work, unit=unit, sides=sides, ratios=compared, settings=settings)
+    extra = {"utilisation": utilisation(operations)} if operations else {}
+    write_results(arguments, work, unit=unit, sides=sides, ratios=compared, **extra, settings=settings)
+
+
+def utilisation(operations: Sequence[tuple[float, float]]) -> dict[str, dict[str, float]]:
+    """Compare operations per second with what one large product reached, turn by turn, and print the share."""
+    reached, ceiling = (spread(list(values)) for values in zip(*operations, strict=True))
+    share = spread([each / most for each, most in operations])
+    print(
+        f"  ours computes {reached['median'] / 1e9:,.0f} GFLOP/s, {share['median']:.0%} of the "
+        f"{ceiling['median'] / 1e9:,.0f} of one large product   ({share['lowest']:.0%} to {share['highest']:.0%})"
+    )
+    return {"operations_per_second": reached, "product_ceiling": ceiling, "share": share}
 
 
 def write_results(arguments: BenchmarkArguments, work: str, **figures: Any) -> None:
@@ -143,6 +159,38 @@ def now() -> float:
     if torch.cuda.is_available():
         torch.cuda.synchronize()
     return time.perf_counter()
+
+
+def product_ceiling(dtype: torch.dtype) -> float:
+    """Measure how many operations a second one large matrix product reaches here, with the threads that are set."""
+    size = 8192 if device().type == "cuda" else 2048
+    one, other = (torch.randn(size, size, device=device()).to(dtype) for _ in range(2))
+    seconds = []
+    for _ in range(8):
+        started = now()
+        torch.mm(one, other)
+        seconds.append(now() - started)
+    return 2 * size**3 / statistics.median(seconds[3:])  # the first ones warm up
+
+
+def training_operations(
+    config: VanillaTransformerConfig | VanillaBertConfig, lengths: torch.Tensor, labelled: torch.Tensor
+) -> float:
+    """Count the operations of a training step's matrix products, forward and twice that backward, without padding's.
+
+    Args:
+        config (`VanillaTransformerConfig` or `VanillaBertConfig`): Sizes of a model of ours.
+        lengths (`torch.Tensor` of shape `(rows,)`): Real tokens of each row's `input_ids`.
+        labelled (`torch.Tensor` of shape `(rows,)`): Those of each row's `labels`.
+
+    Returns:
+        `float`: the operations.
+    """
+    lengths, labelled = lengths.cpu().double(), labelled.cpu().double()
+    if isinstance(config, VanillaTransformerConfig):
+        return 3 * float(transformer_flops(config, lengths, labelled).sum())
+    share = float(labelled.sum() / lengths.sum())
+    return 3 * float(bert_flops(config, lengths, share, whole_last_layer=device().type != "cpu").sum())
 
 
 def sentence_pairs(parallel_file: str | None, columns: list[str], limit: int) -> dict[str, list[str]]:
@@ -225,27 +273,32 @@ def marian_like(config: VanillaTransformerConfig) -> MarianMTModel:
 
 
 class Speedometer(TrainerCallback):
-    """Measures real tokens per second of a training, after its first updates.
+    """Measures real tokens per second of a training, and operations of matrix products, after its first updates.
 
     Args:
-        model (`nn.Module`): The model that is trained.
+        model (`PreTrainedModel`): The model that is trained.
         name (`str`): The argument whose tokens count.
         padding (`int`): What stands in it where there is no token.
         warmup_steps (`int`): Updates that don't count.
     """
 
-    def __init__(self, model: torch.nn.Module, name: str, padding: int, warmup_steps: int):
+    def __init__(self, model: PreTrainedModel, name: str, padding: int, warmup_steps: int):
+        self.config = model.config
         self.name, self.padding, self.warmup_steps = name, padding, warmup_steps
-        self.tokens, self.started, self.seconds = 0, 0.0, 0.0
+        self.started, self.seconds = 0.0, 0.0
+        self.tokens: list[torch.Tensor] = []  # of each batch; read at the end, as a GPU would have to be waited for
+        self.lengths: list[tuple[torch.Tensor, torch.Tensor]] = []
         self.hook = model.register_forward_pre_hook(self._count, with_kwargs=True)
 
     def _count(self, model: torch.nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
-        self.tokens += int((kwargs[self.name] != self.padding).sum())
+        self.tokens.append((kwargs[self.name] != self.padding).sum())
+        is_labelled = kwargs["labels"] != IGNORED_LABEL
+        self.lengths.append((kwargs["attention_mask"].sum(dim=1), is_labelled.sum(dim=1)))
 
     def on_step_end(self, args, state, control, **kwargs) -> None:
         """Start the clock behind the first updates."""
         if state.global_step == self.warmup_steps:
-            self.tokens, self.started = 0, now()
+            self.tokens, self.lengths, self.started = [], [], now()
 
     def on_train_end(self, args, state, control, **kwargs) -> None:
         """Stop the clock."""
@@ -254,13 +307,17 @@ class Speedometer(TrainerCallback):
 
     def rate(self) -> float:
         """Tokens per second."""
-        return self.tokens / self.seconds
+        return sum(map(int, self.tokens)) / self.seconds
+
+    def operations_per_second(self) -> float:
+        """Operations of matrix products per second; of a model of ours."""
+        return sum(training_operations(self.config, *each) for each in self.lengths) / self.seconds
 
 
-def train_and_clock(trainer: Trainer, name: str, padding: int, warmup_steps: int) -> float:
-    """Run a training, and return its real tokens per second after the first updates."""
+def train_and_clock(trainer: Trainer, name: str, padding: int, warmup_steps: int) -> Speedometer:
+    """Run a training, and return what measured it after the first updates."""
     speedometer = Speedometer(trainer.model, name, padding, warmup_steps)
     trainer.add_callback(speedometer)
     trainer.remove_callback(PrinterCallback)  # its lines would part the progress bar of the turns
     trainer.train()
-    return speedometer.rate()
+    return speedometer

@@ -9,9 +9,17 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch.utils.flop_counter import FlopCounterMode
+from transformers import Trainer, TrainingArguments
 
-from hf_vanilla import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
+from hf_vanilla import (
+    VanillaBertConfig,
+    VanillaBertForPreTraining,
+    VanillaTransformerConfig,
+    VanillaTransformerForConditionalGeneration,
+)
 from hf_vanilla.command_line import run
+from hf_vanilla.training import transformer_flops
 
 
 FOLDER = Path(__file__).parents[2] / "scripts" / "benchmark"
@@ -70,6 +78,69 @@ def test_figures_have_a_file_by_default_with_the_number_of_turns(script, tmp_pat
     assert (written["pieces"], written["repeats"]) == (7, repeats)
 
 
+def test_operations_of_a_step_are_those_that_torch_counts(script):
+    measuring = script("measuring")
+    torch.manual_seed(0)
+    ids = torch.randint(5, 29, (3, 8))
+    rest = {"vocab_size": 31, "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+    bert = VanillaBertConfig(hidden_size=12, num_hidden_layers=3, num_attention_heads=2, intermediate_size=20, **rest)
+    is_masked = torch.arange(24).reshape(3, 8) % 5 == 2
+    nsp = {"next_sentence_label": torch.tensor([1, 0, 1])}
+    labels = ids.masked_fill(~is_masked, -100)
+    assert counted(VanillaBertForPreTraining(bert), input_ids=ids, labels=labels, **nsp) == pytest.approx(
+        measuring.training_operations(bert, torch.full((3,), 8), is_masked.sum(dim=1))
+    )
+    pairs = VanillaTransformerConfig(
+        vocab_size=31, d_model=12, d_ff=20, num_heads=3, encoder_layers=2, decoder_layers=1, dropout=0.0
+    )
+    labels = torch.randint(5, 29, (3, 6))
+    assert counted(VanillaTransformerForConditionalGeneration(pairs), input_ids=ids, labels=labels) == pytest.approx(
+        measuring.training_operations(pairs, torch.full((3,), 8), torch.full((3,), 6))
+    )
+
+
+def counted(model, **inputs):
+    with FlopCounterMode(display=False) as counter:
+        model.train()(**inputs).loss.backward()
+    return counter.get_total_flops()
+
+
+def test_the_operations_of_a_training_are_those_of_its_batches(script, tmp_path, monkeypatch):
+    measuring = script("measuring")
+    clock = iter([10.0, 14.0])
+    monkeypatch.setattr(measuring, "now", lambda: next(clock))
+    config = VanillaTransformerConfig(
+        vocab_size=31, d_model=12, d_ff=20, num_heads=3, encoder_layers=1, decoder_layers=1, pad_token_id=0
+    )
+    rows = [
+        {"input_ids": [5] * 4 + [0] * 3, "attention_mask": [1] * 4 + [0] * 3, "labels": [7] * 5 + [-100]},
+        {"input_ids": [9] * 7, "attention_mask": [1] * 7, "labels": [8] * 3 + [-100] * 3},
+    ]
+    args = TrainingArguments(
+        str(tmp_path), max_steps=3, per_device_train_batch_size=2, use_cpu=True, disable_tqdm=True, report_to="none"
+    )
+    trainer = Trainer(VanillaTransformerForConditionalGeneration(config), args, train_dataset=rows)
+    speedometer = measuring.train_and_clock(trainer, "labels", -100, 1)  # of three updates, two count
+    of_a_batch = 3 * float(transformer_flops(config, torch.tensor([4, 7]), torch.tensor([5, 3])).sum())
+    assert speedometer.rate() == 2 * 8 / 4
+    assert speedometer.operations_per_second() == 2 * of_a_batch / 4
+
+
+def test_the_utilisation_is_told_and_written(script, tmp_path, capsys):
+    measuring = script("measuring")
+    arguments = measuring.BenchmarkArguments(output_file=str(tmp_path / "row.json"))
+    turns = [(30e9, 100e9), (30e9, 120e9), (60e9, 110e9)]
+    measuring.report(arguments, "some work", "pieces", {"ours": [3.0]}, {}, turns)
+    written = json.loads((tmp_path / "row.json").read_text())["utilisation"]
+    assert written == {
+        "operations_per_second": {"median": 30e9, "lowest": 30e9, "highest": 60e9},
+        "product_ceiling": {"median": 110e9, "lowest": 100e9, "highest": 120e9},
+        "share": {"median": 0.3, "lowest": 0.25, "highest": 0.5455},
+    }
+    line = "  ours computes 30 GFLOP/s, 30% of the 110 of one large product   (25% to 55%)"
+    assert line in capsys.readouterr().out.splitlines()
+
+
 @pytest.mark.parametrize("used", [["accelerate"], ["accelerate", "ctranslate2"]])
 def test_versions_of_the_packages_that_are_used_are_written(script, tmp_path, monkeypatch, used):
     measuring = script("measuring")
@@ -86,7 +157,8 @@ def test_versions_of_the_packages_that_are_used_are_written(script, tmp_path, mo
 
 
 @pytest.mark.parametrize(
-    ("benchmark", "name"), [("growth", "repeats"), ("growth", "threads"), ("search_agreement", "num_beams")]
+    ("benchmark", "name"),
+    [("growth", "repeats"), ("growth", "threads"), ("bert_pretraining", "length"), ("search_agreement", "num_beams")],
 )
 def test_options_below_one_are_told_in_one_line(script, capsys, monkeypatch, benchmark, name):
     monkeypatch.setattr("sys.argv", [f"{benchmark}.py", f"--{name}", "0"])
@@ -152,6 +224,18 @@ def test_searches_are_compared_in_the_order_of_the_sources(script, beams):
     assert agreement.difference(plain, fast)["largest_score_difference"] < 1e-4
     assert [score for _, score in fast] == pytest.approx([score for _, score in alone], abs=1e-4)
     assert len({score for _, score in fast}) == 3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["translation_training", "bert_pretraining"])
+def test_a_quick_training_tells_its_utilisation(tmp_path, name):
+    file = tmp_path / "row.json"
+    options = ["--steps", "2", "--length", "32"] if name == "bert_pretraining" else ["--tokens_per_turn", "3000"]
+    command = [sys.executable, str(FOLDER / f"{name}.py"), "--quick", "--threads", "1", "--output_file", str(file)]
+    subprocess.run([*command, *options], check=True, cwd=tmp_path, capture_output=True)
+    written = json.loads(file.read_text())
+    assert 0 < written["utilisation"]["share"]["median"] < 1.2
+    assert written["quick"] is True
 
 
 @pytest.mark.slow

@@ -53,6 +53,19 @@ def test_operations_of_pretraining_are_those_that_torch_counts():
     assert 3 * expected.item() == pytest.approx(counter.get_total_flops(), rel=1e-9)
 
 
+def test_operations_of_pretraining_with_a_whole_last_layer_are_those_that_torch_counts():
+    config = VanillaBertConfig(**BERT, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
+    model = VanillaBertForPreTraining(config).train()
+    model.bert.layers[-1].register_forward_hook(lambda *_: None)  # whoever hooks it gets all positions
+    ids = torch.randint(3, 29, (1, 7))
+    labels = torch.where(torch.tensor([False, False, True, False, False, True, False]), ids, -100)
+    with FlopCounterMode(display=False) as counter:
+        model(ids, labels=labels, next_sentence_label=torch.tensor([1])).loss.backward()
+    length = torch.tensor([7.0], dtype=torch.float64)
+    expected = bert_flops(config, length, masked_share=2 / 7, whole_last_layer=True)
+    assert 3 * expected.item() == pytest.approx(counter.get_total_flops(), rel=1e-9)
+
+
 @pytest.mark.parametrize("bf16", [True, False])
 def test_a_run_is_extrapolated(bf16):
     config, pairs = tiny_config(), tiny_pairs(45)
