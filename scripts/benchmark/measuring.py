@@ -180,17 +180,18 @@ def training_operations(
 
     Args:
         config (`VanillaTransformerConfig` or `VanillaBertConfig`): Sizes of a model of ours.
-        lengths (`torch.Tensor` of shape `(rows,)`): Real tokens of each row's `input_ids`.
+        lengths (`torch.Tensor` of shape `(rows,)`): Real tokens of each row's `input_ids`, on the model's device.
         labelled (`torch.Tensor` of shape `(rows,)`): Those of each row's `labels`.
 
     Returns:
         `float`: the operations.
     """
+    on_cpu = lengths.device.type == "cpu"
     lengths, labelled = lengths.cpu().double(), labelled.cpu().double()
     if isinstance(config, VanillaTransformerConfig):
         return 3 * float(transformer_flops(config, lengths, labelled).sum())
     share = float(labelled.sum() / lengths.sum())
-    return 3 * float(bert_flops(config, lengths, share, whole_last_layer=device().type != "cpu").sum())
+    return 3 * float(bert_flops(config, lengths, share, whole_last_layer=not on_cpu).sum())
 
 
 def sentence_pairs(parallel_file: str | None, columns: list[str], limit: int) -> dict[str, list[str]]:

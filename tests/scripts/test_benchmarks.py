@@ -6,9 +6,11 @@ import subprocess
 import sys
 from importlib.metadata import version
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
+from torch.autograd import DeviceType
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import Trainer, TrainingArguments
 
@@ -224,6 +226,52 @@ def test_searches_are_compared_in_the_order_of_the_sources(script, beams):
     assert agreement.difference(plain, fast)["largest_score_difference"] < 1e-4
     assert [score for _, score in fast] == pytest.approx([score for _, score in alone], abs=1e-4)
     assert len({score for _, score in fast}) == 3
+
+
+def test_the_time_of_a_step_is_shared_out(script):
+    times = {
+        "aten::addmm": 2e6,
+        "mkldnn::_linear_pointwise": 1e6,
+        "aten::baddbmm_": 5e5,
+        "aten::_scaled_dot_product_flash_attention_for_cpu": 25e4,
+        "aten::copy_": 1e6,
+        "aten::add": 2e6,
+        "aten::view": 3e4,
+        "aten::slice": 2e4,
+        "autograd::engine::evaluate_function: AddmmBackward0": 7e5,
+        "AddmmBackward0": 5e5,
+    }
+    events = [
+        SimpleNamespace(key=key, self_cpu_time_total=time, device_type=DeviceType.CPU, self_device_time_total=time)
+        for key, time in times.items()
+    ]
+    events.append(SimpleNamespace(key="void ns::kernel", device_type=DeviceType.CUDA, self_cpu_time_total=9e9))
+    assert list(script("step_profile").shares_of(events, 10.0).items()) == [
+        ("products", 0.3),
+        ("attention's products", 0.075),
+        ("add", 0.2),
+        ("copy_", 0.1),
+        ("all others", 0.005),
+        ("outside of operations", 0.32),
+    ]
+
+
+@pytest.mark.parametrize("name", ["bert_mini", "encoder_decoder", "decoding"])
+def test_a_step_is_profiled(script, tmp_path, monkeypatch, name):
+    file = tmp_path / "row.json"
+    monkeypatch.setattr(
+        "sys.argv", ["step_profile.py", "--quick", "--only", name, "--repeats", "1", "--output_file", str(file)]
+    )
+    benchmark = script("step_profile")
+    monkeypatch.setattr(torch, "set_num_threads", lambda threads: None)
+    monkeypatch.setitem(benchmark.BATCHES, "bert_mini", 3)
+    assert run(benchmark.main) == 0
+    [profile] = json.loads(file.read_text())["profiles"].values()
+    shares = profile["shares"]
+    assert sum(shares.values()) == pytest.approx(1.0, abs=0.01)
+    assert min(shares["products"], shares["attention's products"], shares["outside of operations"]) > 0
+    assert profile["ceiling"] == pytest.approx(1 / (shares["products"] + shares["attention's products"]), abs=0.01)
+    assert profile["seconds"]["median"] > 0
 
 
 @pytest.mark.slow
