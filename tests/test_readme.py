@@ -153,11 +153,19 @@ def test_numbers_are_those_of_the_results(path):
 def test_ratios_are_those_of_the_benchmarks(path):
     result = json.loads(path.read_text(encoding="utf-8"))
     rows = [[cell.strip() for cell in line.split("|")] for line in README.splitlines() if f"`{path.name}`" in line]
-    assert rows
-    for ratio in result.get("ratios", {}).values():
+    assert rows or f"`{path.name}`" in README
+    with_tcmalloc = path.parent / "tcmalloc" / path.name
+    others = json.loads(with_tcmalloc.read_text(encoding="utf-8"))["ratios"] if with_tcmalloc.exists() else {}
+    assert result.get("ratios", {}).keys() >= others.keys()
+    for name, ratio in result.get("ratios", {}).items():
         figures = [f"{ratio['median']:.2f}", f"{ratio['lowest']:.2f} to {ratio['highest']:.2f}"]
         figures.append(f"{ratio['target']:g}" if "target" in ratio else "–")
-        assert [row for row in rows if row[3:6] == figures]
+        [row] = [row for row in rows if row[3:6] == figures]
+        assert row[7] == (f"{others[name]['median']:.2f}" if name in others else "–")
+        medians = [side["median"] for side in result["sides"].values()]
+        assert row[6] == "–" or any(
+            row[6].startswith(f"{median:,.{0 if median >= 100 else 1}f} ") for median in medians
+        )
 
 
 def test_agreement_is_that_of_the_searches():
@@ -176,3 +184,24 @@ def test_named_files_exist():
     named = set(re.findall(r"`((?:hf_vanilla|scripts)/[\w/]+\.py)`", README))
     assert len(named) > 8
     assert [path for path in named if not (ROOT / path).exists()] == []
+
+
+def test_ceilings_are_those_of_the_profiles():
+    results = BENCHMARKS[0].parent
+    text = (results.parent / "README.md").read_text(encoding="utf-8").partition("## What is left\n")[2]
+    rows = [[cell.strip() for cell in line.split("|")] for line in text.splitlines() if line.startswith("|")][2:8]
+    profiles = json.loads((results / "step_profile.json").read_text(encoding="utf-8"))["profiles"]
+    named = ["encoder_decoder"] * 2 + ["bert_mini", "bert_base"] + ["decoding"] * 2
+    files = ["translation_training"] * 2 + ["bert_pretraining_mini", "bert_pretraining_base"]
+    files += ["translation_decoding"] * 2
+    for row, name, file, place in zip(rows, named, files, (0, 1, 0, 0, 0, 1), strict=True):
+        ratio = list(json.loads((results / f"{file}.json").read_text(encoding="utf-8"))["ratios"].values())[place]
+        profile, shares = profiles[name], profiles[name]["shares"]
+        parts = [shares["products"], shares["attention's products"], shares["outside of operations"]]
+        told = [parts[0], parts[1], 1 - sum(parts), parts[2]]
+        assert row[2:5] == [
+            f"{ratio['target']:g}",
+            f"{ratio['median']:.2f}",
+            f"{ratio['median'] * profile['ceiling']:.1f}",
+        ]
+        assert row[5:9] == [f"{share:.0%}" for share in told]

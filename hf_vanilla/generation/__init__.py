@@ -3,6 +3,7 @@
 from ..models.alignment import WordAlignment, beam_attention, forced_attention, word_alignments
 from ..models.pipeline_vanilla_transformer import Translation, length_penalty_of
 from .beam_search import beam_search
+from .cpu_layers import fast_model
 from .scoring import ScoreOutput, TextScore, labels_of_beams, score, score_texts
 from .translation import load_translator, translate
 
@@ -14,6 +15,7 @@ __all__ = [
     "WordAlignment",
     "beam_attention",
     "beam_search",
+    "fast_model",
     "forced_attention",
     "labels_of_beams",
     "length_penalty_of",

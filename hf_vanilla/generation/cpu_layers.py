@@ -61,11 +61,11 @@ def can_pack(weight: torch.Tensor, rows: int) -> bool:
 
 
 def fast_model(model: PreTrainedModel, rows: int) -> PreTrainedModel:
-    """Copy a model for inference if there is something to gain by it.
+    """Copy a model for inference if there is something to gain by it. Later changes of its weights need a new copy.
 
     Args:
         model (`PreTrainedModel`): The model.
-        rows (`int`): About how many rows its linear maps will be applied to at a time.
+        rows (`int`): About how many rows its linear maps will be applied to at a time, such as the tokens of a batch.
 
     Returns:
         `PreTrainedModel`: the copy, or the model itself if it is not of this package or not on a CPU.
