@@ -168,9 +168,10 @@ def test_ratios_are_those_of_the_benchmarks(path):
         )
 
 
-def test_agreement_is_that_of_the_searches():
-    compared = json.loads((BENCHMARKS[0].parent / "search_agreement.json").read_text(encoding="utf-8"))["compared"]
-    [told] = [part for part in README.split("\n\n") if "`search_agreement.json`" in part]
+@pytest.mark.parametrize("name", ["search_agreement.json", "search_agreement_greedy.json"])
+def test_agreement_is_that_of_the_searches(name):
+    compared = json.loads((BENCHMARKS[0].parent / name).read_text(encoding="utf-8"))["compared"]
+    [told] = [part for part in README.split("\n\n") if f"`{name}`" in part]
     counts = [compared[name]["hypotheses_that_differ"] for name in compared]
     assert [int(number) for number in re.findall(r" (\d+) (?:differ|in|of)", told)] == counts
 
