@@ -167,11 +167,11 @@ def dropout_noise(shape: torch.Size, rate: float, device: torch.device) -> torch
 
 
 def _scaled_noise(noise: torch.Tensor, rate: float, dtype: torch.dtype) -> torch.Tensor:
-    """Return noise / (1 - rate) in a floating dtype."""
+    """Return noise / (1 - rate); in 16 bits, by a product of integers, which is four times as fast."""
     scale = 1 / (1 - rate)
     if dtype.itemsize != 2:
         return noise.to(dtype).mul_(scale)
-    bits = torch.tensor(scale, dtype=dtype).view(torch.int16).item()  # integers are multiplied four times as fast
+    bits = torch.tensor(scale, dtype=dtype, device="cpu").view(torch.int16).item()
     return noise.to(torch.int16).mul_(bits).view(dtype)
 
 

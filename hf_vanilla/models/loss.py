@@ -350,7 +350,7 @@ def select_labelled(hidden_states: torch.Tensor, labels: torch.Tensor) -> tuple[
     return hidden_states.index_select(0, labelled), labels.index_select(0, labelled)
 
 
-def selected_cross_entropy_sum(
+def projected_cross_entropy_sum(
     hidden_states: torch.Tensor,
     weight: torch.Tensor,
     bias: torch.Tensor | None,
@@ -379,27 +379,3 @@ def selected_cross_entropy_sum(
         if torch.compiler.is_compiling():
             return _cross_entropy_and_gradients(hidden_states, weight, bias, labels, *target)[0]
         return _ChunkedCrossEntropySum.apply(hidden_states, weight, bias, labels, target)
-
-
-def projected_cross_entropy_sum(
-    hidden_states: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    labels: torch.Tensor,
-    target: SmoothedTarget,
-) -> torch.Tensor:
-    """Project hidden states onto the vocabulary and sum the cross-entropy, only where there is a label.
-
-    Args:
-        hidden_states (`torch.Tensor` of shape `(batch, length, d_model)`): What is projected.
-        weight (`torch.Tensor` of shape `(vocab, d_model)`): The projection.
-        bias (`torch.Tensor` of shape `(vocab,)`, *optional*): Its bias.
-        labels (`torch.Tensor` of shape `(batch, length)`): True tokens; -100 where there is none.
-        target (`SmoothedTarget`): The distribution around the true token.
-
-    Returns:
-        `torch.Tensor` of shape `()`: the sum over all labelled tokens, in float32 and nats. Can be differentiated
-        once.
-    """
-    hidden_states, labels = select_labelled(hidden_states, labels)
-    return selected_cross_entropy_sum(hidden_states, weight, bias, labels, target)

@@ -62,7 +62,7 @@ from .layers import (
     pack_padding,
     put_tokens,
 )
-from .loss import IGNORED_LABEL, cross_entropy_sum, select_labelled, selected_cross_entropy_sum, smoothed_target
+from .loss import IGNORED_LABEL, cross_entropy_sum, projected_cross_entropy_sum, select_labelled, smoothed_target
 
 
 # For attention, rows of a padded batch are sorted into groups of like length, one for so many positions of the longest
@@ -358,7 +358,7 @@ class MaskedTokenHead(nn.Module):
         if type(self.decoder) is not nn.Linear or hasattr(self.decoder, "_hf_hook"):  # an adapter, or offloaded
             return cross_entropy_sum(self(hidden_states), labels, target), None
         hidden_states = self.transform(hidden_states)
-        loss_sum = selected_cross_entropy_sum(hidden_states, self.decoder.weight, self.decoder.bias, labels, target)
+        loss_sum = projected_cross_entropy_sum(hidden_states, self.decoder.weight, self.decoder.bias, labels, target)
         return loss_sum, None
 
 

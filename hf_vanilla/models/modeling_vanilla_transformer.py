@@ -61,7 +61,14 @@ from .layers import (
     positions_of,
     sinusoidal_positions,
 )
-from .loss import IGNORED_LABEL, cross_entropy_sum, freeze_row, projected_cross_entropy_sum, smoothed_target
+from .loss import (
+    IGNORED_LABEL,
+    cross_entropy_sum,
+    freeze_row,
+    projected_cross_entropy_sum,
+    select_labelled,
+    smoothed_target,
+)
 
 
 # transformers' maximum for every model that does not say: not a choice of anybody for this one.
@@ -670,7 +677,8 @@ class VanillaTransformerForConditionalGeneration(VanillaTransformerPreTrainedMod
         target = smoothed_target(smoothing, config.label_smoothing_type, config.vocab_size, config.pad_token_id)
         weight = self._differentiable_weight() if self.training else None
         if weight is not None:
-            loss = projected_cross_entropy_sum(hidden_states, weight, self.lm_head.bias, labels, target)
+            labelled, words = select_labelled(hidden_states, labels)  # (tokens, d_model), (tokens,)
+            loss = projected_cross_entropy_sum(labelled, weight, self.lm_head.bias, words, target)
         else:
             logits = self._project(hidden_states)
             loss = cross_entropy_sum(logits, labels, target)

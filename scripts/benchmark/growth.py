@@ -21,8 +21,7 @@ from transformers import set_seed
 
 from hf_vanilla import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
 from hf_vanilla.command_line import parse_arguments, run
-from hf_vanilla.generation import beam_search
-from hf_vanilla.generation.cpu_layers import fast_model
+from hf_vanilla.generation import beam_search, fast_model
 
 
 MIDDLE = {"sentences": 64, "length": 32, "layers": 2, "vocab_size": 8000}

@@ -19,8 +19,7 @@ from transformers import PreTrainedModel
 
 from hf_vanilla.command_line import parse_arguments, run
 from hf_vanilla.data import load_documents
-from hf_vanilla.generation import beam_search, load_translator
-from hf_vanilla.generation.cpu_layers import fast_model
+from hf_vanilla.generation import beam_search, fast_model, load_translator
 from hf_vanilla.models.text_batches import batches_by_length, padded
 
 

@@ -37,8 +37,7 @@ from transformers import MarianMTModel, PreTrainedModel, set_seed
 
 from hf_vanilla import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
 from hf_vanilla.command_line import parse_arguments, run
-from hf_vanilla.generation import beam_search
-from hf_vanilla.generation.cpu_layers import fast_model
+from hf_vanilla.generation import beam_search, fast_model
 from hf_vanilla.models.text_batches import batches_by_length, padded
 from hf_vanilla.tokenization import train_tokenizer
 

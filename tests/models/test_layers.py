@@ -445,6 +445,12 @@ def test_dropout_multiplies_by_its_noise_and_scale(dtype, rate):
     assert torch.equal(gradient, direction * (noise.to(dtype) * scale))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_dropout_is_where_its_input_is(dtype):
+    with torch.device("meta"):
+        assert dropout(torch.ones(2, 7, dtype=dtype, device="cpu"), 0.5, training=True).device.type == "cpu"
+
+
 def test_dropout_keeps_a_byte_of_each_element():
     kept = []
     with torch.autograd.graph.saved_tensors_hooks(lambda tensor: kept.append(tensor) or tensor, lambda tensor: tensor):

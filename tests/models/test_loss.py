@@ -44,6 +44,11 @@ def plain_loss(hidden_states, weight, bias, labels, target):
     return cross_entropy_sum(nn.functional.linear(hidden_states, weight, bias), labels, target)
 
 
+def projected_loss(hidden_states, weight, bias, labels, target):
+    hidden_states, labels = select_labelled(hidden_states, labels)
+    return projected_cross_entropy_sum(hidden_states, weight, bias, labels, target)
+
+
 @pytest.fixture(params=[1, 3, 256], ids=lambda tokens: f"chunks of {tokens}")
 def chunk_tokens(request, monkeypatch):
     monkeypatch.setattr(loss, "CHUNK_TOKENS", request.param)
@@ -128,7 +133,7 @@ def test_chunked_loss_and_gradients_equal_the_plain_ones(name, bias):
     arguments = projection(bias)
     inputs = [argument for argument in arguments if argument is not None]
     expected = plain_loss(*arguments, LABELS, TARGETS[name])
-    actual = projected_cross_entropy_sum(*arguments, LABELS, TARGETS[name])
+    actual = projected_loss(*arguments, LABELS, TARGETS[name])
     assert (actual.shape, actual.dtype) == ((), torch.float32)
     torch.testing.assert_close(actual, expected, rtol=1e-6, atol=1e-6)
     for ours, theirs in zip(
@@ -144,9 +149,9 @@ def test_compiled_loss_and_gradients_equal_those_of_plain_code(dtype, bias):
     torch.compiler.reset()
     arguments = projection(bias)
     inputs = [argument for argument in arguments if argument is not None]
-    compiled = torch.compile(projected_cross_entropy_sum, fullgraph=True, backend="aot_eager")
+    compiled = torch.compile(projected_loss, fullgraph=True, backend="aot_eager")
     with torch.autocast("cpu", dtype, enabled=dtype != torch.float32):
-        expected = projected_cross_entropy_sum(*arguments, LABELS, TARGETS["annotated"])
+        expected = projected_loss(*arguments, LABELS, TARGETS["annotated"])
         actual = compiled(*arguments, LABELS, TARGETS["annotated"])
     torch.testing.assert_close(actual, expected)
     for ours, theirs in zip(torch.autograd.grad(actual, inputs), torch.autograd.grad(expected, inputs), strict=True):
@@ -201,7 +206,7 @@ def test_chunked_loss_under_autocast_is_within_the_precision_of_its_dtype(name, 
     arguments = projection()
     expected = plain_loss(*arguments, LABELS, TARGETS[name])
     with torch.autocast("cpu", dtype):
-        actual = projected_cross_entropy_sum(*arguments, LABELS, TARGETS[name])
+        actual = projected_loss(*arguments, LABELS, TARGETS[name])
     assert actual.dtype == torch.float32
     precision = torch.finfo(dtype).eps
     torch.testing.assert_close(actual, expected, rtol=2 * precision, atol=precision)
@@ -216,7 +221,7 @@ def test_chunked_loss_under_autocast_is_within_the_precision_of_its_dtype(name, 
 def test_loss_of_half_precision_is_computed_in_single(dtype):
     hidden_states, weight, _ = (tensor.detach().to(dtype) for tensor in projection())
     expected = plain_loss(hidden_states.float(), weight.float(), None, LABELS, TARGETS["uniform"])
-    actual = projected_cross_entropy_sum(hidden_states, weight, None, LABELS, TARGETS["uniform"])
+    actual = projected_loss(hidden_states, weight, None, LABELS, TARGETS["uniform"])
     assert actual.dtype == torch.float32
     torch.testing.assert_close(actual, expected, rtol=2 * torch.finfo(dtype).eps, atol=0)
 
@@ -225,7 +230,7 @@ def test_loss_of_half_precision_is_computed_in_single(dtype):
 def test_nothing_labelled_costs_nothing_and_moves_nothing(name):
     arguments = projection()
     labels = torch.full_like(LABELS, -100)
-    for function in (plain_loss, projected_cross_entropy_sum):
+    for function in (plain_loss, projected_loss):
         total = function(*arguments, labels, TARGETS[name])
         assert total.item() == 0
         for gradient in torch.autograd.grad(total, arguments):
@@ -237,7 +242,7 @@ def test_large_logits_stay_finite(name):
     hidden_states, weight, bias = projection()
     arguments = (hidden_states * 1e4, weight, bias)
     expected = plain_loss(*arguments, LABELS, TARGETS[name])
-    actual = projected_cross_entropy_sum(*arguments, LABELS, TARGETS[name])
+    actual = projected_loss(*arguments, LABELS, TARGETS[name])
     assert actual.isfinite()
     torch.testing.assert_close(actual, expected)
     assert torch.autograd.grad(actual, weight)[0].isfinite().all()
@@ -246,13 +251,13 @@ def test_large_logits_stay_finite(name):
 def test_chunked_loss_does_without_gradients():
     arguments = projection()
     with torch.no_grad():
-        actual = projected_cross_entropy_sum(*arguments, LABELS, TARGETS["t2t"])
+        actual = projected_loss(*arguments, LABELS, TARGETS["t2t"])
     torch.testing.assert_close(actual, plain_loss(*arguments, LABELS, TARGETS["t2t"]).detach())
 
 
 def test_unlabelled_positions_get_no_gradient():
     hidden_states, weight, bias = projection()
-    projected_cross_entropy_sum(hidden_states, weight, bias, LABELS, TARGETS["uniform"]).backward()
+    projected_loss(hidden_states, weight, bias, LABELS, TARGETS["uniform"]).backward()
     touched = (hidden_states.grad != 0).any(-1)
     assert torch.equal(touched, LABELS != -100)
 
