@@ -188,7 +188,7 @@ def _length_limits(
     if attention_mask is None:
         attention_mask = torch.ones_like(model_kwargs["encoder_outputs"][0][..., 0])
     # one row for each sentence or for each beam, as the model wants it
-    source_lengths = attention_mask.sum(1).view(batch, -1)[:, 0].long()
+    source_lengths = (attention_mask != 0).sum(1).view(batch, -1)[:, 0]
     return limits.minimum(options.prompt_length + source_lengths + max_length_offset)
 
 

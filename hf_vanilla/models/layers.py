@@ -24,7 +24,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, PreTrainedModel
 from transformers.utils.output_capturing import capture_outputs
 
 
-# Up to this many keys, on a CPU and with gradients, two matrix products and a softmax are faster than
+# Up to this many keys, in training on a CPU, two matrix products and a softmax are faster than
 # `scaled_dot_product_attention`, whose backward pass is made for long sequences.
 SHORT_SEQUENCE = 256
 # From this share of padding on, work on real tokens alone is faster than on all positions, moving them included.
@@ -130,7 +130,7 @@ def positions_of(
     """Number the tokens of each row from 0, whichever side its padding is on.
 
     Args:
-        attention_mask (`torch.Tensor` of shape `(batch, past_length + length)`, *optional*): 1 for tokens, 0 for
+        attention_mask (`torch.Tensor` of shape `(batch, past_length + length)`, *optional*): Not 0 for tokens, 0 for
             padding.
         length (`int`): How many positions are asked for: the last ones.
         past_length (`int` or `torch.Tensor`): How many came before them; of a static cache, a tensor.
@@ -142,7 +142,8 @@ def positions_of(
     """
     if not isinstance(attention_mask, torch.Tensor) or attention_mask.dim() != 2:
         return torch.arange(length, device=device)[None] + past_length
-    return (attention_mask.long().cumsum(-1) - 1).clamp_(min=0)[:, attention_mask.shape[1] - length :]
+    is_token = attention_mask != 0  # as transformers reads masks of any type
+    return (is_token.long().cumsum(-1) - 1).clamp_(min=0)[:, attention_mask.shape[1] - length :]
 
 
 def dropout_noise(shape: torch.Size, rate: float, device: torch.device) -> torch.Tensor:
@@ -532,15 +533,19 @@ class MultiHeadAttention(nn.Module):
         """
         implementation = self.config._attn_implementation
         kernel: Callable = ALL_ATTENTION_FUNCTIONS.get_interface(implementation, eager_attention_forward)
-        if implementation == "sdpa" and (self._is_short(query, key) or 0 in query.shape or 0 in key.shape):
+        if implementation == "sdpa" and (self._is_short_training(key) or 0 in query.shape or 0 in key.shape):
             kernel = eager_attention_forward
         rate = self.dropout if self.training else 0.0
         output, weights = kernel(self, query, key, value, attention_mask, dropout=rate, scaling=self.scaling, **kwargs)
         return output, weights if implementation == "eager" else None
 
-    def _is_short(self, query: torch.Tensor, key: torch.Tensor) -> bool:
-        """Whether the plain products beat `scaled_dot_product_attention` here."""
-        return query.device.type == "cpu" and query.requires_grad and key.shape[2] <= SHORT_SEQUENCE
+    def _is_short_training(self, key: torch.Tensor) -> bool:
+        """Whether plain products beat `scaled_dot_product_attention` here.
+
+        Asks for training, not for gradients: a checkpointed layer runs once without them and once with them, and must
+        draw the same dropout both times.
+        """
+        return self.training and key.device.type == "cpu" and key.shape[2] <= SHORT_SEQUENCE
 
 
 class SelfAttention(MultiHeadAttention):
@@ -620,6 +625,25 @@ class SelfAttention(MultiHeadAttention):
         return output.reshape(batch, query_len, self.heads * self.d_v), weights
 
 
+def _unpad_source(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, dict[str, Any]]:
+    """Drop the padding of a source for flash attention, and give the lengths of queries and keys apart.
+
+    Left to itself, transformers drops queries by the source's mask.
+    """
+    batch, _, query_len, _ = query.shape
+    key, value = (states[:, :, : mask.shape[1]].transpose(1, 2)[mask != 0] for states in (key, value))
+    ends = nn.functional.pad((mask != 0).sum(1).cumsum(0, dtype=torch.int32), (1, 0))  # (batch + 1,)
+    lengths = {
+        "cu_seq_lens_q": torch.arange(0, (batch + 1) * query_len, query_len, dtype=torch.int32, device=query.device),
+        "cu_seq_lens_k": ends,
+        "max_length_q": query_len,
+        "max_length_k": mask.shape[1],
+    }
+    return key.transpose(0, 1)[None], value.transpose(0, 1)[None], lengths  # (1, heads, tokens, ...)
+
+
 class CrossAttention(MultiHeadAttention):
     """Attention of a target to its source, with one matrix product for keys and values.
 
@@ -676,7 +700,10 @@ class CrossAttention(MultiHeadAttention):
         batch, _, key_len, _ = key.shape
         rows = target_batch // batch if batch else 1
         query = query.view(batch, rows * query_len, self.heads, self.d_k).transpose(1, 2)
-        if rows > 1 and isinstance(attention_mask, torch.Tensor) and attention_mask.dim() == 4:
+        if isinstance(attention_mask, torch.Tensor) and attention_mask.dim() == 2:  # flash attention
+            key, value, lengths = _unpad_source(query, key, value, attention_mask)
+            attention_mask, kwargs = None, {**kwargs, **lengths}
+        elif rows > 1 and isinstance(attention_mask, torch.Tensor):
             attention_mask = attention_mask[:, :, :1]  # padding is the same to every query
         output, weights = self.attend(query, key, value, attention_mask, **kwargs)
         if weights is not None and rows > 1:

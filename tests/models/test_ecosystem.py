@@ -16,7 +16,9 @@ from tiny_models import (
     gradients,
     tiny_model,
 )
+from torch import nn
 from torch._dynamo.testing import CompileCounterWithBackend
+from transformers import modeling_flash_attention_utils as flash_utils
 from transformers.cache_utils import EncoderDecoderCache, StaticCache
 from transformers.modeling_outputs import BaseModelOutput
 
@@ -240,3 +242,34 @@ def test_beams_get_a_source_each_where_attention_can_not_share_it(implementation
     rows = 2 if implementation in ("eager", "sdpa") else 6
     assert inputs["encoder_outputs"].last_hidden_state.shape == (rows, 5, 16)
     assert inputs["attention_mask"].shape == (rows, 5)
+
+
+def flash_stand_in(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, causal=False, softmax_scale=None):
+    """Attention over flattened sequences, as flash attention's kernel for lengths that vary computes it."""
+    outputs = []
+    q_lengths, k_lengths = cu_seqlens_q.diff().tolist(), cu_seqlens_k.diff().tolist()
+    parts = q.split(q_lengths), k.split(k_lengths), v.split(k_lengths)
+    for query, key, value in zip(*parts, strict=True):
+        mask = torch.ones(len(query), len(key), dtype=torch.bool).tril(len(key) - len(query)) if causal else None
+        heads_first = (states.transpose(0, 1) for states in (query, key, value))
+        output = nn.functional.scaled_dot_product_attention(*heads_first, mask, scale=softmax_scale)
+        outputs.append(output.transpose(0, 1))
+    return torch.cat(outputs)
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize("tgt_len", [3, 5, 7])
+def test_flash_cross_attention_equals_sdpa(tgt_len, side, monkeypatch):
+    options = flash_utils._lazy_define_process_function(flash_stand_in)
+    functions = (None, flash_stand_in, None, flash_utils._pad_input, flash_utils._unpad_input)
+    monkeypatch.setattr(flash_utils, "lazy_import_flash_attention", lambda *args: (functions, (options, None)))
+    source, mask = (tensor.flip(1) if side == "left" else tensor for tensor in (SOURCE, SOURCE_MASK))
+    target_mask = torch.ones(2, tgt_len, dtype=torch.long)
+    target_mask[1, 0] = 0  # the target's lengths vary, too
+    inputs = {"input_ids": source, "attention_mask": mask}
+    inputs |= {"decoder_input_ids": TARGET[:, :tgt_len], "decoder_attention_mask": target_mask}
+    model = tiny_model(d_k=None, d_v=None)
+    expected = model(**inputs).logits
+    model.config._attn_implementation = "flash_attention_2"
+    actual = model(**inputs).logits
+    torch.testing.assert_close(actual[target_mask.bool()], expected[target_mask.bool()], rtol=1e-5, atol=1e-5)

@@ -255,11 +255,17 @@ def test_gradients_of_functions():
 
 @pytest.mark.filterwarnings("ignore:.gradient_checkpointing_enable.:FutureWarning")
 @pytest.mark.parametrize("use_reentrant", [True, False])
-def test_checkpointing_of_activations(use_reentrant):
-    model = tiny_bert("masked-lm", **NO_DROPOUT).train()
-    expected_loss, expected = loss_and_gradients(model, TASKS["masked-lm"][3])
+@pytest.mark.parametrize("family", ["bert", "transformer"])
+def test_checkpointing_draws_the_same_dropout(family, use_reentrant):
+    if family == "bert":
+        model, inputs = tiny_bert("masked-lm").train(), TASKS["masked-lm"][3]
+    else:
+        model, inputs = tiny_model(attention_dropout=0.2).train(), TRANSFORMER_BATCH
+    torch.manual_seed(5)
+    expected_loss, expected = loss_and_gradients(model, inputs)
     model.gradient_checkpointing_enable({"use_reentrant": use_reentrant})
-    loss, gradients = loss_and_gradients(model, TASKS["masked-lm"][3])
+    torch.manual_seed(5)
+    loss, gradients = loss_and_gradients(model, inputs)
     torch.testing.assert_close(loss, expected_loss)
     for name, gradient in expected.items():
         if gradient is not None:
@@ -330,3 +336,19 @@ def test_packed_losses_with_dropout_are_distributed_as_plain_ones(
     standard_error = ((packed.var() + plain.var()) / count).sqrt()
     assert (packed.mean() - plain.mean()).abs() < 4 * standard_error
     assert 0.8 < packed.std() / plain.std() < 1.25
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("position_type", ["sinusoidal", "learned"])
+@pytest.mark.parametrize("value", [2, -1, 0.5, True])
+def test_a_mask_marks_tokens_by_any_value_but_zero(value, position_type):
+    mask = torch.tensor(SOURCE_MASKS["left"])
+    other = mask.bool() if value is True else mask * value
+    transformer = tiny_model(position_type=position_type)
+    target = {"decoder_input_ids": LABELS.clamp(min=0)}
+    target_mask = torch.tensor(DECODER_MASKS["left"])
+    expected = transformer(SOURCE, mask, decoder_attention_mask=target_mask, **target).logits
+    actual = transformer(SOURCE, other, decoder_attention_mask=target_mask.to(other.dtype) * value, **target).logits
+    assert torch.equal(actual, expected)
+    bert = tiny_bert("masked-lm")
+    assert torch.equal(bert(SOURCE, other).logits, bert(SOURCE, mask).logits)
