@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from transformers import EvalPrediction
 
-from ..models.loss import IGNORED_LABEL
+from ..models.checks import IGNORED_LABEL
 
 
 class PretrainingMetrics:

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from transformers import EvalPrediction
 
-from ..models.loss import IGNORED_LABEL
+from ..models.checks import IGNORED_LABEL
 
 
 class EntityMetrics:

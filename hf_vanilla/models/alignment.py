@@ -26,7 +26,7 @@ from transformers import PreTrainedTokenizerBase
 from transformers.generation import GenerateBeamEncoderDecoderOutput
 from transformers.modeling_utils import PreTrainedModel
 
-from .layers import check_evaluation_mode
+from .checks import check_evaluation_mode
 from .text_batches import batches_by_length, default_max_length, encode_texts, padded, without_lone_surrogates
 
 

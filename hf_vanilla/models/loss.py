@@ -1,41 +1,13 @@
-"""Cross-entropy with label smoothing, computed from hidden states without ever holding all the logits.
-
-The loss of one token is lse - sum_v t_v z_v: z are its logits, lse their log-sum-exp, and t the smoothed target, which
-sums to one. Its gradient with respect to z is softmax(z) - t.
-"""
+"""Losses of all models: cross-entropy of tokens, with label smoothing, and of classes."""
 
 import math
-import re
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
+from torch import nn
 
-
-# The label of a position without a loss, everywhere in transformers.
-IGNORED_LABEL = -100
-# Tokens whose logits exist at the same time in training: measured on a CPU.
-CHUNK_TOKENS = 256
-# Logits that may exist at the same time on an accelerator, where few and large products are fast, and each chunk adds
-# to all of the weight's gradient. With their copies in float32, about 1 GiB: an estimate that nobody has measured.
-CHUNK_LOGITS = 2**27
-# Words whose gradients are summed at the same time on a CPU. Larger temporaries cost more in page faults than in sums.
-BLOCK_WORDS = 2048
-
-
-class SmoothedTarget(NamedTuple):
-    """The distribution that a token's prediction is held against.
-
-    Attributes:
-        confidence: Probability of the true token.
-        share: Probability of every other token.
-        excluded_id: A token that has probability 0 instead, or -1.
-        entropy: What is subtracted from the cross-entropy, in nats.
-    """
-
-    confidence: float
-    share: float
-    excluded_id: int
-    entropy: float
+from .checks import IGNORED_LABEL, check_labels
+from .chunked_loss import SmoothedTarget, _cross_entropy_and_gradients
 
 
 def smoothed_target(smoothing: float, smoothing_type: str, vocab_size: int, pad_token_id: int) -> SmoothedTarget:
@@ -93,190 +65,6 @@ def cross_entropy_sum(logits: torch.Tensor, labels: torch.Tensor, target: Smooth
     return torch.where(wanted, losses, 0.0).sum()
 
 
-def _expected_logits(
-    hidden_states: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    labels: torch.Tensor,
-    target: SmoothedTarget,
-) -> torch.Tensor:
-    """Average each token's logits under its target, sum_v t_v z_v, without computing them all: (tokens,)."""
-    hidden_states, weight = hidden_states.float(), weight.float()
-    bias = weight.new_zeros(weight.shape[0]) if bias is None else bias.float()
-    true_logits = (hidden_states * weight[labels]).sum(1) + bias[labels]
-    expected = (target.confidence - target.share) * true_logits
-    if target.share > 0:
-        expected += target.share * (hidden_states @ weight.sum(0) + bias.sum())
-    if target.excluded_id >= 0:
-        expected -= target.share * (hidden_states @ weight[target.excluded_id] + bias[target.excluded_id])
-    return expected
-
-
-def _subtract_target(
-    grad_hidden: torch.Tensor,
-    grad_weight: torch.Tensor,
-    grad_bias: torch.Tensor | None,
-    hidden_states: torch.Tensor,
-    weight: torch.Tensor,
-    labels: torch.Tensor,
-    target: SmoothedTarget,
-) -> None:
-    """Take the target's part, -t, out of gradients that hold that of softmax(z): in place, without a (tokens, vocab).
-
-    A target is a share of every token and the rest of the true one, so its products with the projection and with the
-    hidden states are sums and rows of these.
-    """
-    rest = target.confidence - target.share
-    hidden_states = hidden_states.float()
-    grad_hidden -= rest * weight[labels]
-    grad_weight.index_add_(0, labels, hidden_states, alpha=-rest)
-    if grad_bias is not None:
-        grad_bias.index_add_(0, labels, torch.ones_like(labels, dtype=torch.float32), alpha=-rest)
-        grad_bias -= target.share * labels.shape[0]
-    if target.share > 0:
-        grad_hidden -= target.share * weight.sum(0)
-        grad_weight -= target.share * hidden_states.sum(0)
-    if target.excluded_id >= 0:
-        grad_hidden += target.share * weight[target.excluded_id]
-        grad_weight[target.excluded_id] += target.share * hidden_states.sum(0)
-        if grad_bias is not None:
-            grad_bias[target.excluded_id] += target.share * labels.shape[0]
-
-
-def _logits(hidden_states: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    """Project hidden states (tokens, d_model): (tokens, vocab)."""
-    logits = torch.mm(hidden_states, weight.t())
-    return logits if bias is None else logits.add_(bias)
-
-
-def _chunk_tokens(weight: torch.Tensor) -> int:
-    """Choose of how many tokens the logits are computed at a time, for a projection (vocab, d_model)."""
-    return CHUNK_TOKENS if weight.device.type == "cpu" else max(CHUNK_TOKENS, CHUNK_LOGITS // weight.shape[0])
-
-
-def _softmax_and_log_sum_exp(
-    hidden_states: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, labels: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Find a chunk's probabilities (tokens, vocab), in the place of its logits, and log-sum-exps (tokens,).
-
-    These are z - log p of the true token; where p vanishes, they are recomputed. An accelerator would have to be asked
-    where, so there all of them are computed from the logits.
-    """
-    logits = _logits(hidden_states, weight, bias)
-    if logits.device.type != "cpu":
-        return torch.softmax(logits, dim=1), logits.float().logsumexp(1)
-    true_logits = logits.gather(1, labels[:, None])[:, 0].float()
-    probabilities = torch.softmax(logits, dim=1, out=logits)
-    true_probabilities = probabilities.gather(1, labels[:, None])[:, 0].float()
-    log_sum_exp = true_logits - true_probabilities.log()
-    least = max(torch.finfo(dtype).tiny for dtype in (probabilities.dtype, torch.float32))
-    vanished = (true_probabilities < least).nonzero()[:, 0]
-    recomputed = _logits(hidden_states[vanished], weight, bias).float().logsumexp(1)
-    return probabilities, log_sum_exp.index_copy(0, vanished, recomputed)
-
-
-def _add_gradients(
-    grad_weight: torch.Tensor, grad_bias: torch.Tensor | None, chunk: torch.Tensor, probabilities: torch.Tensor
-) -> None:
-    """Add a chunk's part of the gradients of weight and bias that softmax(z) makes: in place, block by block."""
-    vocab_size = grad_weight.shape[0]
-    step = BLOCK_WORDS if grad_weight.device.type == "cpu" else vocab_size
-    for start in range(0, vocab_size, step):
-        words = slice(start, start + step)
-        grad_weight[words] += torch.mm(probabilities[:, words].t(), chunk)
-        if grad_bias is not None:
-            grad_bias[words] += probabilities[:, words].sum(0, dtype=torch.float32)
-
-
-def _loss_and_gradients(
-    hidden_states: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    labels: torch.Tensor,
-    target: SmoothedTarget,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None]:
-    """Sum the cross-entropy of labelled tokens, and find its gradients, chunk by chunk."""
-    weight_in_use = weight.to(hidden_states.dtype)
-    bias_in_use = None if bias is None else bias.to(hidden_states.dtype)
-    grad_hidden = torch.empty_like(hidden_states, dtype=torch.float32)
-    grad_weight = torch.zeros_like(weight, dtype=torch.float32)
-    grad_bias = None if bias is None else torch.zeros_like(bias, dtype=torch.float32)
-    total = _expected_logits(hidden_states, weight, bias, labels, target).sum().neg()
-    step = _chunk_tokens(weight)
-    for start in range(0, hidden_states.shape[0], step):
-        rows = slice(start, start + step)
-        chunk = hidden_states[rows]
-        probabilities, log_sum_exp = _softmax_and_log_sum_exp(chunk, weight_in_use, bias_in_use, labels[rows])
-        total += log_sum_exp.sum()
-        grad_hidden[rows] = torch.mm(probabilities, weight_in_use)
-        _add_gradients(grad_weight, grad_bias, chunk, probabilities)
-    _subtract_target(grad_hidden, grad_weight, grad_bias, hidden_states, weight.float(), labels, target)
-    total -= hidden_states.shape[0] * target.entropy
-    return total, grad_hidden.to(hidden_states.dtype), grad_weight, grad_bias
-
-
-class _ChunkedCrossEntropySum(torch.autograd.Function):
-    """`cross_entropy_sum` of hidden states, with the gradients computed chunk by chunk on the way forward."""
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        hidden_states: torch.Tensor,
-        weight: torch.Tensor,
-        bias: torch.Tensor | None,
-        labels: torch.Tensor,
-        target: SmoothedTarget,
-    ) -> torch.Tensor:
-        total, *gradients = _loss_and_gradients(hidden_states, weight, bias, labels, target)
-        ctx.save_for_backward(*gradients)
-        ctx.dtypes = (weight.dtype, None if bias is None else bias.dtype)
-        return total
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, grad_output: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        return *_scaled_gradients(ctx, grad_output), None, None
-
-
-def _scaled_gradients(ctx: Any, grad_output: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-    """Multiply the gradients of hidden states, weight and bias, saved on the way forward, by that of the loss."""
-    grad_hidden, grad_weight, grad_bias = ctx.saved_tensors
-    weight_dtype, bias_dtype = ctx.dtypes
-    return (
-        (grad_hidden * grad_output).to(grad_hidden.dtype),
-        (grad_weight * grad_output).to(weight_dtype),
-        None if bias_dtype is None else (grad_bias * grad_output).to(bias_dtype),
-    )
-
-
-# The same as one operation of compiled code, which neither looks into it nor breaks at its unknown number of labels.
-# A copy of this file, in the folder of a model, is another module and needs another name.
-@torch.library.custom_op(
-    re.sub(r"\W", "_", __name__, flags=re.ASCII) + "::cross_entropy_and_gradients",
-    mutates_args=(),
-    schema="(Tensor hidden_states, Tensor weight, Tensor? bias, Tensor labels, float confidence, float share,"
-    " int excluded_id, float entropy) -> (Tensor, Tensor, Tensor, Tensor)",
-)
-def _cross_entropy_and_gradients(
-    hidden_states: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    labels: torch.Tensor,
-    *target: Any,
-) -> tuple[torch.Tensor, ...]:
-    """Compute the sum, and its gradients with respect to hidden states (tokens, d_model), weight and bias."""
-    labelled = (labels != IGNORED_LABEL).nonzero()[:, 0]
-    total, grad_labelled, grad_weight, grad_bias = _loss_and_gradients(
-        hidden_states.index_select(0, labelled),
-        weight,
-        bias,
-        labels.index_select(0, labelled),
-        SmoothedTarget(*target),
-    )
-    grad_hidden = torch.zeros_like(hidden_states).index_copy_(0, labelled, grad_labelled)
-    return total, grad_hidden, grad_weight, hidden_states.new_empty(0) if grad_bias is None else grad_bias
-
-
 @_cross_entropy_and_gradients.register_fake
 def _(
     hidden_states: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, labels: torch.Tensor, *target: Any
@@ -287,22 +75,6 @@ def _(
         torch.empty_like(weight, dtype=torch.float32),
         hidden_states.new_empty(0) if bias is None else torch.empty_like(bias, dtype=torch.float32),
     )
-
-
-def _keep_gradients(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, ...]) -> None:
-    """Save what was computed on the way forward."""
-    _, weight, bias, *_ = inputs
-    ctx.set_materialize_grads(False)
-    ctx.save_for_backward(*output[1:])
-    ctx.dtypes = (weight.dtype, None if bias is None else bias.dtype)
-
-
-def _backward_of_sum(ctx: Any, grad_output: torch.Tensor, *_: None) -> tuple[torch.Tensor | None, ...]:
-    """Differentiate the sum; nothing else that the operation returns is used."""
-    return *_scaled_gradients(ctx, grad_output), *[None] * 5
-
-
-_cross_entropy_and_gradients.register_autograd(_backward_of_sum, setup_context=_keep_gradients)
 
 
 class _FrozenRow(torch.autograd.Function):
@@ -350,32 +122,56 @@ def select_labelled(hidden_states: torch.Tensor, labels: torch.Tensor) -> tuple[
     return hidden_states.index_select(0, labelled), labels.index_select(0, labelled)
 
 
-def projected_cross_entropy_sum(
-    hidden_states: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    labels: torch.Tensor,
-    target: SmoothedTarget,
+def mean_loss(
+    loss_sum: torch.Tensor, count: torch.Tensor | int, num_items_in_batch: torch.Tensor | int | None
 ) -> torch.Tensor:
-    """Project the tokens that `select_labelled` gives onto the vocabulary and sum the cross-entropy.
-
-    Works in chunks of tokens, so that the `(tokens, vocab)` logits of many never exist whole, and computes their
-    gradient while they are at hand.
+    """Divide a sum of losses by its number of labels, or by that of the whole optimizer step where it is given.
 
     Args:
-        hidden_states (`torch.Tensor` of shape `(tokens, d_model)`): What is projected.
-        weight (`torch.Tensor` of shape `(vocab, d_model)`): The projection.
-        bias (`torch.Tensor` of shape `(vocab,)`, *optional*): Its bias.
-        labels (`torch.Tensor` of shape `(tokens,)`): True tokens.
-        target (`SmoothedTarget`): The distribution around the true token.
+        loss_sum (`torch.Tensor` of shape `()`): Sum over the labels of this batch.
+        count (`torch.Tensor` or `int`): How many these are; a mean over none is 0.
+        num_items_in_batch (`torch.Tensor` or `int`, *optional*): Labels of the whole step, from transformers' Trainer.
 
     Returns:
-        `torch.Tensor` of shape `()`: the sum over all tokens, in float32 and nats. Can be differentiated once.
+        `torch.Tensor` of shape `()`: the loss.
     """
-    device = hidden_states.device.type
-    if torch.is_autocast_enabled(device):
-        hidden_states = hidden_states.to(torch.get_autocast_dtype(device))
-    with torch.autocast(device, enabled=False):
-        if torch.compiler.is_compiling():
-            return _cross_entropy_and_gradients(hidden_states, weight, bias, labels, *target)[0]
-        return _ChunkedCrossEntropySum.apply(hidden_states, weight, bias, labels, target)
+    divisor = count if num_items_in_batch is None else num_items_in_batch
+    if isinstance(divisor, torch.Tensor):
+        return loss_sum / divisor.to(loss_sum.device).clamp(min=1)
+    return loss_sum / max(divisor, 1)
+
+
+def has_label(labels: torch.Tensor) -> torch.Tensor:
+    """Find the positions with a label.
+
+    Args:
+        labels (`torch.Tensor`): Integers of any kind; -100 where there is none.
+
+    Returns:
+        `torch.BoolTensor` of their shape.
+    """
+    return labels.long() != IGNORED_LABEL  # among small integers, -100 may be another number
+
+
+def classification_loss(
+    logits: torch.Tensor, labels: torch.Tensor, num_items_in_batch: torch.Tensor | int | None = None
+) -> torch.Tensor:
+    """Compute the cross-entropy of classes.
+
+    Args:
+        logits (`torch.Tensor` of shape `(..., num_labels)`): Scores.
+        labels (`torch.LongTensor` of shape `(...)`): Classes; -100 is ignored.
+        num_items_in_batch (`torch.Tensor` or `int`, *optional*): As in [`mean_loss`].
+
+    Returns:
+        `torch.Tensor` of shape `()`: the loss in nats.
+
+    Raises:
+        ValueError: if a label is no class.
+    """
+    check_labels("labels", labels, tuple(logits.shape[:-1]), logits.shape[-1])
+    labels = labels.long()
+    loss_sum = nn.functional.cross_entropy(
+        logits.flatten(0, -2).float(), labels.flatten(), ignore_index=IGNORED_LABEL, reduction="sum"
+    )
+    return mean_loss(loss_sum, has_label(labels).sum(), num_items_in_batch)

@@ -33,8 +33,6 @@ import torch
 from torch import nn
 from transformers import initialization as init
 from transformers.activations import ACT2FN
-from transformers.conversion_mapping import register_checkpoint_conversion_mapping
-from transformers.core_model_loading import Concatenate, WeightConverter, WeightRenaming
 from transformers.masking_utils import create_bidirectional_mask
 from transformers.modeling_outputs import (
     BaseModelOutputWithPooling,
@@ -50,163 +48,19 @@ from transformers.models.bert.modeling_bert import BertForPreTrainingOutput
 from transformers.utils.generic import can_return_tuple, merge_with_config_defaults
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
+from .checks import IGNORED_LABEL, OF_VOCABULARY, check_attention_mask, check_input_ids, check_labels
+from .chunked_loss import projected_cross_entropy_sum
 from .configuration_vanilla_bert import VanillaBertConfig
-from .layers import (
-    OF_VOCABULARY,
-    EncoderLayer,
-    SelfAttention,
-    check_attention_mask,
-    check_input_ids,
-    dropout,
-    find_read_tokens,
-    pack_padding,
-    put_tokens,
-)
-from .loss import IGNORED_LABEL, cross_entropy_sum, projected_cross_entropy_sum, select_labelled, smoothed_target
+from .dropout import dropout
+from .layers import EncoderLayer, SelfAttention
+from .loss import classification_loss, cross_entropy_sum, has_label, mean_loss, select_labelled, smoothed_target
+from .packing import FRAME_LENGTH, MOST_FRAMES, find_read_tokens, first_positions, pack_padding, put_tokens
 
-
-# For attention, rows of a padded batch are sorted into groups of like length, one for so many positions of the longest
-# row, and no more than so many.
-FRAME_LENGTH = 64
-MOST_FRAMES = 8
-
-
-# From the names in every BERT's file to those in this module; transformers applies it at loading, reversed at saving.
-BERT_NAMES = [
-    WeightRenaming(r"encoder\.layer\.(\d+)\.", r"layers.\1."),
-    # The authors' first files say gamma and beta. These lines stand first, so that saving, which goes backwards, never
-    # gets to them.
-    *(
-        WeightRenaming(rf"\.{theirs}\.LayerNorm\.{old}", f".{ours}.layer_norm.{new}")
-        for theirs, ours in (("attention.output", "self_attn_residual"), ("output", "feed_forward_residual"))
-        for old, new in (("gamma", "weight"), ("beta", "bias"))
-    ),
-    WeightRenaming(r"\.attention\.output\.LayerNorm\.", ".self_attn_residual.layer_norm."),
-    WeightRenaming(r"\.output\.LayerNorm\.", ".feed_forward_residual.layer_norm."),
-    WeightRenaming(r"\.attention\.output\.dense\.", ".self_attn.out_proj."),
-    WeightRenaming(r"\.output\.dense\.", ".feed_forward.fc2."),
-    WeightRenaming(r"\.intermediate\.dense\.", ".feed_forward.fc1."),
-    *(
-        WeightConverter(
-            [f".attention.self.{name}.{kind}" for name in ("query", "key", "value")],
-            f".self_attn.qkv_proj.{kind}",
-            operations=[Concatenate(dim=0)],
-        )
-        for kind in ("weight", "bias")
-    ),
-]
-# A checkpoint that carries this file may bring it in twice.
-register_checkpoint_conversion_mapping(VanillaBertConfig.model_type, BERT_NAMES, overwrite=True)
 
 TIED_PROJECTION = {
     "cls.predictions.decoder.weight": "bert.embeddings.word_embeddings.weight",
     "cls.predictions.decoder.bias": "cls.predictions.bias",
 }
-
-
-def check_labels(
-    name: str,
-    labels: torch.Tensor,
-    shape: tuple[int, ...],
-    size: int,
-    advice: str = "`num_labels` of the config sets the number of classes.",
-) -> None:
-    """Check the shape of labels, and their values where looking is free: on a CPU, outside of compiled code.
-
-    Args:
-        name (`str`): What the caller's argument is called.
-        labels (`torch.Tensor`): Class numbers; -100 is ignored.
-        shape (`tuple[int, ...]`): The shape that they must have.
-        size (`int`): Number of classes.
-        advice (`str`, *optional*): What is told to whoever has other labels.
-
-    Raises:
-        ValueError: if the shape is another one, or a label is neither -100 nor in [0, size).
-        TypeError: if the labels are no integers.
-    """
-    if tuple(labels.shape) != shape:
-        raise ValueError(f"`{name}` must have shape {shape}, got {tuple(labels.shape)}.")
-    if labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool:
-        raise TypeError(f"`{name}` must be integers (torch.long), got {labels.dtype}.")
-    if torch.compiler.is_compiling() or labels.device.type != "cpu" or labels.numel() == 0:
-        return
-    labels = labels.long()  # of small integers, -100 would be another number
-    wrong = labels[((labels < 0) | (labels >= size)) & (labels != IGNORED_LABEL)]
-    if wrong.numel():
-        raise ValueError(
-            f"`{name}` must be in [0, {size}), or {IGNORED_LABEL} where there is none; got {wrong[0].item()}. {advice}"
-        )
-
-
-def mean_loss(
-    loss_sum: torch.Tensor, count: torch.Tensor | int, num_items_in_batch: torch.Tensor | int | None
-) -> torch.Tensor:
-    """Divide a sum of losses by its number of labels, or by that of the whole optimizer step where it is given.
-
-    Args:
-        loss_sum (`torch.Tensor` of shape `()`): Sum over the labels of this batch.
-        count (`torch.Tensor` or `int`): How many these are; a mean over none is 0.
-        num_items_in_batch (`torch.Tensor` or `int`, *optional*): Labels of the whole step, from transformers' Trainer.
-
-    Returns:
-        `torch.Tensor` of shape `()`: the loss.
-    """
-    divisor = count if num_items_in_batch is None else num_items_in_batch
-    if isinstance(divisor, torch.Tensor):
-        return loss_sum / divisor.to(loss_sum.device).clamp(min=1)
-    return loss_sum / max(divisor, 1)
-
-
-def has_label(labels: torch.Tensor) -> torch.Tensor:
-    """Find the positions with a label.
-
-    Args:
-        labels (`torch.Tensor`): Integers of any kind; -100 where there is none.
-
-    Returns:
-        `torch.BoolTensor` of their shape.
-    """
-    return labels.long() != IGNORED_LABEL  # among small integers, -100 may be another number
-
-
-def first_positions(inputs: torch.Tensor | None) -> torch.Tensor | None:
-    """Mark the position that the pooler reads.
-
-    Args:
-        inputs (`torch.Tensor` of shape `(batch, length)` or `(batch, length, d_model)`, *optional*): What is encoded.
-
-    Returns:
-        `torch.BoolTensor` of shape `(batch, length)`: true at the first; `None` where there is no such input.
-    """
-    if inputs is None or inputs.dim() < 2:
-        return None
-    is_read = torch.zeros(inputs.shape[:2], dtype=torch.bool, device=inputs.device)
-    is_read[:, :1] = True
-    return is_read
-
-
-def classification_loss(
-    logits: torch.Tensor, labels: torch.Tensor, num_items_in_batch: torch.Tensor | int | None = None
-) -> torch.Tensor:
-    """Compute the cross-entropy of classes.
-
-    Args:
-        logits (`torch.Tensor` of shape `(..., num_labels)`): Scores.
-        labels (`torch.LongTensor` of shape `(...)`): Classes; -100 is ignored.
-        num_items_in_batch (`torch.Tensor` or `int`, *optional*): As in [`mean_loss`].
-
-    Returns:
-        `torch.Tensor` of shape `()`: the loss in nats.
-
-    Raises:
-        ValueError: if a label is no class.
-    """
-    check_labels("labels", labels, tuple(logits.shape[:-1]), logits.shape[-1])
-    labels = labels.long()
-    loss_sum = nn.functional.cross_entropy(
-        logits.flatten(0, -2).float(), labels.flatten(), ignore_index=IGNORED_LABEL, reduction="sum"
-    )
-    return mean_loss(loss_sum, has_label(labels).sum(), num_items_in_batch)
 
 
 class Embeddings(nn.Module):
@@ -1162,6 +1016,7 @@ AUTO_CLASSES: dict[str, type[VanillaBertPreTrainedModel]] = {
     "AutoModelForQuestionAnswering": VanillaBertForQuestionAnswering,
     "AutoModelForMultipleChoice": VanillaBertForMultipleChoice,
 }
+
 
 __all__ = [
     "AUTO_CLASSES",

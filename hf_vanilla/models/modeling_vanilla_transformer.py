@@ -45,34 +45,23 @@ from transformers.modeling_utils import PreTrainedModel
 from transformers.utils.generic import can_return_tuple, merge_with_config_defaults
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
+from .checks import IGNORED_LABEL, check_attention_mask, check_input_ids
+from .chunked_loss import projected_cross_entropy_sum
 from .configuration_vanilla_transformer import VanillaTransformerConfig
+from .dropout import dropout
 from .layers import (
     RESIDUALS,
     CrossAttention,
     EncoderLayer,
     FusedLinear,
-    Packing,
     PositionwiseFeedForward,
     SelfAttention,
-    check_attention_mask,
-    check_input_ids,
-    dropout,
-    pack_padding,
     positions_of,
     sinusoidal_positions,
 )
-from .loss import (
-    IGNORED_LABEL,
-    cross_entropy_sum,
-    freeze_row,
-    projected_cross_entropy_sum,
-    select_labelled,
-    smoothed_target,
-)
-
-
-# transformers' maximum for every model that does not say: not a choice of anybody for this one.
-UNIVERSAL_MAX_LENGTH = 20
+from .loss import cross_entropy_sum, freeze_row, select_labelled, smoothed_target
+from .packing import Packing, pack_padding
+from .seq2seq_generation import UNIVERSAL_MAX_LENGTH
 
 
 class DecoderLayer(GradientCheckpointingLayer):
@@ -813,6 +802,7 @@ AUTO_CLASSES: dict[str, type[VanillaTransformerPreTrainedModel]] = {
     "AutoModel": VanillaTransformerModel,
     "AutoModelForSeq2SeqLM": VanillaTransformerForConditionalGeneration,
 }
+
 
 __all__ = [
     "AUTO_CLASSES",

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from transformers import Pipeline, PreTrainedTokenizerBase
 
-from .layers import check_evaluation_mode
+from .checks import check_evaluation_mode
 from .text_batches import as_texts
 
 

@@ -19,7 +19,7 @@ from transformers import Pipeline, PreTrainedTokenizerBase
 from transformers.modeling_utils import PreTrainedModel
 
 from .alignment import WordAlignment, word_alignments
-from .layers import check_evaluation_mode
+from .checks import check_evaluation_mode
 from .text_batches import (
     TARGET_TOKENIZER,
     as_texts,

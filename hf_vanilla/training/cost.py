@@ -12,12 +12,12 @@ import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from ..data.batching import TokenBudgetBatchSampler, measure_pair_lengths
+from ..models.checks import IGNORED_LABEL
 from ..models.configuration_vanilla_bert import VanillaBertConfig
 from ..models.configuration_vanilla_transformer import VanillaTransformerConfig
-from ..models.layers import MOST_READ
-from ..models.loss import IGNORED_LABEL
 from ..models.modeling_vanilla_bert import VanillaBertForPreTraining
 from ..models.modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
+from ..models.packing import MOST_READ
 from ..models.text_batches import padded
 
 

@@ -29,7 +29,7 @@ from transformers.trainer_utils import EvalLoopOutput, SchedulerType, seed_worke
 from transformers.utils import logging
 
 from ..data.batching import LengthSortedBatchSampler, PairLengths, TokenBudgetBatchSampler, measure_pair_lengths
-from ..models.loss import IGNORED_LABEL
+from ..models.checks import IGNORED_LABEL
 from .hub_pushes import PatientPushes
 from .schedule import inverse_sqrt_schedule_from_one
 

@@ -36,7 +36,7 @@ from transformers import DataCollatorForSeq2Seq, PreTrainedModel, Seq2SeqTrainer
 from hf_vanilla import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
 from hf_vanilla.command_line import parse_arguments, run
 from hf_vanilla.data import tokenize_parallel_dataset
-from hf_vanilla.models.loss import IGNORED_LABEL
+from hf_vanilla.models.checks import IGNORED_LABEL
 from hf_vanilla.tokenization import train_tokenizer
 from hf_vanilla.training import VanillaTrainer, VanillaTrainingArguments
 

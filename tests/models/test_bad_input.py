@@ -7,7 +7,7 @@ import torch
 from tiny_models import BATCH, LABELS, SOURCE, SOURCE_MASK, TARGET, tiny_model
 from transformers.cache_utils import DynamicCache, EncoderDecoderCache, StaticCache
 
-from hf_vanilla.models.layers import check_attention_mask, check_input_ids
+from hf_vanilla.models.checks import check_attention_mask, check_input_ids
 
 
 INPUTS = {"input_ids": SOURCE, "attention_mask": SOURCE_MASK, "decoder_input_ids": TARGET}

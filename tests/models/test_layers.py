@@ -19,6 +19,7 @@ from transformers.models.marian.modeling_marian import MarianSinusoidalPositiona
 
 from hf_vanilla import VanillaTransformerForConditionalGeneration
 from hf_vanilla.models import layers
+from hf_vanilla.models.dropout import dropout, dropout_noise
 from hf_vanilla.models.layers import (
     RESIDUALS,
     CrossAttention,
@@ -27,8 +28,6 @@ from hf_vanilla.models.layers import (
     PostNormResidual,
     PreNormResidual,
     SelfAttention,
-    dropout,
-    dropout_noise,
     positions_of,
     sinusoidal_positions,
 )

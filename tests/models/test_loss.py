@@ -13,13 +13,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from hf_vanilla.models import loss
-from hf_vanilla.models.loss import (
-    cross_entropy_sum,
-    freeze_row,
-    projected_cross_entropy_sum,
-    select_labelled,
-    smoothed_target,
-)
+from hf_vanilla.models.chunked_loss import projected_cross_entropy_sum
+from hf_vanilla.models.loss import cross_entropy_sum, freeze_row, select_labelled, smoothed_target
 
 
 VOCAB, PAD = 13, 4

@@ -7,7 +7,7 @@ from tiny_models import tiny_model
 
 from hf_vanilla import VanillaBertModel
 from hf_vanilla.models import layers, modeling_vanilla_bert
-from hf_vanilla.models.layers import Packing, pack_padding
+from hf_vanilla.models.packing import Packing, pack_padding
 
 
 TOLERANCE = dict(rtol=1e-5, atol=1e-6)

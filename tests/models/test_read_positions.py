@@ -5,7 +5,8 @@ import torch
 from tiny_berts import IDS, LENGTH, MASK, NO_DROPOUT, TASKS, TEXT, tiny_bert
 
 from hf_vanilla.models import layers
-from hf_vanilla.models.layers import EncoderLayer, SelfAttention, find_read_tokens
+from hf_vanilla.models.layers import EncoderLayer, SelfAttention
+from hf_vanilla.models.packing import find_read_tokens
 
 
 TOLERANCE = dict(rtol=1e-5, atol=1e-6)

@@ -1,0 +1,80 @@
+"""Dropout with random bits that are cheap on a CPU."""
+
+from typing import Any
+
+import torch
+from torch import nn
+
+
+def dropout_noise(shape: torch.Size, rate: float, device: torch.device) -> torch.Tensor:
+    """Draw a tensor that is 1 where dropout keeps and 0 where it drops.
+
+    One 64-bit random number serves four elements, with the rate rounded to 2^-16. That is several times faster than
+    `torch.nn.functional.dropout` on a CPU, whose random bits can cost more than the layer they follow.
+
+    Args:
+        shape (`torch.Size`): Its shape.
+        rate (`float`): Probability of a 0.
+        device (`torch.device`): Where it shall be.
+
+    Returns:
+        `torch.Tensor`: the noise, one byte (`torch.int8`) for each element.
+    """
+    count = shape.numel()
+    bits = torch.empty((count + 3) // 4, dtype=torch.int64, device=device).random_(-(2**63), None)
+    drawn = bits.view(torch.int16)[:count].view(shape)
+    threshold = min(round(rate * 2**16), 2**16 - 1) - 2**15  # 16 bits hold no larger one
+    return torch.ge(drawn, threshold, out=torch.empty(shape, dtype=torch.int8, device=device))
+
+
+def _scaled_noise(noise: torch.Tensor, rate: float, dtype: torch.dtype) -> torch.Tensor:
+    """Return noise / (1 - rate); in 16 bits, by a product of integers, which is four times as fast."""
+    scale = 1 / (1 - rate)
+    if dtype.itemsize != 2:
+        return noise.to(dtype).mul_(scale)
+    bits = torch.tensor(scale, dtype=dtype, device="cpu").view(torch.int16).item()
+    return noise.to(torch.int16).mul_(bits).view(dtype)
+
+
+class _Dropout(torch.autograd.Function):
+    """Multiply by noise / (1 - rate), and keep no more than the noise's bytes for the gradient."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(hidden_states: torch.Tensor, noise: torch.Tensor, rate: float) -> torch.Tensor:
+        return hidden_states * _scaled_noise(noise, rate, hidden_states.dtype)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+        _, noise, ctx.rate = inputs
+        ctx.save_for_backward(noise)
+        ctx.save_for_forward(noise)
+
+    @staticmethod
+    def backward(ctx: Any, grad_output: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        (noise,) = ctx.saved_tensors
+        return _Dropout.apply(grad_output, noise, ctx.rate), None, None
+
+    @staticmethod
+    def jvp(ctx: Any, tangent: torch.Tensor, *_: None) -> torch.Tensor:
+        (noise,) = ctx.saved_tensors
+        return _Dropout.apply(tangent, noise, ctx.rate)
+
+
+def dropout(hidden_states: torch.Tensor, rate: float, training: bool) -> torch.Tensor:
+    """Apply inverted dropout: in training, zero elements with probability `rate` and scale the rest by 1 / (1 - rate).
+
+    Args:
+        hidden_states (`torch.Tensor`): Any shape.
+        rate (`float`): Probability of zero.
+        training (`bool`): Whether to drop at all.
+
+    Returns:
+        `torch.Tensor`: a tensor of the same shape.
+    """
+    if not training or rate == 0:
+        return hidden_states
+    if hidden_states.device.type != "cpu" or torch.compiler.is_compiling():
+        return nn.functional.dropout(hidden_states, rate)
+    return _Dropout.apply(hidden_states, dropout_noise(hidden_states.shape, rate, hidden_states.device), rate)
