@@ -1,6 +1,6 @@
 """The Transformer of 2017 and BERT as first-class Hugging Face models. Importing the package registers them."""
 
-from .hub import Publication, publish, roll_back
+from .hub.publish import Publication, publish, roll_back
 from .models.configuration_vanilla_bert import VanillaBertConfig
 from .models.configuration_vanilla_transformer import VanillaTransformerConfig
 from .models.modeling_vanilla_bert import (

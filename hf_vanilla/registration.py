@@ -1,23 +1,31 @@
-"""What the Auto classes find: for each config class the models that each Auto class loads; and our pipelines."""
+"""What transformers' Auto classes and `pipeline()` find: the models and the pipelines of each family."""
 
 from typing import Any
 
 import transformers
+from transformers.pipelines import PIPELINE_REGISTRY
 
+from .generation.translation_pipeline import TranslationPipeline
 from .models import modeling_vanilla_bert, modeling_vanilla_transformer
 from .models.configuration_vanilla_bert import VanillaBertConfig
 from .models.configuration_vanilla_transformer import VanillaTransformerConfig
-from .pipelines import register_pipelines
+from .models.pipeline_vanilla_bert import QuestionAnsweringPipeline
 
 
+# For each config class, the model class that each Auto class loads.
 AUTO_CLASSES: dict[Any, dict[str, Any]] = {
     VanillaTransformerConfig: modeling_vanilla_transformer.AUTO_CLASSES,
     VanillaBertConfig: modeling_vanilla_bert.AUTO_CLASSES,
 }
+# For each task, the pipeline and the Auto class of its model. transformers 5 has neither task any more.
+PIPELINES: dict[str, tuple[Any, Any]] = {
+    "vanilla-translation": (TranslationPipeline, transformers.AutoModelForSeq2SeqLM),
+    "vanilla-question-answering": (QuestionAnsweringPipeline, transformers.AutoModelForQuestionAnswering),
+}
 
 
 def register() -> None:
-    """Make transformers know every config, model and pipeline of the package. Calling it again changes nothing.
+    """Register every config, model and pipeline of the package with transformers. Calling it again changes nothing.
 
     Raises:
         ValueError: if another package has taken one of the names.
@@ -26,4 +34,6 @@ def register() -> None:
         transformers.AutoConfig.register(config_class.model_type, config_class)
         for name, model_class in models.items():
             getattr(transformers, name).register(config_class, model_class)
-    register_pipelines()
+    for task, (pipeline_class, auto_class) in PIPELINES.items():
+        if task not in PIPELINE_REGISTRY.get_supported_tasks():
+            PIPELINE_REGISTRY.register_pipeline(task, pipeline_class=pipeline_class, pt_model=(auto_class,))

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from accelerate import PartialState
 
-from hf_vanilla.command_line import parse_arguments, run
+from hf_vanilla.command_line.options import parse_arguments, run
 from hf_vanilla.training import average_checkpoints, best_checkpoints, last_checkpoints
 
 

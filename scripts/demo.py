@@ -25,9 +25,9 @@ from transformers import (
 )
 
 from hf_vanilla import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
-from hf_vanilla.command_line import parse_arguments, run
+from hf_vanilla.command_line.options import parse_arguments, run
 from hf_vanilla.data import date_corpus, tokenize_parallel_dataset
-from hf_vanilla.tokenization import train_tokenizer
+from hf_vanilla.data.tokenization import train_tokenizer
 from hf_vanilla.training import paper_training_arguments
 from hf_vanilla.visualization import plot_attention, plot_training_curve
 

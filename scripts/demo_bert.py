@@ -14,10 +14,11 @@ from transformers import DataCollatorForLanguageModeling, ProgressCallback, pipe
 from transformers.utils import logging
 
 from hf_vanilla import VanillaBertConfig, VanillaBertForPreTraining
-from hf_vanilla.command_line import parse_arguments, run, without_load_report
+from hf_vanilla.command_line.checks import without_load_report
+from hf_vanilla.command_line.options import parse_arguments, run
 from hf_vanilla.data import build_pretraining_dataset, mask_statically, python_documentation
+from hf_vanilla.data.tokenization import train_wordpiece_tokenizer
 from hf_vanilla.metrics import PretrainingMetrics
-from hf_vanilla.tokenization import train_wordpiece_tokenizer
 from hf_vanilla.training import Phase, PretrainingTrainer, bert_training_arguments
 
 

@@ -19,15 +19,9 @@ from transformers import AutoModelForPreTraining, AutoTokenizer, DataCollatorFor
 from transformers.utils import logging
 
 import hf_vanilla  # noqa: F401  (the Auto classes learn our models)
-from hf_vanilla.command_line import (
-    check_files,
-    check_models,
-    check_results_file,
-    explained_loading,
-    parse_arguments,
-    run,
-    write_report,
-)
+from hf_vanilla.command_line.checks import check_files, check_models, check_results_file, explained_loading
+from hf_vanilla.command_line.options import parse_arguments, run
+from hf_vanilla.command_line.report import write_report
 from hf_vanilla.data import build_pretraining_dataset, load_documents, mask_statically
 from hf_vanilla.metrics import PretrainingMetrics
 from hf_vanilla.training import VanillaTrainer, VanillaTrainingArguments

@@ -13,8 +13,9 @@ import sys
 from dataclasses import dataclass, field
 from typing import Literal
 
-from hf_vanilla.command_line import describe_environment, parse_arguments, run
-from hf_vanilla.generation.line_files import read_lines, replacing_file
+from hf_vanilla.command_line.options import parse_arguments, run
+from hf_vanilla.command_line.report import describe_environment
+from hf_vanilla.data.line_files import read_lines, replacing_file
 from hf_vanilla.metrics import Bleu, ChrF
 
 

@@ -18,16 +18,10 @@ import numpy as np
 import torch
 from transformers import AutoModel, AutoTokenizer
 
-from hf_vanilla.command_line import (
-    check_models,
-    check_output_dir,
-    explained_loading,
-    parse_arguments,
-    run,
-    without_load_report,
-)
-from hf_vanilla.features import extract_features
-from hf_vanilla.generation.line_files import read_lines
+from hf_vanilla.command_line.checks import check_models, check_output_dir, explained_loading, without_load_report
+from hf_vanilla.command_line.options import parse_arguments, run
+from hf_vanilla.data.line_files import read_lines
+from hf_vanilla.generation.features import extract_features
 
 
 @dataclass

@@ -27,11 +27,8 @@ from transformers import (
 )
 
 import hf_vanilla  # noqa: F401  (the Auto classes learn our models)
-from hf_vanilla.command_line import check_output_dir, run
-from hf_vanilla.data.question_answering import find_answers, load_questions, tokenize_questions
-from hf_vanilla.generation.line_files import replacing_file
-from hf_vanilla.metrics.question_answering import squad_scores
-from hf_vanilla.task_command_line import (
+from hf_vanilla.command_line.checks import check_output_dir
+from hf_vanilla.command_line.finetuning import (
     CommonTaskArguments,
     build_model,
     given_files,
@@ -39,6 +36,10 @@ from hf_vanilla.task_command_line import (
     parse_task_arguments,
     train_and_report,
 )
+from hf_vanilla.command_line.options import run
+from hf_vanilla.data.line_files import replacing_file
+from hf_vanilla.data.question_answering import find_answers, load_questions, tokenize_questions
+from hf_vanilla.metrics.question_answering import squad_scores
 from hf_vanilla.training import FinetuningArguments, FinetuningTask, OrderedEvaluationTrainer
 
 

@@ -20,11 +20,8 @@ from transformers import (
 )
 
 import hf_vanilla  # noqa: F401  (the Auto classes learn our models)
-from hf_vanilla.command_line import check_output_dir, run
-from hf_vanilla.data.labelled import Labels, load_rows
-from hf_vanilla.data.token_classification import check_tagged_words, tag_names, tokenize_tagged_words
-from hf_vanilla.metrics import EntityMetrics
-from hf_vanilla.task_command_line import (
+from hf_vanilla.command_line.checks import check_output_dir
+from hf_vanilla.command_line.finetuning import (
     TestedTaskArguments,
     build_model,
     given_files,
@@ -32,6 +29,10 @@ from hf_vanilla.task_command_line import (
     parse_task_arguments,
     train_and_report,
 )
+from hf_vanilla.command_line.options import run
+from hf_vanilla.data.labelled import Labels, load_rows
+from hf_vanilla.data.token_classification import check_tagged_words, tag_names, tokenize_tagged_words
+from hf_vanilla.metrics import EntityMetrics
 from hf_vanilla.training import FinetuningArguments, FinetuningTask, PatientPushes
 
 

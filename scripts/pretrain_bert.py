@@ -28,15 +28,8 @@ import torch
 from transformers import AutoTokenizer, DataCollatorForLanguageModeling, set_seed
 
 from hf_vanilla import VanillaBertConfig, VanillaBertForMaskedLM, VanillaBertForPreTraining
-from hf_vanilla.command_line import (
-    check_files,
-    check_models,
-    check_output_dir,
-    explained_loading,
-    parse_arguments,
-    run,
-    set_up_logging,
-)
+from hf_vanilla.command_line.checks import check_files, check_models, check_output_dir, explained_loading
+from hf_vanilla.command_line.options import parse_arguments, run, set_up_logging
 from hf_vanilla.data import (
     WholeWordMaskingCollator,
     build_masked_language_dataset,
@@ -44,8 +37,8 @@ from hf_vanilla.data import (
     load_documents,
     mask_statically,
 )
+from hf_vanilla.data.tokenization import train_wordpiece_tokenizer
 from hf_vanilla.metrics import PretrainingMetrics
-from hf_vanilla.tokenization import train_wordpiece_tokenizer
 from hf_vanilla.training import (
     Phase,
     PretrainingTrainer,

@@ -36,8 +36,9 @@ from typing import Any
 from huggingface_hub import constants
 
 from hf_vanilla import publish, roll_back
-from hf_vanilla.command_line import check_files, parse_arguments, run
-from hf_vanilla.model_card import CardFacts, missing_facts
+from hf_vanilla.command_line.checks import check_files
+from hf_vanilla.command_line.options import parse_arguments, run
+from hf_vanilla.hub.card import CardFacts, missing_facts
 
 
 @dataclass

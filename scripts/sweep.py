@@ -28,8 +28,9 @@ import finetune_multiple_choice
 import finetune_question_answering
 import finetune_token_classification
 
-from hf_vanilla.command_line import run, write_report
-from hf_vanilla.task_command_line import parse_task_arguments
+from hf_vanilla.command_line.finetuning import parse_task_arguments
+from hf_vanilla.command_line.options import run
+from hf_vanilla.command_line.report import write_report
 from hf_vanilla.training import PAPER_GRID, command_of_process, hold_folder, search_settings
 
 

@@ -36,19 +36,12 @@ from transformers import (
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from hf_vanilla import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
-from hf_vanilla.command_line import (
-    check_files,
-    check_models,
-    check_output_dir,
-    explained_loading,
-    parse_arguments,
-    run,
-    set_up_logging,
-)
+from hf_vanilla.command_line.checks import check_files, check_models, check_output_dir, explained_loading
+from hf_vanilla.command_line.options import parse_arguments, run, set_up_logging
 from hf_vanilla.data import load_parallel_dataset, tokenize_parallel_dataset
+from hf_vanilla.data.tokenization import train_tokenizer
 from hf_vanilla.metrics import TranslationMetrics
-from hf_vanilla.models.text_batches import TARGET_TOKENIZER
-from hf_vanilla.tokenization import load_tokenizers, train_tokenizer
+from hf_vanilla.models.text_batches import TARGET_TOKENIZER, load_tokenizers
 from hf_vanilla.training import (
     PatientPushes,
     VanillaTrainer,

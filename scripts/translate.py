@@ -25,9 +25,10 @@ import torch
 from accelerate import PartialState
 from accelerate.utils import gather_object
 
-from hf_vanilla.command_line import check_models, explained_loading, parse_arguments, run
+from hf_vanilla.command_line.checks import check_models, explained_loading
+from hf_vanilla.command_line.options import on_first_process, parse_arguments, run
+from hf_vanilla.data.line_files import read_lines, replacing_file
 from hf_vanilla.generation import Translation, load_translator, translate
-from hf_vanilla.generation.line_files import on_first_process, read_lines, replacing_file
 
 
 @dataclass

@@ -4,7 +4,7 @@ r"""Write the model cards of this repository's recipes again, after a result or 
     python scripts/write_model_cards.py
 
 Takes model_cards/facts.json, which has an entry for each card, and model_cards/results/*.json, and writes
-model_cards/*.md. A picture of the same name, which `hf_vanilla.model_card.draw_curve` makes of a training's folder, is
+model_cards/*.md. A picture of the same name, which `hf_vanilla.hub.card.draw_curve` makes of a training's folder, is
 shown in the card.
 """
 
@@ -13,9 +13,9 @@ import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from hf_vanilla.command_line import parse_arguments, run
-from hf_vanilla.generation.line_files import replacing_file
-from hf_vanilla.model_card import CardFacts, model_card
+from hf_vanilla.command_line.options import parse_arguments, run
+from hf_vanilla.data.line_files import replacing_file
+from hf_vanilla.hub.card import CardFacts, model_card
 
 
 @dataclass

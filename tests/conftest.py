@@ -5,7 +5,7 @@ import logging
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -51,6 +51,20 @@ def own_logging() -> Iterator[None]:
     for logger, (level, propagate) in zip(loggers, before, strict=True):
         logger.setLevel(level)
         logger.propagate = propagate
+
+
+@pytest.fixture
+def no_shortcuts(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Return a function that has layers compute every position, padding and positions that no head reads included."""
+    from hf_vanilla.models import packing
+
+    def switch_off(padding: bool = True, outputs: bool = True) -> None:
+        if padding:
+            monkeypatch.setattr(packing, "MIN_PADDING_SHARE", 1.0)
+        if outputs:
+            monkeypatch.setattr(packing, "MAX_OUTPUT_SHARE", 0.0)
+
+    return switch_off
 
 
 @pytest.fixture

@@ -23,8 +23,8 @@ from hf_vanilla import (
     VanillaBertModel,
 )
 from hf_vanilla.data.question_answering import find_answers, tokenize_questions
-from hf_vanilla.pipelines import QuestionAnsweringPipeline
-from hf_vanilla.tokenization import train_wordpiece_tokenizer
+from hf_vanilla.data.tokenization import train_wordpiece_tokenizer
+from hf_vanilla.models.pipeline_vanilla_bert import QuestionAnsweringPipeline
 
 
 TEXT = "the dog likes the cat"

@@ -17,9 +17,9 @@ from hf_vanilla import (
     VanillaTransformerConfig,
     VanillaTransformerForConditionalGeneration,
 )
-from hf_vanilla.tokenization import train_tokenizer, train_wordpiece_tokenizer
+from hf_vanilla.data.tokenization import train_tokenizer, train_wordpiece_tokenizer
 from hf_vanilla.training import noam_learning_rate
-from hf_vanilla.training.schedule import HIGHEST_PEAK
+from hf_vanilla.training.recipes import HIGHEST_PEAK
 
 
 ROOT = Path(__file__).parents[1]

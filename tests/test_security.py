@@ -15,7 +15,7 @@ from hf_vanilla.data.labelled import infer_labels, load_rows
 from hf_vanilla.data.parallel import load_parallel_dataset
 from hf_vanilla.data.question_answering import load_questions
 from hf_vanilla.data.token_classification import check_tagged_words, tokenize_tagged_words
-from hf_vanilla.hub import check_folder
+from hf_vanilla.hub.folder import check_folder
 
 
 SIZES = dict(vocab_size=13, hidden_size=12, num_hidden_layers=1, num_attention_heads=3, intermediate_size=20)

@@ -10,7 +10,7 @@ from typing import Any
 from datasets import Dataset, load_dataset
 from datasets.exceptions import DatasetGenerationError
 
-from .text_files import csv_reader, kind_of_file, quoted, read_json_objects
+from .files import csv_reader, kind_of_file, quoted, read_json_objects
 
 
 REGRESSION = "regression"

@@ -26,7 +26,7 @@ from datasets import (
 from transformers import PreTrainedTokenizerBase
 from transformers.utils import logging
 
-from .text_files import check_text, csv_reader, kind_of_file, read_json_objects, read_lines
+from .files import check_text, csv_reader, kind_of_file, read_json_objects, read_lines
 
 
 logger = logging.get_logger(__name__)

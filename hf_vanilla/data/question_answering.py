@@ -9,8 +9,8 @@ import numpy as np
 from datasets import Dataset, load_dataset
 from transformers import PreTrainedTokenizerBase
 
-from ..models.pipeline_vanilla_bert import MAX_ANSWER_LENGTH, N_BEST, Answer, best_answers, tokenize_windows
-from .text_files import check_text, kind_of_file, quoted, read_json_objects, read_lines
+from ..models.answering import MAX_ANSWER_LENGTH, N_BEST, Answer, best_answers, tokenize_windows
+from .files import check_text, kind_of_file, quoted, read_json_objects, read_lines
 
 
 QUESTION_COLUMNS = ("id", "question", "context", "answers")

@@ -7,7 +7,7 @@ from datasets import Dataset
 from transformers import PreTrainedTokenizerBase
 from transformers.utils import logging
 
-from .text_files import quoted
+from .files import quoted
 
 
 logger = logging.get_logger(__name__)

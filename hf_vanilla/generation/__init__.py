@@ -1,7 +1,7 @@
 """What stock `generate()` lacks: the paper's beam search, forced scoring, word alignments, translating whole texts."""
 
 from ..models.alignment import WordAlignment, beam_attention, forced_attention, word_alignments
-from ..models.pipeline_vanilla_transformer import Translation, length_penalty_of
+from ..models.translating import Translation, length_penalty_of
 from .beam_search import beam_search
 from .cpu_layers import fast_model
 from .scoring import ScoreOutput, TextScore, labels_of_beams, score, score_texts

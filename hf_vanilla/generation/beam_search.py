@@ -41,7 +41,7 @@ from transformers.generation import (
 from transformers.modeling_utils import PreTrainedModel
 from transformers.utils import ModelOutput
 
-from ..models.pipeline_vanilla_transformer import NOT_FOUND, length_penalty_of
+from ..models.translating import NOT_FOUND, length_penalty_of
 from .beam_decoders import BeamDecoder, PlainDecoder, SideBySideDecoder
 
 

@@ -15,8 +15,8 @@ from transformers.modeling_utils import PreTrainedModel
 from transformers.utils import ModelOutput
 
 from ..models.checks import IGNORED_LABEL, check_evaluation_mode, check_input_ids
-from ..models.pipeline_vanilla_transformer import length_penalty_of
 from ..models.text_batches import batches_by_length, default_max_length, padded, token_ids
+from ..models.translating import length_penalty_of
 from .beam_search import log_sum_exp
 from .cpu_layers import fast_model
 

@@ -9,15 +9,15 @@ from tqdm.auto import tqdm
 from transformers import AutoModelForSeq2SeqLM, PreTrainedTokenizerBase
 from transformers.modeling_utils import PreTrainedModel
 
-from ..models.pipeline_vanilla_transformer import (
-    Translation,
-    align_translations,
-    check_search,
-    decode_n_best,
-    source_batch,
+from ..models.text_batches import (
+    TARGET_TOKENIZER,
+    as_texts,
+    default_max_length,
+    load_tokenizers,
+    map_batches,
+    token_ids,
 )
-from ..models.text_batches import TARGET_TOKENIZER, as_texts, default_max_length, map_batches, token_ids
-from ..tokenization import load_tokenizers
+from ..models.translating import Translation, align_translations, check_search, decode_n_best, source_batch
 from .beam_search import beam_search
 from .cpu_layers import fast_model
 

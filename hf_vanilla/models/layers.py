@@ -219,6 +219,8 @@ class SelfAttention(MultiHeadAttention):
     Source: Vaswani et al. 2017, 3.2.3.
     """
 
+    accepts_packing = True
+
     def __init__(self, config: PreTrainedConfig, layer_idx: int = 0, is_causal: bool = False):
         super().__init__(config, layer_idx, is_causal)
         self.qkv_sizes = (self.heads * self.d_k, self.heads * self.d_k, self.heads * self.d_v)
@@ -489,6 +491,8 @@ class EncoderLayer(GradientCheckpointingLayer):
 
     Source: Vaswani et al. 2017, 3.1.
     """
+
+    accepts_packing = True
 
     def __init__(self, config: PreTrainedConfig):
         super().__init__()

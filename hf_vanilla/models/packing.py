@@ -8,15 +8,13 @@ from transformers.configuration_utils import PreTrainedConfig
 from transformers.modeling_utils import PreTrainedModel
 from transformers.utils.output_capturing import capture_outputs
 
-from .layers import EncoderLayer, SelfAttention
-
 
 # From this share of padding on, work on real tokens alone is faster than on all positions, moving them included.
-LEAST_PADDING = 0.05
+MIN_PADDING_SHARE = 0.05
 
 
 # Up to this share of tokens whose output is read, it is faster to have a last layer compute theirs alone.
-MOST_READ = 0.75
+MAX_OUTPUT_SHARE = 0.75
 
 
 def _scatter_rows(tokens: torch.Tensor, positions: torch.Tensor, rows: int) -> torch.Tensor:
@@ -122,7 +120,7 @@ def pack_padding(
     if needs_first and not mask[:, 0].all():
         return None
     lengths = mask.sum(1)  # (batch,)
-    if int(lengths.min()) == 0 or int(lengths.sum()) > (1 - LEAST_PADDING) * mask.numel():
+    if int(lengths.min()) == 0 or int(lengths.sum()) > (1 - MIN_PADDING_SHARE) * mask.numel():
         return None
     if any(map(_is_watched, layers)):
         return None
@@ -159,8 +157,8 @@ def find_read_tokens(
     layers = cast(nn.ModuleList, encoder.layers)
     if read_positions.device.type != "cpu" or not _can_leave_out(encoder.config, hidden_states, kwargs):
         return None
-    last = layers[-1] if len(layers) else None
-    if type(last) is not EncoderLayer or type(last.self_attn) is not SelfAttention:
+    last: Any = layers[-1] if len(layers) else None
+    if not _accepts_packing(last) or not _accepts_packing(last.self_attn):
         return None
     if _has_hooks(encoder) or _is_watched(last):
         return None
@@ -168,7 +166,7 @@ def find_read_tokens(
     if packing is not None:
         is_read = is_read[packing.positions]
     read_tokens = is_read.nonzero()[:, 0]
-    return read_tokens if 0 < read_tokens.shape[0] <= MOST_READ * is_read.shape[0] else None
+    return read_tokens if 0 < read_tokens.shape[0] <= MAX_OUTPUT_SHARE * is_read.shape[0] else None
 
 
 def take_tokens(hidden_states: torch.Tensor, tokens: torch.Tensor | None) -> torch.Tensor:
@@ -204,6 +202,11 @@ def _can_leave_out(config: PreTrainedConfig, hidden_states: torch.Tensor, kwargs
     if torch.compiler.is_compiling() or torch.jit.is_tracing() or hidden_states.device.type != "cpu":
         return False
     return not any(kwargs.get(name, getattr(config, name)) for name in ("output_attentions", "output_hidden_states"))
+
+
+def _accepts_packing(module: nn.Module | None) -> bool:
+    """Whether a module's own class, not a base class, declares that it computes the outputs of some tokens alone."""
+    return bool(vars(type(module)).get("accepts_packing"))
 
 
 def _is_watched(layer: nn.Module) -> bool:

@@ -13,14 +13,38 @@ from transformers.modeling_utils import PreTrainedModel
 from transformers.utils import cached_file, logging
 
 
+def load_tokenizers(name_or_path: str | os.PathLike) -> tuple[PreTrainedTokenizerBase, PreTrainedTokenizerBase]:
+    """Load the tokenizers of source and target of a model.
+
+    Args:
+        name_or_path (`str`):
+            A folder or a name on the Hub.
+
+    Returns:
+        `tuple[PreTrainedTokenizerBase, PreTrainedTokenizerBase]`: the tokenizer of the source and that of the target.
+        They are one object unless there is another one in the subfolder `target_tokenizer`.
+
+    Raises:
+        OSError: if there is no tokenizer.
+    """
+    tokenizer = AutoTokenizer.from_pretrained(name_or_path)
+    return tokenizer, load_target_tokenizer(name_or_path) or tokenizer
+
+
 logger = logging.get_logger(__name__)
 
+
 Found = TypeVar("Found")
+
+
 # Where a model with two vocabularies keeps the target's tokenizer, beside its own files.
 TARGET_TOKENIZER = "target_tokenizer"
 
+
 # Most tokens of a text where neither tokenizer nor model has a limit; more would take memory with the square of it.
 DEFAULT_MAX_LENGTH = 1024
+
+
 # A shorter text counts as one of this many tokens: what it is translated to takes memory, too.
 SHORT = 8
 

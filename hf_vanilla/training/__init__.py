@@ -1,18 +1,17 @@
 """The papers' recipes as training arguments, the trainer, and checkpoints."""
 
+from ..hub.pushing_trainer import PatientPushes
+from .arguments import FinetuningArguments, VanillaTrainingArguments
+from .averaging import average_checkpoints
 from .checkpoints import (
-    average_checkpoints,
     best_checkpoints,
     checkpoint_to_resume,
     folder_of_tokenizer,
     last_checkpoints,
     last_complete_checkpoint,
-    save_final_model,
-    told_how_to_go_on,
 )
 from .cost import Estimate, bert_flops, estimate, transformer_flops
 from .finetuning import (
-    FinetuningArguments,
     FinetuningTask,
     OrderedEvaluationTrainer,
     command_of_process,
@@ -20,21 +19,28 @@ from .finetuning import (
     summarise_seeds,
     train_with_seeds,
 )
-from .hub_pushes import PatientPushes
-from .pretraining import Phase, PhasedBatchSampler, PretrainingTrainer, RepeatableCollator, bert_training_arguments
-from .recipe import paper_optimizers, paper_training_arguments
-from .run_folder import (
+from .grid_search import PAPER_GRID, search_settings
+from .pretraining import Phase, PhasedBatchSampler, PretrainingTrainer, RepeatableCollator
+from .recipes import (
+    WarmupWarning,
+    bert_training_arguments,
+    inverse_sqrt_schedule_from_one,
+    noam_learning_rate,
+    paper_optimizers,
+    paper_training_arguments,
+)
+from .runs import (
     begin_run,
     decisive_options,
     has_all_updates,
     hold_folder,
     is_finished,
     keep_options,
+    save_final_model,
+    told_how_to_go_on,
     train_to_end,
 )
-from .schedule import WarmupWarning, inverse_sqrt_schedule_from_one, noam_learning_rate
-from .search import PAPER_GRID, search_settings
-from .trainer import VanillaTrainer, VanillaTrainingArguments
+from .trainer import VanillaTrainer
 
 
 __all__ = [

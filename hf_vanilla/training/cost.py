@@ -17,7 +17,7 @@ from ..models.configuration_vanilla_bert import VanillaBertConfig
 from ..models.configuration_vanilla_transformer import VanillaTransformerConfig
 from ..models.modeling_vanilla_bert import VanillaBertForPreTraining
 from ..models.modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
-from ..models.packing import MOST_READ
+from ..models.packing import MAX_OUTPUT_SHARE
 from ..models.text_batches import padded
 
 
@@ -198,7 +198,7 @@ def bert_flops(
     layers = config.num_hidden_layers * (attended + length * output)
     if not whole_last_layer:
         read = length * masked_share + 1  # with the first token
-        layers = layers - torch.where(read <= MOST_READ * length, length - read, 0) * output
+        layers = layers - torch.where(read <= MAX_OUTPUT_SHARE * length, length - read, 0) * output
     prediction = length * masked_share * (2 * width**2 + 2 * width * config.vocab_size)
     return layers + prediction + 2 * width**2 + 4 * width
 

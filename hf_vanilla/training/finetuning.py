@@ -7,97 +7,37 @@ import shlex
 import statistics
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import torch
 from torch.utils.data import SequentialSampler
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.utils import logging
 
-from ..generation.line_files import replacing_file
-from .checkpoints import last_complete_checkpoint, save_final_model
-from .hub_pushes import PatientPushes
-from .run_folder import decisive_options, keep_options, train_to_end
+from ..data.line_files import replacing_file
+from ..hub.pushing_trainer import PatientPushes
+from .arguments import LOSSES, FinetuningArguments
+from .checkpoints import last_complete_checkpoint
+from .runs import decisive_options, keep_options, save_final_model, train_to_end
 
 
 logger = logging.get_logger(__name__)
 
+
 SCORES_FILE = "scores.json"
+
+
 HUB_TOKEN = re.compile(r"--?hub[-_]token")
+
+
 HUB_TOKEN_VALUE = re.compile(r"^(--?hub[-_]token)=.*", flags=re.DOTALL)
-# Scores that are the better, the lower they are.
-LOSSES = ("loss", "mse")
+
+
 FEW_UPDATES = 100
+
+
 _NO_SCORES = ("runtime", "per_second", "epoch")
-
-
-@dataclass
-class FinetuningArguments(TrainingArguments):
-    """`TrainingArguments` with defaults that lie in the paper's grid.
-
-    Args:
-        output_dir (`str`):
-            Folder of the models, one subfolder a seed.
-        learning_rate (`float`):
-            Peak learning rate.
-        num_train_epochs (`float`):
-            Epochs.
-        per_device_train_batch_size (`int`):
-            Batch size.
-        per_device_eval_batch_size (`int`):
-            Batch size of evaluation.
-        warmup_steps (`float`):
-            Warm-up: updates, or below 1 a share of them.
-        weight_decay (`float`):
-            Weight decay, off biases and norms.
-        train_sampling_strategy (`str`):
-            Order of the examples.
-        logging_steps (`float`):
-            When to tell the loss: every so many updates, or below 1 after such a share of them.
-        save_strategy (`str`):
-            When to save checkpoints on the way.
-
-    Raises:
-        ValueError: if `output_dir` is missing, or a checkpoint to resume from is given.
-
-    Source: Devlin et al. 2018, A.3.
-    """
-
-    output_dir: str | None = field(default=None, metadata={"help": "Folder of the models, one subfolder a seed."})
-    learning_rate: float = field(
-        default=3e-5,
-        metadata={"help": "Peak learning rate; the paper tries 2e-5 to 5e-5. Small models need more, such as 3e-4."},
-    )
-    num_train_epochs: float = field(
-        default=3.0, metadata={"help": "Epochs; the paper tries 2 to 4. Few rows need more, such as 20."}
-    )
-    per_device_train_batch_size: int = field(default=32, metadata={"help": "Batch size; the paper tries 16 and 32."})
-    per_device_eval_batch_size: int = field(default=64, metadata={"help": "Batch size of evaluation."})
-    warmup_steps: float = field(default=0.1, metadata={"help": "Warm-up: updates, or below 1 a share of them."})
-    weight_decay: float = field(default=0.01, metadata={"help": "Weight decay, off biases and norms."})
-    train_sampling_strategy: str = field(
-        default="group_by_length", metadata={"help": "group_by_length pads least; random is the stock order."}
-    )
-    logging_steps: float = field(
-        default=0.05, metadata={"help": "Tell the loss every so many updates, or below 1 a share of them."}
-    )
-    save_strategy: str = field(default="no", metadata={"help": "Checkpoints on the way: no, epoch or steps."})
-
-    def __post_init__(self) -> None:
-        if self.output_dir is None:
-            raise ValueError("`output_dir` is missing: say where the models shall go, as in --output_dir runs/task.")
-        if self.resume_from_checkpoint is not None:
-            raise ValueError(
-                "`resume_from_checkpoint` has no effect on a fine-tuning, which goes on from the checkpoints in its "
-                "`output_dir`; leave it out."
-            )
-        # transformers refuses bf16 on a machine without an accelerator unless it is told that this is meant.
-        if not torch.accelerator.is_available():
-            self.use_cpu = True
-            self.dataloader_pin_memory = False
-        super().__post_init__()
 
 
 class OrderedEvaluationTrainer(PatientPushes):

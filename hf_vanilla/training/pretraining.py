@@ -20,7 +20,8 @@ from torch.utils.data import DataLoader
 from transformers import DataCollatorForTokenClassification, PreTrainedModel, PreTrainedTokenizerBase
 
 from ..data.batching import TokenBudgetBatchSampler, measure_pair_lengths
-from .trainer import VanillaTrainer, VanillaTrainingArguments
+from .arguments import VanillaTrainingArguments
+from .trainer import VanillaTrainer
 
 
 class Phase(NamedTuple):
@@ -224,49 +225,6 @@ class PretrainingTrainer(VanillaTrainer):
         super()._set_signature_columns_if_needed()
         if "special_tokens_mask" not in self._signature_columns:
             self._signature_columns += ["special_tokens_mask"]
-
-
-def bert_training_arguments(
-    output_dir: str, *, max_steps: int = 1_000_000, warmup_steps: int = 10_000, **overrides: Any
-) -> VanillaTrainingArguments:
-    """Return training arguments with the optimiser and schedule of the paper's pre-training.
-
-    Adam with learning rate 1e-4, beta1 0.9, beta2 0.999, weight decay 0.01 off biases and norms, epsilon 1e-6 (the
-    authors' code), gradients clipped at 1, warm-up, linear decay to 0. The paper's batches have 256 sequences, of 512
-    tokens at the end: `max_tokens_per_batch` times processes times accumulation is 131,072.
-
-    Args:
-        output_dir (`str`):
-            Folder of the checkpoints.
-        max_steps (`int`):
-            Number of updates.
-        warmup_steps (`int`):
-            Number of updates over which the learning rate grows.
-        **overrides (`Any`):
-            Any other training argument, or another value of one that is set here.
-
-    Returns:
-        `VanillaTrainingArguments`: for [`PretrainingTrainer`] and for the stock `Trainer`.
-
-    Raises:
-        ValueError: if a value is out of its range.
-
-    Source: Devlin et al. 2018, A.2.
-    """
-    if not 0 <= warmup_steps <= max_steps:
-        raise ValueError(f"`warmup_steps` must be between 0 and `max_steps` ({max_steps}), got {warmup_steps}.")
-    arguments: dict[str, Any] = {
-        "learning_rate": 1e-4,
-        "lr_scheduler_type": "linear",
-        "max_steps": max_steps,
-        "warmup_steps": warmup_steps,
-        "adam_beta1": 0.9,
-        "adam_beta2": 0.999,
-        "adam_epsilon": 1e-6,
-        "weight_decay": 0.01,
-        "max_grad_norm": 1.0,
-    }
-    return VanillaTrainingArguments(output_dir=output_dir, **{**arguments, **overrides})
 
 
 def _updates_of(phases: Sequence[Phase], max_steps: int) -> list[int]:

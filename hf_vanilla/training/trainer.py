@@ -7,7 +7,6 @@ one to override.
 
 import functools
 import math
-from dataclasses import dataclass, field
 from typing import Any
 
 import datasets
@@ -19,7 +18,6 @@ from transformers import (
     EvalPrediction,
     PreTrainedTokenizerBase,
     Seq2SeqTrainer,
-    Seq2SeqTrainingArguments,
     TrainerCallback,
     TrainerControl,
     TrainerState,
@@ -29,91 +27,16 @@ from transformers.trainer_utils import EvalLoopOutput, SchedulerType, seed_worke
 from transformers.utils import logging
 
 from ..data.batching import LengthSortedBatchSampler, PairLengths, TokenBudgetBatchSampler, measure_pair_lengths
+from ..hub.pushing_trainer import PatientPushes
 from ..models.checks import IGNORED_LABEL
-from .hub_pushes import PatientPushes
-from .schedule import inverse_sqrt_schedule_from_one
+from .arguments import VanillaTrainingArguments
+from .recipes import inverse_sqrt_schedule_from_one
 
 
 logger = logging.get_logger(__name__)
 
+
 MEASURED_DATASETS_KEPT = 8  # more than a trainer usually has; it bounds what a long-lived one holds on to
-
-
-@dataclass
-class VanillaTrainingArguments(Seq2SeqTrainingArguments):
-    """The arguments of `Seq2SeqTrainingArguments`, and those of [`VanillaTrainer`].
-
-    Args:
-        max_tokens_per_batch (`int`, *optional*):
-            Size of a batch of one device in tokens, padding counted, the larger of source and target side. Takes the
-            place of `per_device_train_batch_size` and `per_device_eval_batch_size`. `None` keeps the stock batches;
-            so does the stock `Seq2SeqTrainer`, which does not know this argument and the next.
-        teacher_forcing_ratio (`float`, *optional*, defaults to 1.0):
-            Share of the decoder inputs that are the gold tokens; the rest are the model's own predictions from a first
-            pass without gradient. Not the paper's, which always feeds the gold tokens (1.0).
-        logging_nan_inf_filter (`bool`, *optional*, defaults to `False`):
-            As in `TrainingArguments`, but off: [`VanillaTrainer`] stops at a loss that is not finite, and a filtered
-            one is invisible to it. The stock `Seq2SeqTrainer` goes on with such a loss, and off only shows it in the
-            log. Off also saves a device synchronisation per step.
-        ddp_find_unused_parameters (`bool`, *optional*, defaults to `False`):
-            As in `TrainingArguments`, but off: every parameter takes part in every update of these models, and looking
-            for others costs a walk over each graph. Set it for a model of which a part is not trained.
-
-    Raises:
-        ValueError: if a value is out of its range, or if `max_tokens_per_batch` is combined with an argument that also
-            decides what a batch is.
-
-    Source: scheduled sampling in two passes is Mihaylova & Martins 2019, "Scheduled Sampling for Transformers".
-    """
-
-    max_tokens_per_batch: int | None = field(
-        default=None,
-        metadata={
-            "help": "Size of a batch of one device in tokens, padding counted, the larger of source and target side. "
-            "Takes the place of the per_device batch sizes. Unset: the stock batches of a fixed number of sentences."
-        },
-    )
-    teacher_forcing_ratio: float = field(
-        default=1.0,
-        metadata={
-            "help": "Share of the decoder inputs that are the gold tokens; the rest are the model's own predictions "
-            "(scheduled sampling, a second pass per step). The paper's is 1.0."
-        },
-    )
-    logging_nan_inf_filter: bool = field(
-        default=False,
-        metadata={"help": "Hide losses that are nan or inf from the log. Off: they show, and VanillaTrainer stops."},
-    )
-    ddp_find_unused_parameters: bool | None = field(
-        default=False,
-        metadata={"help": "Look for parameters that an update does not train. Off: all of them are trained."},
-    )
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not 0.0 <= self.teacher_forcing_ratio <= 1.0:
-            raise ValueError(f"`teacher_forcing_ratio` must be between 0 and 1, got {self.teacher_forcing_ratio}.")
-        if self.max_tokens_per_batch is None:
-            return
-        if self.max_tokens_per_batch < 1:
-            raise ValueError(f"`max_tokens_per_batch` must be at least 1 token, got {self.max_tokens_per_batch}.")
-        for name, is_in_the_way in self._rival_batch_arguments().items():
-            if is_in_the_way:
-                raise ValueError(
-                    f"`{name}` can't be combined with `max_tokens_per_batch` ({self.max_tokens_per_batch}), which "
-                    "makes batches of its own; leave one of the two at its default."
-                )
-
-    def _rival_batch_arguments(self) -> dict[str, bool]:
-        """Tell of each argument that shapes batches in another way whether it is set."""
-        accelerator_config: Any = self.accelerator_config
-        return {
-            "train_sampling_strategy": self.train_sampling_strategy != "random",
-            "auto_find_batch_size": bool(self.auto_find_batch_size),
-            "eval_do_concat_batches=False": not self.eval_do_concat_batches,
-            "accelerator_config.split_batches": bool(accelerator_config.split_batches),
-            "accelerator_config.dispatch_batches": bool(accelerator_config.dispatch_batches),
-        }
 
 
 class VanillaTrainer(PatientPushes, Seq2SeqTrainer):

@@ -38,9 +38,9 @@ from transformers import (
 )
 
 from hf_vanilla import VanillaBertConfig, VanillaBertForPreTraining
-from hf_vanilla.command_line import parse_arguments, run
+from hf_vanilla.command_line.options import parse_arguments, run
 from hf_vanilla.data import build_pretraining_dataset
-from hf_vanilla.tokenization import train_wordpiece_tokenizer
+from hf_vanilla.data.tokenization import train_wordpiece_tokenizer
 from hf_vanilla.training import Phase, PretrainingTrainer, bert_training_arguments
 
 

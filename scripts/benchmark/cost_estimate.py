@@ -33,10 +33,10 @@ from hf_vanilla import (
     VanillaTransformerConfig,
     VanillaTransformerForConditionalGeneration,
 )
-from hf_vanilla.command_line import parse_arguments, run
+from hf_vanilla.command_line.options import parse_arguments, run
 from hf_vanilla.data import build_pretraining_dataset, tokenize_parallel_dataset
+from hf_vanilla.data.tokenization import train_tokenizer, train_wordpiece_tokenizer
 from hf_vanilla.models.checks import IGNORED_LABEL
-from hf_vanilla.tokenization import train_tokenizer, train_wordpiece_tokenizer
 from hf_vanilla.training import (
     Phase,
     PretrainingTrainer,

@@ -17,7 +17,7 @@ from transformers import MarianConfig, MarianMTModel, PreTrainedModel, PrinterCa
 from transformers.utils import logging
 
 from hf_vanilla import VanillaBertConfig, VanillaTransformerConfig
-from hf_vanilla.command_line import write_report
+from hf_vanilla.command_line.report import write_report
 from hf_vanilla.data import load_documents, load_parallel_dataset, python_documentation, split_sentences
 from hf_vanilla.models.checks import IGNORED_LABEL
 from hf_vanilla.training import bert_flops, command_of_process, transformer_flops

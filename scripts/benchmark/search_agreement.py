@@ -17,7 +17,7 @@ from measuring import FOLDER, BenchmarkArguments, device, prepare, write_results
 from tqdm.auto import tqdm
 from transformers import PreTrainedModel
 
-from hf_vanilla.command_line import parse_arguments, run
+from hf_vanilla.command_line.options import parse_arguments, run
 from hf_vanilla.data import load_documents
 from hf_vanilla.generation import beam_search, fast_model, load_translator
 from hf_vanilla.models.text_batches import batches_by_length, padded

@@ -28,7 +28,7 @@ from hf_vanilla import (
     VanillaTransformerConfig,
     VanillaTransformerForConditionalGeneration,
 )
-from hf_vanilla.command_line import parse_arguments, run
+from hf_vanilla.command_line.options import parse_arguments, run
 from hf_vanilla.data import TokenBudgetBatchSampler
 from hf_vanilla.generation import beam_search, fast_model
 from hf_vanilla.models.checks import IGNORED_LABEL

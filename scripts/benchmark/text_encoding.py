@@ -19,9 +19,9 @@ from measuring import FOLDER, BenchmarkArguments, device, now, prepare, report, 
 from transformers import BertConfig, BertModel, set_seed
 
 from hf_vanilla import VanillaBertConfig, VanillaBertModel
-from hf_vanilla.command_line import parse_arguments, run
+from hf_vanilla.command_line.options import parse_arguments, run
 from hf_vanilla.data import load_documents, python_documentation
-from hf_vanilla.tokenization import train_wordpiece_tokenizer
+from hf_vanilla.data.tokenization import train_wordpiece_tokenizer
 
 
 @dataclass

@@ -20,7 +20,7 @@ from measuring import BenchmarkArguments, device, marian_like, prepare, report, 
 from transformers import set_seed
 
 from hf_vanilla import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
-from hf_vanilla.command_line import parse_arguments, run
+from hf_vanilla.command_line.options import parse_arguments, run
 from hf_vanilla.training import estimate
 
 

@@ -36,10 +36,10 @@ from measuring import (
 from transformers import MarianMTModel, PreTrainedModel, set_seed
 
 from hf_vanilla import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
-from hf_vanilla.command_line import parse_arguments, run
+from hf_vanilla.command_line.options import parse_arguments, run
+from hf_vanilla.data.tokenization import train_tokenizer
 from hf_vanilla.generation import beam_search, fast_model
 from hf_vanilla.models.text_batches import batches_by_length, padded
-from hf_vanilla.tokenization import train_tokenizer
 
 
 VOCAB_SIZE = 10_000

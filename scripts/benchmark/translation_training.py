@@ -34,10 +34,10 @@ from measuring import (
 from transformers import DataCollatorForSeq2Seq, PreTrainedModel, Seq2SeqTrainer, set_seed
 
 from hf_vanilla import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
-from hf_vanilla.command_line import parse_arguments, run
+from hf_vanilla.command_line.options import parse_arguments, run
 from hf_vanilla.data import tokenize_parallel_dataset
+from hf_vanilla.data.tokenization import train_tokenizer
 from hf_vanilla.models.checks import IGNORED_LABEL
-from hf_vanilla.tokenization import train_tokenizer
 from hf_vanilla.training import VanillaTrainer, VanillaTrainingArguments
 
 

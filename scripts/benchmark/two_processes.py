@@ -21,7 +21,7 @@ from measuring import BenchmarkArguments, now, prepare, report, run_child, take_
 from transformers import set_seed
 
 from hf_vanilla import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
-from hf_vanilla.command_line import parse_arguments, run
+from hf_vanilla.command_line.options import parse_arguments, run
 
 
 LENGTH = 24

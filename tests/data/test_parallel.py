@@ -15,7 +15,7 @@ from transformers import AutoTokenizer, DataCollatorForSeq2Seq, PreTrainedTokeni
 from hf_vanilla import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
 from hf_vanilla.data import parallel
 from hf_vanilla.data.parallel import load_parallel_dataset, tokenize_parallel_dataset
-from hf_vanilla.tokenization import train_tokenizer
+from hf_vanilla.data.tokenization import train_tokenizer
 
 
 # What readers of text, JSON and CSV trip over: other line ends, quotes, dates, missing-value words, numerals.

@@ -12,7 +12,7 @@ from hf_vanilla.data import (
     build_pretraining_dataset,
     mask_statically,
 )
-from hf_vanilla.tokenization import train_wordpiece_tokenizer
+from hf_vanilla.data.tokenization import train_wordpiece_tokenizer
 
 
 WORDS = [f"w{number}" for number in range(2500)]

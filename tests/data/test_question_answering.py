@@ -8,7 +8,7 @@ import pytest
 from datasets import Dataset
 
 from hf_vanilla.data.question_answering import find_answers, load_questions, tokenize_questions
-from hf_vanilla.tokenization import train_wordpiece_tokenizer
+from hf_vanilla.data.tokenization import train_wordpiece_tokenizer
 
 
 CONTEXT = "Anna has a red cat . Ben has two blue dogs and a bird . Carla has nothing at all ."

@@ -6,8 +6,8 @@ from datasets import Dataset
 from transformers import EvalPrediction
 
 from hf_vanilla.data.token_classification import check_tagged_words, tag_names, tokenize_tagged_words
+from hf_vanilla.data.tokenization import train_wordpiece_tokenizer
 from hf_vanilla.metrics import EntityMetrics
-from hf_vanilla.tokenization import train_wordpiece_tokenizer
 
 
 TAGS = ["O", "B-place", "I-place", "B-person"]

@@ -4,6 +4,7 @@ import pytest
 import torch
 from tiny_translator import reversal_batch, sources, trained_model
 
+from hf_vanilla.data.tokenization import train_tokenizer
 from hf_vanilla.generation import (
     WordAlignment,
     beam_attention,
@@ -13,7 +14,6 @@ from hf_vanilla.generation import (
     word_alignments,
 )
 from hf_vanilla.models.alignment import _of_words, _pairs, word_numbers
-from hf_vanilla.tokenization import train_tokenizer
 
 
 SENTENCES = ["ein mann rennt .", "größe, 世界 und 12 hüte", "eine 😀 katze"]

@@ -5,10 +5,10 @@ import torch
 from text_translator import SENTENCES, save_translator, text_model, text_tokenizer
 
 from hf_vanilla import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
+from hf_vanilla.data.tokenization import train_tokenizer
 from hf_vanilla.generation import beam_search, load_translator, score_texts, translate, word_alignments
 from hf_vanilla.generation.cpu_layers import PackedLinear, can_pack
 from hf_vanilla.models.text_batches import batches_by_length, default_max_length, encode_texts
-from hf_vanilla.tokenization import train_tokenizer
 
 
 @pytest.fixture(scope="module")

@@ -12,11 +12,11 @@ from datasets import Dataset
 from text_translator import SENTENCES, save_translator
 from transformers import pipeline
 
+from hf_vanilla.data.tokenization import train_tokenizer
 from hf_vanilla.generation import Translation, labels_of_beams, load_translator, score, translate
+from hf_vanilla.generation.translation_pipeline import TranslationPipeline
 from hf_vanilla.models import pipeline_vanilla_transformer
 from hf_vanilla.models.text_batches import load_target_tokenizer
-from hf_vanilla.pipelines import TranslationPipeline
-from hf_vanilla.tokenization import train_tokenizer
 
 
 @pytest.fixture(scope="module")

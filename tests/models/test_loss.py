@@ -12,7 +12,7 @@ from torch._dynamo.testing import AotEagerAndRecordGraphs
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from hf_vanilla.models import loss
+from hf_vanilla.models import chunked_loss
 from hf_vanilla.models.chunked_loss import projected_cross_entropy_sum
 from hf_vanilla.models.loss import cross_entropy_sum, freeze_row, select_labelled, smoothed_target
 
@@ -46,8 +46,8 @@ def projected_loss(hidden_states, weight, bias, labels, target):
 
 @pytest.fixture(params=[1, 3, 256], ids=lambda tokens: f"chunks of {tokens}")
 def chunk_tokens(request, monkeypatch):
-    monkeypatch.setattr(loss, "CHUNK_TOKENS", request.param)
-    monkeypatch.setattr(loss, "BLOCK_WORDS", 4)
+    monkeypatch.setattr(chunked_loss, "CHUNK_TOKENS", request.param)
+    monkeypatch.setattr(chunked_loss, "BLOCK_WORDS", 4)
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1, 0.4])
@@ -159,7 +159,7 @@ def test_compiled_loss_and_gradients_equal_those_of_plain_code(dtype, bias):
 def test_the_operation_of_compiled_code_is_what_it_says(bias):
     hidden_states, weight, bias = projection(bias)
     arguments = (hidden_states.detach().flatten(0, 1).requires_grad_(), weight, bias, LABELS.flatten())
-    checks = torch.library.opcheck(loss._cross_entropy_and_gradients, (*arguments, *TARGETS["t2t"]))
+    checks = torch.library.opcheck(chunked_loss._cross_entropy_and_gradients, (*arguments, *TARGETS["t2t"]))
     assert set(checks.values()) == {"SUCCESS"}
 
 
@@ -167,7 +167,9 @@ def test_an_accelerator_is_never_asked_for_values():
     """On the meta device, there are none: whatever would wait for them fails."""
     hidden_states, weight, bias = (tensor.detach().to("meta").requires_grad_() for tensor in projection())
     labels = LABELS.flatten().to("meta")
-    total = loss._ChunkedCrossEntropySum.apply(hidden_states.flatten(0, 1), weight, bias, labels, TARGETS["annotated"])
+    total = chunked_loss._ChunkedCrossEntropySum.apply(
+        hidden_states.flatten(0, 1), weight, bias, labels, TARGETS["annotated"]
+    )
     gradients = torch.autograd.grad(total, (hidden_states, weight, bias))
     assert [gradient.shape for gradient in gradients] == [(3, 7, 8), (VOCAB, 8), (VOCAB,)]
 
@@ -182,16 +184,16 @@ def test_an_accelerator_is_never_asked_for_values():
     ],
 )
 def test_chunks_of_an_accelerator_are_as_large_as_memory_allows(device, vocab_size, tokens, chunks, monkeypatch):
-    sizes, of_chunk = [], loss._softmax_and_log_sum_exp
+    sizes, of_chunk = [], chunked_loss._softmax_and_log_sum_exp
 
     def noted(chunk, *args):
         sizes.append(len(chunk))
         return of_chunk(chunk, *args)
 
-    monkeypatch.setattr(loss, "_softmax_and_log_sum_exp", noted)
+    monkeypatch.setattr(chunked_loss, "_softmax_and_log_sum_exp", noted)
     hidden_states, weight = torch.ones(tokens, 2, device=device), torch.ones(vocab_size, 2, device=device)
     labels = torch.zeros(tokens, dtype=torch.long, device=device)
-    loss._ChunkedCrossEntropySum.apply(hidden_states, weight, None, labels, TARGETS["none"])
+    chunked_loss._ChunkedCrossEntropySum.apply(hidden_states, weight, None, labels, TARGETS["none"])
     assert sizes == chunks
 
 

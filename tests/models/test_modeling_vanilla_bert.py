@@ -284,7 +284,7 @@ def test_another_vocabulary_size_is_refused(tmp_path):
 
 
 def test_fill_mask_pipeline_takes_it(caplog):
-    from hf_vanilla.tokenization import train_wordpiece_tokenizer
+    from hf_vanilla.data.tokenization import train_wordpiece_tokenizer
 
     tokenizer = train_wordpiece_tokenizer(["the dog runs", "the cat runs"] * 9, 60, show_progress=False)
     model = tiny_bert("masked-lm", vocab_size=len(tokenizer))

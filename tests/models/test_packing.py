@@ -6,7 +6,7 @@ from tiny_berts import NO_DROPOUT, TASKS, tiny_bert
 from tiny_models import tiny_model
 
 from hf_vanilla import VanillaBertModel
-from hf_vanilla.models import layers, modeling_vanilla_bert
+from hf_vanilla.models import dropout, modeling_vanilla_bert
 from hf_vanilla.models.packing import Packing, pack_padding
 
 
@@ -39,10 +39,9 @@ def loss_and_gradients(model, inputs):
     return outputs.loss, {name: parameter.grad for name, parameter in model.named_parameters()}
 
 
-def assert_same(model, inputs, monkeypatch):
+def assert_same(model, inputs, no_shortcuts):
     packed_loss, packed = loss_and_gradients(model, inputs)
-    monkeypatch.setattr(layers, "LEAST_PADDING", 1.0)
-    monkeypatch.setattr(layers, "MOST_READ", 0.0)
+    no_shortcuts()
     plain_loss, plain = loss_and_gradients(model, inputs)
     torch.testing.assert_close(packed_loss, plain_loss, **TOLERANCE)
     assert packed.keys() == plain.keys()
@@ -57,7 +56,7 @@ def assert_same(model, inputs, monkeypatch):
 @pytest.mark.parametrize("kernel", ["eager", "sdpa"])
 @pytest.mark.parametrize("decoder_mask", DECODER_MASKS)
 @pytest.mark.parametrize("source_mask", SOURCE_MASKS)
-def test_training_a_transformer(source_mask, decoder_mask, kernel, norm_position, fed_positions, monkeypatch):
+def test_training_a_transformer(source_mask, decoder_mask, kernel, norm_position, fed_positions, no_shortcuts):
     model = tiny_model(dropout=0.0, norm_position=norm_position).train()
     model.set_attn_implementation(kernel)
     mask = torch.tensor(SOURCE_MASKS[source_mask])
@@ -69,15 +68,15 @@ def test_training_a_transformer(source_mask, decoder_mask, kernel, norm_position
         inputs["labels"] = LABELS.masked_fill(inputs["decoder_attention_mask"] == 0, -100)
     model(**inputs)
     assert fed_positions == [int(mask.sum())] * 2 + [real_targets] * 3  # 2 encoder and 3 decoder layers
-    assert_same(model, inputs, monkeypatch)
+    assert_same(model, inputs, no_shortcuts)
     assert fed_positions[-5:] == [15] * 2 + [21] * 3
 
 
-def test_encoding_gives_zero_at_padding_and_the_same_elsewhere(fed_positions, monkeypatch):
+def test_encoding_gives_zero_at_padding_and_the_same_elsewhere(fed_positions, no_shortcuts):
     encoder = tiny_model().model.encoder.eval()
     mask = torch.tensor(SOURCE_MASKS["right"])
     packed = encoder(SOURCE, attention_mask=mask).last_hidden_state
-    monkeypatch.setattr(layers, "LEAST_PADDING", 1.0)
+    no_shortcuts()
     plain = encoder(SOURCE, attention_mask=mask).last_hidden_state
     torch.testing.assert_close(packed, plain * mask[..., None], **TOLERANCE)
     assert fed_positions == [10] * 2 + [15] * 2
@@ -86,13 +85,13 @@ def test_encoding_gives_zero_at_padding_and_the_same_elsewhere(fed_positions, mo
 @pytest.mark.parametrize("frame_length", [1, 64])
 @pytest.mark.parametrize("kernel", ["eager", "sdpa"])
 @pytest.mark.parametrize("task", [task for task in TASKS if task not in ("model", "choices")])
-def test_training_a_bert(task, kernel, frame_length, fed_positions, monkeypatch):
+def test_training_a_bert(task, kernel, frame_length, fed_positions, monkeypatch, no_shortcuts):
     monkeypatch.setattr(modeling_vanilla_bert, "FRAME_LENGTH", frame_length)
     model = tiny_bert(task, attn_implementation=kernel, **NO_DROPOUT).train()
     model(**TASKS[task][3])
     reads_padding = task == "answers"  # the loss of transformers' head counts padding among the positions
     assert fed_positions[0] == (14 if reads_padding else 12) >= fed_positions[1]
-    assert_same(model, TASKS[task][3], monkeypatch)
+    assert_same(model, TASKS[task][3], no_shortcuts)
 
 
 @pytest.mark.parametrize(("length", "frames"), [(5, 1), (127, 1), (130, 2), (700, 8)])
@@ -185,13 +184,13 @@ def test_a_layer_that_is_compiled_by_itself_gets_all_positions():
 
 
 @pytest.mark.parametrize("pooled", [True, False])
-def test_the_first_position_is_there_whoever_reads_it(pooled, monkeypatch):
+def test_the_first_position_is_there_whoever_reads_it(pooled, no_shortcuts):
     config = tiny_bert("model").config
     torch.manual_seed(0)
     model = VanillaBertModel(config, add_pooling_layer=pooled).eval()
     inputs = {"input_ids": SOURCE, "attention_mask": torch.tensor(SOURCE_MASKS["left"])}
     actual = model(**inputs).last_hidden_state[:, 0]
-    monkeypatch.setattr(layers, "LEAST_PADDING", 1.0)
+    no_shortcuts()
     torch.testing.assert_close(actual, model(**inputs).last_hidden_state[:, 0], **TOLERANCE)
 
 
@@ -204,7 +203,7 @@ def test_a_label_at_padding_is_scored_as_without_packing(task, monkeypatch):
 
 
 @pytest.mark.parametrize("mode", ["train", "eval"])
-def test_a_masked_decoder_position_has_its_output(mode, monkeypatch):
+def test_a_masked_decoder_position_has_its_output(mode, no_shortcuts):
     model = getattr(tiny_model(dropout=0.0, label_smoothing=0.0), mode)()
     decoder_input_ids = torch.tensor([[0, 7, 2, 0, 0], [0, 5, 9, 6, 3], [0, 8, 3, 2, 0]])  # begins with padding
     labels = torch.tensor([[7, 2, -100, -100, -100], [5, 9, 6, 3, 2], [8, 3, 2, -100, -100]])
@@ -215,10 +214,10 @@ def test_a_masked_decoder_position_has_its_output(mode, monkeypatch):
         "decoder_attention_mask": (decoder_input_ids != 0).long(),
         "labels": labels,
     }
-    assert_same(model, inputs, monkeypatch)
+    assert_same(model, inputs, no_shortcuts)
 
 
-def test_a_cache_counts_in_training_too(monkeypatch):
+def test_a_cache_counts_in_training_too(no_shortcuts):
     model = tiny_model(dropout=0.0)
     mask = torch.tensor(SOURCE_MASKS["right"])
     prefix = torch.tensor([[1, 4], [1, 5], [1, 6]])
@@ -228,7 +227,7 @@ def test_a_cache_counts_in_training_too(monkeypatch):
         return model.train()(SOURCE, attention_mask=mask, past_key_values=cache, labels=LABELS).loss
 
     packed_loss = loss()
-    monkeypatch.setattr(layers, "LEAST_PADDING", 1.0)
+    no_shortcuts()
     torch.testing.assert_close(packed_loss, loss(), **TOLERANCE)
 
 
@@ -276,13 +275,13 @@ def test_dropout_of_packed_tokens_has_its_rate(monkeypatch):
     torch.manual_seed(3)
     model = tiny_model(dropout=0.3, d_model=64).train()
     noises = []
-    noise_of = layers.dropout_noise
+    noise_of = dropout.dropout_noise
 
     def recorded(*args):
         noises.append(noise_of(*args))
         return noises[-1]
 
-    monkeypatch.setattr(layers, "dropout_noise", recorded)
+    monkeypatch.setattr(dropout, "dropout_noise", recorded)
     for _ in range(10):
         model(SOURCE, attention_mask=torch.tensor(SOURCE_MASKS["right"]), labels=LABELS)
     kept = torch.cat([noise.flatten() for noise in noises if noise.shape[1] in (10, 12)])
@@ -322,13 +321,12 @@ def losses_of_seeds(model, inputs, seeds):
     ids=["transformer", "bert"],
 )
 def test_packed_losses_with_dropout_are_distributed_as_plain_ones(
-    make_model, inputs, positions, fed_positions, monkeypatch
+    make_model, inputs, positions, fed_positions, no_shortcuts
 ):
     """The spread grows with the root of the rate: with half of it in packed layers, it would be about 0.7 as large."""
     model, count = make_model().train(), 300
     packed = losses_of_seeds(model, inputs, range(count))
-    monkeypatch.setattr(layers, "LEAST_PADDING", 1.0)
-    monkeypatch.setattr(layers, "MOST_READ", 0.0)
+    no_shortcuts()
     fed_when_packed = fed_positions[0]
     fed_positions.clear()
     plain = losses_of_seeds(model, inputs, range(count, 2 * count))

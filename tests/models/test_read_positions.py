@@ -4,7 +4,7 @@ import pytest
 import torch
 from tiny_berts import IDS, LENGTH, MASK, NO_DROPOUT, TASKS, TEXT, tiny_bert
 
-from hf_vanilla.models import layers
+from hf_vanilla.models import packing
 from hf_vanilla.models.layers import EncoderLayer, SelfAttention
 from hf_vanilla.models.packing import find_read_tokens
 
@@ -38,26 +38,26 @@ def read_tokens(encoder, read=READ):
     ("task", "read"),
     [("pre-training", 5), ("masked-lm", 3), *((task, 6 if task == "choices" else 2) for task in POOLED)],
 )
-def test_training(task, read, is_padded, checkpointing, fed_positions, monkeypatch):
+def test_training(task, read, is_padded, checkpointing, fed_positions, no_shortcuts):
     model = tiny_bert(task, **NO_DROPOUT).train()
     if checkpointing:
         model.gradient_checkpointing_enable()
     inputs = TASKS[task][3] if is_padded else without_mask(TASKS[task][3])
     actual = results(model, inputs)
     assert fed_positions[1] == read < fed_positions[0]
-    monkeypatch.setattr(layers, "MOST_READ", 0.0)
+    no_shortcuts(padding=False)
     expected = results(model, inputs)
     assert fed_positions[-1] == fed_positions[0]
     torch.testing.assert_close(actual, expected, **TOLERANCE)
 
 
 @pytest.mark.parametrize("task", POOLED)
-def test_prediction(task, fed_positions, monkeypatch):
+def test_prediction(task, fed_positions, no_shortcuts):
     model = tiny_bert(task)
     inputs = TASKS[task][3]
     actual = model(**inputs).logits
     assert fed_positions[1] < fed_positions[0]
-    monkeypatch.setattr(layers, "MOST_READ", 0.0)
+    no_shortcuts(padding=False)
     torch.testing.assert_close(actual, model(**inputs).logits, **TOLERANCE)
 
 
@@ -91,7 +91,7 @@ def test_a_layer_with_either_residual(kernel, norm_position):
     config = tiny_bert("model", attn_implementation=kernel).config
     config.norm_position = norm_position
     torch.manual_seed(0)
-    layer = layers.EncoderLayer(config).eval()
+    layer = EncoderLayer(config).eval()
     states, tokens = torch.randn(2, LENGTH, config.hidden_size), torch.tensor([0, 3, 9])
     expected = layer(states).flatten(0, 1)[tokens]
     torch.testing.assert_close(layer(states, read_tokens=tokens)[0], expected, **TOLERANCE)
@@ -170,7 +170,7 @@ def test_dropout_is_drawn_anew_for_what_is_left(monkeypatch):
     model = tiny_bert("classes", hidden_dropout_prob=0.3).train()
 
     def logits(share):
-        monkeypatch.setattr(layers, "MOST_READ", share)
+        monkeypatch.setattr(packing, "MAX_OUTPUT_SHARE", share)
         torch.manual_seed(0)
         with torch.no_grad():
             return torch.stack([model(input_ids=IDS, attention_mask=MASK).logits for _ in range(800)])

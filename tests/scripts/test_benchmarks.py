@@ -20,7 +20,7 @@ from hf_vanilla import (
     VanillaTransformerConfig,
     VanillaTransformerForConditionalGeneration,
 )
-from hf_vanilla.command_line import run
+from hf_vanilla.command_line.options import run
 from hf_vanilla.training import transformer_flops
 
 

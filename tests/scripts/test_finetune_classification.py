@@ -11,7 +11,7 @@ from datasets import ClassLabel, Dataset, Features, Value
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, pipeline
 
 from hf_vanilla import VanillaBertConfig, VanillaBertForPreTraining, VanillaBertForSequenceClassification
-from hf_vanilla.tokenization import train_wordpiece_tokenizer
+from hf_vanilla.data.tokenization import train_wordpiece_tokenizer
 
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"

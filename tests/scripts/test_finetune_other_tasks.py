@@ -9,7 +9,7 @@ import pytest
 from transformers import AutoModelForMultipleChoice, AutoModelForQuestionAnswering, pipeline
 
 from hf_vanilla import VanillaBertConfig, VanillaBertForPreTraining
-from hf_vanilla.tokenization import train_wordpiece_tokenizer
+from hf_vanilla.data.tokenization import train_wordpiece_tokenizer
 
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"

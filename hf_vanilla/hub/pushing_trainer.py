@@ -11,17 +11,9 @@ from huggingface_hub.errors import HTTPError
 from transformers import Trainer
 from transformers.utils import logging
 
-from ..hub import NEVER, retry
-from ..hub_trouble import add_advice, cause_of, is_passing
-from ..model_card import (
-    CURVE,
-    PAPERS,
-    CardFacts,
-    card_of_folder,
-    draw_curve,
-    sign_card,
-    stays,
-)
+from .card import CURVE, PAPERS, CardFacts, card_of_folder, draw_curve, sign_card, stays
+from .client import add_advice, cause_of, is_passing, retry
+from .folder import NEVER
 
 
 logger = logging.get_logger(__name__)

@@ -7,10 +7,12 @@ import torch
 from tqdm.auto import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from .models.text_batches import batches_by_length
+from ..models.text_batches import batches_by_length
 
 
 POOLINGS = ("mean", "cls", "max", "tokens")
+
+
 MIXES = ("mean", "concatenate")
 
 

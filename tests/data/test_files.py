@@ -8,7 +8,8 @@ import sys
 
 import pytest
 
-from hf_vanilla.generation.line_files import on_first_process, read_lines, replacing_file
+from hf_vanilla.command_line.options import on_first_process
+from hf_vanilla.data.line_files import read_lines, replacing_file
 
 
 @pytest.mark.parametrize(

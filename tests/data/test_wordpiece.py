@@ -6,7 +6,7 @@ import sys
 import pytest
 from transformers import AutoTokenizer
 
-from hf_vanilla.tokenization import train_wordpiece_tokenizer
+from hf_vanilla.data.tokenization import train_wordpiece_tokenizer
 
 
 TEXTS = ["the penguins are flightless birds , penguin !", "the man went to the store", "Flight of the Café birds"] * 5

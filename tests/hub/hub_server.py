@@ -1,6 +1,6 @@
 """An honest Hub on localhost: it keeps commits and files on disk, checks every hash, and refuses what the Hub refuses.
 
-    python tests/hub_server.py FOLDER        prints its address and serves until it is killed
+    python tests/hub/hub_server.py FOLDER        prints its address and serves until it is killed
 
 It speaks the part of the protocol that models need: repositories, commits, LFS, trees, downloads. Faults are ordered
 by POST /test/faults with a list of {"method", "path" (a regular expression), "skip" (so many requests first), "times",

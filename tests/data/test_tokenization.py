@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from hf_vanilla import tokenization
+from hf_vanilla.data import tokenization
 from hf_vanilla.data.synthetic import date_corpus
-from hf_vanilla.tokenization import train_tokenizer
+from hf_vanilla.data.tokenization import train_tokenizer
 
 
 ALGORITHMS = ("bpe", "unigram")

@@ -25,20 +25,20 @@ from hf_vanilla import (
     VanillaTransformerConfig,
     VanillaTransformerForConditionalGeneration,
 )
-from hf_vanilla.model_card import (
+from hf_vanilla.data.tokenization import train_tokenizer, train_wordpiece_tokenizer
+from hf_vanilla.hub.card import (
     CURVE,
     CardFacts,
     card_of_folder,
     draw_curve,
-    figures_of,
     missing_facts,
     model_card,
     without_local_paths,
 )
-from hf_vanilla.tokenization import train_tokenizer, train_wordpiece_tokenizer
+from hf_vanilla.hub.results import figures_of
 
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 TOKENIZER = train_wordpiece_tokenizer(["the dog and the cat"] * 3, 40, show_progress=False)
 SIZES = dict(
     vocab_size=len(TOKENIZER), hidden_size=12, num_hidden_layers=1, num_attention_heads=3, intermediate_size=20

@@ -5,15 +5,13 @@ import gzip
 import os
 import sys
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TextIO, TypeVar
 
-from accelerate import PartialState
-from accelerate.utils import broadcast_object_list
-
 
 STANDARD_STREAM = "-"
+
 
 Result = TypeVar("Result")
 
@@ -124,28 +122,4 @@ def _flush_standard_output() -> None:
         raise
 
 
-def on_first_process(function: Callable[[], Result]) -> Result:
-    """Call a function on the first of several processes, and give all of them its result.
-
-    Args:
-        function (`Callable[[], Result]`): What to call, such as a reader of standard input, which only one can read.
-
-    Returns:
-        `Result`: what the function returned.
-
-    Raises:
-        ValueError: on all processes, if the function raises one.
-    """
-    told: list = [None, None]
-    if PartialState().is_main_process:
-        try:
-            told[0] = function()
-        except ValueError as error:
-            told[1] = str(error)
-    broadcast_object_list(told)
-    if told[1] is not None:
-        raise ValueError(told[1])
-    return told[0]
-
-
-__all__ = ["STANDARD_STREAM", "on_first_process", "read_lines", "replacing_file"]
+__all__ = ["STANDARD_STREAM", "read_lines", "replacing_file"]

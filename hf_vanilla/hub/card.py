@@ -8,42 +8,38 @@ import hashlib
 import html
 import io
 import json
-import math
 import os
 import re
 import shlex
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
-from safetensors import safe_open
 from transformers import AutoConfig, PreTrainedConfig
 from transformers.utils import logging
+
+from .results import Figure, _read, figures_of, results_of_folder
 
 
 logger = logging.get_logger(__name__)
 
+
 TEMPLATE = Path(__file__).with_name("model_card_template.md")
+
+
 CURVE = "training_curve.png"
-# For each score of the result files: its name on the Hub, and what it is called where models are compared.
-SCORES = {
-    "bleu": ("bleu", "BLEU"),
-    "chrf": ("chrf", "chrF"),
-    "mlm_loss": ("loss", "loss of masked tokens, nats"),
-    "mlm_accuracy": ("accuracy", "accuracy of masked tokens"),
-    "nsp_accuracy": ("accuracy", "accuracy of next sentences"),
-    "matthews": ("matthews_correlation", "Matthews correlation"),
-    "pearson": ("pearsonr", "Pearson correlation"),
-    "spearman": ("spearmanr", "Spearman correlation"),
-}
+
+
 TOLD_ELSEWHERE = ("parameters", "test_set")  # notes that stand above or in the table
-# What a trainer measures beside scores.
-NO_SCORES = ("loss", "perplexity", "gen_len", "runtime", "per_second", "epoch")
+
+
 PAPERS = {
     "vanilla_transformer": "The encoder-decoder Transformer of Vaswani et al. 2017 ([paper](https://arxiv.org/abs/1706.03762)).",
     "vanilla_bert": "BERT of Devlin et al. 2018 ([paper](https://arxiv.org/abs/1810.04805)).",
 }
+
+
 TASKS = {
     "AutoModelForSeq2SeqLM": "translation",
     "AutoModelForMaskedLM": "fill-mask",
@@ -54,8 +50,12 @@ TASKS = {
     "AutoModelForMultipleChoice": "multiple-choice",
     "AutoModelForNextSentencePrediction": "text-classification",
 }
+
+
 # Tasks whose pipelines transformers does not have; the package has them under other names.
 OWN_PIPELINES = {"translation": "vanilla-translation", "question-answering": "vanilla-question-answering"}
+
+
 # How a pipeline is called, and what is printed of its answer.
 CALLS = {
     "translation": 'print(pipe({example})[0]["translation_text"])',
@@ -64,18 +64,28 @@ CALLS = {
     "token-classification": "print(pipe({example}))",
     "question-answering": 'print(pipe("Who has two dogs?", "Ben has two dogs and a cat."))',
 }
+
+
 EXAMPLES = {"fill-mask": "The capital of France is [MASK]."}
+
+
 EXAMPLE = "A dog runs."
+
+
 PIPELINE = """from transformers import pipeline
 
 pipe = pipeline("{task}", model={repo_id}{trust})
 {call}
 """
+
+
 LOADING = """from transformers import AutoTokenizer, {auto_class}
 
 tokenizer = AutoTokenizer.from_pretrained({repo_id}{trust})
 model = {auto_class}.from_pretrained({repo_id}{trust})
 """
+
+
 # What comes behind the loading where there is no pipeline.
 USES = {
     "AutoModelForMultipleChoice": """
@@ -89,11 +99,21 @@ inputs = tokenizer("She opened the door.", "Then she went in.", return_tensors="
 print(model(**inputs).logits.softmax(-1)[0, 0])  # probability that the second follows the first
 """,
 }
+
+
 # How a written card ends, so that it is known again as long as nobody edits it: what it was made of, and its hash.
 FROM_FOLDER = "from its folder"
+
+
 FROM_AUTHOR = "from its folder and its author's facts or results"
+
+
 _SIGNATURE = re.compile(r"\n<!-- Written by hf_vanilla (.+); renewed unless edited: ([0-9a-f]{16}) -->\n\Z")
+
+
 _ENDINGS = re.compile(r"(?:\.(?:txt|jsonl?|csv|tsv|parquet|gz))+$")
+
+
 _LOCAL_PATH = re.compile(r"(?:--?[\w-]+=)?(~?(?:/[^/^*{}|;\n]+)+/?)")
 
 
@@ -122,22 +142,6 @@ class CardFacts:
     limits: str | None = None
     example: str | None = None
     base_model: str | None = None
-
-
-class Figure(NamedTuple):
-    """A score.
-
-    Attributes:
-        dataset: What it was measured on.
-        metric: Name of the metric as the Hub knows it.
-        name: What people call it.
-        value: The score.
-    """
-
-    dataset: str
-    metric: str
-    name: str
-    value: float
 
 
 def missing_facts(facts: CardFacts | None) -> list[str]:
@@ -348,67 +352,6 @@ def _digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def results_of_folder(folder: str | os.PathLike[str]) -> dict[str, Any]:
-    """Gather what a training has left beside its model.
-
-    Args:
-        folder (`str`):
-            The folder.
-
-    Returns:
-        `dict[str, Any]`: number of `parameters`; `scores` for each set, from `eval_results.json`, as the training
-        scripts write it, or `scores.json`, as fine-tunings do; `notes`, about the length of the training.
-    """
-    root = Path(folder)
-    state, trained = _read(root / "trainer_state.json"), _read(root / "train_results.json")
-    notes = {"updates": f"{state['global_step']:,}"} if state.get("global_step") else {}
-    if "epoch" in trained:
-        notes["epochs"] = f"{trained['epoch']:.4g}"
-    if "train_runtime" in trained:
-        notes["minutes since the last start"] = f"{trained['train_runtime'] / 60:.1f}"
-    scores = _read(root / "scores.json")
-    measured = _read(root / "eval_results.json")
-    if measured:
-        scores = {"validation": {name.removeprefix("eval_"): value for name, value in measured.items()}}
-    return {"parameters": _count_parameters(root), "scores": scores, "notes": notes}
-
-
-def figures_of(results: dict[str, Any], seed: str | None = None) -> list[Figure]:
-    """List the scores of a file of results.
-
-    Args:
-        results (`dict[str, Any]`):
-            Of a translation, a pre-training or a fine-tuning, or what [`results_of_folder`] finds.
-        seed (`str`, *optional*):
-            The one of the seeds whose scores to list; by default, or if there is no such seed, it is their median.
-
-    Returns:
-        `list[Figure]`: the scores.
-    """
-    if "bleu" in results:
-        dataset = results.get("notes", {}).get("test_set", "test")
-        return [_figure(dataset, name, results[name]) for name in ("bleu", "chrf")]
-    if "files" in results:
-        return [
-            _figure(Path(dataset).name, name, figures[name])
-            for dataset, figures in results["files"].items()
-            for name in ("mlm_loss", "mlm_accuracy", "nsp_accuracy")
-            if name in figures
-        ]
-    if "scores" in results:
-        return [
-            _figure(dataset, name, value)
-            for dataset, figures in results["scores"].items()
-            for name, value in figures.items()
-            if not name.endswith(NO_SCORES)
-        ]
-    score, seeds = results.get("main_score", ""), results.get("seeds", {})
-    if seed in seeds:
-        return [_figure(dataset, score, figures[score]) for dataset, figures in seeds[seed].items()]
-    of = f" (median of {len(seeds)} seeds)" if len(seeds) > 1 else ""
-    return [_figure(dataset, score, each["median"], of) for dataset, each in results.get("summary", {}).items()]
-
-
 def printable(text: Any) -> str:
     """Put text into one line, and take control characters, such as those that colour a terminal, out of it.
 
@@ -465,7 +408,7 @@ def draw_curve(folder: str | os.PathLike[str]) -> bytes | None:
     if sum("loss" in entry for entry in history) < 2:
         return None
     try:
-        from .visualization import plot_training_curve
+        from ..visualization import plot_training_curve
 
         figure = plot_training_curve(history)
     except ImportError as error:
@@ -474,11 +417,6 @@ def draw_curve(folder: str | os.PathLike[str]) -> bytes | None:
     picture = io.BytesIO()
     figure.savefig(picture, format="png")
     return picture.getvalue()
-
-
-def _figure(dataset: str, score: str, value: float, of: str = "") -> Figure:
-    metric, name = SCORES.get(score, (score, score.replace("_", " ")))
-    return Figure(dataset, metric, name + of, round(value, 2 if metric in ("bleu", "chrf") else 4))
 
 
 def _eval_result(figure: Figure, task: str) -> EvalResult:
@@ -521,20 +459,6 @@ def _sizes(config: PreTrainedConfig) -> str:
         f"{layers} layers of width {config.hidden_size}, {config.num_attention_heads} heads, feed-forward networks of "
         f"width {config.intermediate_size}, vocabulary of {vocabulary}"
     )
-
-
-def _count_parameters(root: Path) -> int:
-    """Count the weights of a folder without reading them."""
-    count = 0
-    for path in root.glob("model*.safetensors"):
-        with safe_open(path, framework="pt") as file:
-            count += sum(math.prod(file.get_slice(name).get_shape()) for name in file.keys())  # noqa: SIM118
-    return count
-
-
-def _read(path: Path) -> dict[str, Any]:
-    """Read a JSON file that a training leaves, if there is one."""
-    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
 
 
 def _environment(results: dict[str, Any]) -> str:

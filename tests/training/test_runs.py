@@ -15,7 +15,7 @@ from tiny_translation import tiny_collator, tiny_model, tiny_pairs, weights_of
 from transformers import AutoTokenizer, Seq2SeqTrainer, Trainer, TrainingArguments
 
 from hf_vanilla import VanillaBertConfig, VanillaBertForSequenceClassification
-from hf_vanilla.tokenization import train_wordpiece_tokenizer
+from hf_vanilla.data.tokenization import train_wordpiece_tokenizer
 from hf_vanilla.training import (
     VanillaTrainer,
     VanillaTrainingArguments,

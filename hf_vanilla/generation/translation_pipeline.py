@@ -1,27 +1,20 @@
-"""Pipelines that transformers 5 no longer has: translation and question answering.
-
-Checkpoints bring theirs along (`models/pipeline_vanilla_transformer.py` and `models/pipeline_vanilla_bert.py`); here
-they have names of their own, and translation has the faster search.
+"""The translation pipeline of the package: with the faster search, and sentence by sentence on request.
 
 ```python
 translator = pipeline("vanilla-translation", model="runs/en-de")
 translator("A man runs.", n_best=2)  # [{"translation_text": "Ein Mann rennt.", "score": -0.3}, ...]
 ```
+
+Checkpoints carry a pipeline of their own, `models/pipeline_vanilla_transformer.py`, which searches with `generate()`.
 """
 
 from typing import Any
 
 import numpy as np
-from transformers import AutoModelForQuestionAnswering, AutoModelForSeq2SeqLM
-from transformers.pipelines import PIPELINE_REGISTRY
 
-from .generation import Translation, translate
-from .models import pipeline_vanilla_transformer
-from .models.pipeline_vanilla_bert import QuestionAnsweringPipeline
-
-
-TRANSLATION = "vanilla-translation"
-QUESTION_ANSWERING = "vanilla-question-answering"
+from ..models import pipeline_vanilla_transformer
+from ..models.translating import Translation
+from .translation import translate
 
 
 class TranslationPipeline(pipeline_vanilla_transformer.TranslationPipeline):
@@ -66,7 +59,7 @@ class TranslationPipeline(pipeline_vanilla_transformer.TranslationPipeline):
 
         The splitter is imported here: it takes a second, and whoever imports the package imports this file.
         """
-        from .data.documents import split_sentences
+        from ..data.documents import split_sentences
 
         lines = [[split_sentences(line) for line in text.split("\n")] for text in texts]
         sentences = [sentence for text in lines for line in text for sentence in line]
@@ -78,13 +71,3 @@ class TranslationPipeline(pipeline_vanilla_transformer.TranslationPipeline):
             whole = "\n".join(" ".join(each.text for each in row) for row in rows)
             found.append(Translation(whole, float(np.mean(scores)) if scores else 0.0))
         return found
-
-
-def register_pipelines() -> None:
-    """Make `pipeline("vanilla-translation")` and `pipeline("vanilla-question-answering")` known."""
-    for task, pipeline_class, auto_class in (
-        (TRANSLATION, TranslationPipeline, AutoModelForSeq2SeqLM),
-        (QUESTION_ANSWERING, QuestionAnsweringPipeline, AutoModelForQuestionAnswering),
-    ):
-        if task not in PIPELINE_REGISTRY.get_supported_tasks():
-            PIPELINE_REGISTRY.register_pipeline(task, pipeline_class=pipeline_class, pt_model=(auto_class,))

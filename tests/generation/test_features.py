@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from hf_vanilla import VanillaBertConfig, VanillaBertModel
-from hf_vanilla.features import extract_features
-from hf_vanilla.tokenization import train_wordpiece_tokenizer
+from hf_vanilla.data.tokenization import train_wordpiece_tokenizer
+from hf_vanilla.generation.features import extract_features
 
 
 TEXTS = ["the dog runs in the park", "a cat", "", "the cat and the dog run", "park"]
@@ -91,7 +91,7 @@ def test_the_script_writes_arrays(model, tokenizer, tmp_path):
     model.save_pretrained(tmp_path / "bert")
     tokenizer.save_pretrained(tmp_path / "bert")
     (tmp_path / "texts.txt").write_text("\n".join(TEXTS) + "\n")
-    script = Path(__file__).parents[1] / "scripts" / "extract_features.py"
+    script = Path(__file__).parents[2] / "scripts" / "extract_features.py"
     command = [sys.executable, script, "--model", tmp_path / "bert", "--input", tmp_path / "texts.txt", "--output"]
     output = tmp_path / "new" / "v.npy"
     subprocess.run([*command, output], check=True, capture_output=True, timeout=200)
@@ -117,7 +117,7 @@ def test_the_script_writes_arrays(model, tokenizer, tmp_path):
 )
 def test_the_script_names_bad_input(tmp_path, monkeypatch, capsys, options, message):
     (tmp_path / "empty.txt").write_text("")
-    script = str(Path(__file__).parents[1] / "scripts" / "extract_features.py")
+    script = str(Path(__file__).parents[2] / "scripts" / "extract_features.py")
     given = {"--model": tmp_path, "--input": tmp_path / "empty.txt", "--output": tmp_path / "v.npy", **options}
     if options:
         (tmp_path / "empty.txt").write_text("a text\n")

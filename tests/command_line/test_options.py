@@ -12,19 +12,15 @@ import torch
 from transformers import AutoConfig, AutoModelForSeq2SeqLM, AutoModelForSequenceClassification, TrainingArguments
 
 from hf_vanilla import VanillaBertConfig, VanillaTransformerConfig
-from hf_vanilla.command_line import (
-    INTERRUPTED,
+from hf_vanilla.command_line.checks import (
     check_models,
     check_output_dir,
     check_results_file,
-    describe_environment,
     explained_loading,
-    parse_arguments,
-    run,
-    set_up_logging,
     without_load_report,
-    write_report,
 )
+from hf_vanilla.command_line.options import INTERRUPTED, parse_arguments, run, set_up_logging
+from hf_vanilla.command_line.report import describe_environment, write_report
 from hf_vanilla.training import told_how_to_go_on
 
 

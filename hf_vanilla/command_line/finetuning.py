@@ -9,22 +9,15 @@ from typing import Any
 
 from transformers import AutoConfig, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
-from .command_line import (
-    check_files,
-    check_models,
-    check_results_file,
-    explained_loading,
-    parse_arguments,
-    set_up_logging,
-    show_report,
-    without_load_report,
-    write_report,
-)
-from .training import FinetuningArguments, FinetuningTask, hold_folder, seeds_report, train_with_seeds
-from .training.finetuning import LOSSES
+from ..training import FinetuningArguments, FinetuningTask, hold_folder, seeds_report, train_with_seeds
+from ..training.arguments import LOSSES
+from .checks import check_files, check_models, check_results_file, explained_loading, without_load_report
+from .options import parse_arguments, set_up_logging
+from .report import show_report, write_report
 
 
 logger = logging.getLogger(__name__)
+
 
 SHORTEST = 4  # tokens: one of each text of a pair between the special ones
 

@@ -9,10 +9,12 @@ from typing import Any
 
 from transformers.utils import logging
 
-from .finetuning import LOSSES, FinetuningArguments, FinetuningTask
+from .arguments import LOSSES, FinetuningArguments
+from .finetuning import FinetuningTask
 
 
 logger = logging.get_logger(__name__)
+
 
 # Devlin et al. 2018, A.3.
 PAPER_GRID: dict[str, tuple[float, ...]] = {

@@ -1,4 +1,4 @@
-"""The folder of a run: one process at a time works in it, and goes on there with the options the run began with."""
+"""The folder of a run: whose it is, what it was started with, and how it ends."""
 
 import hashlib
 import json
@@ -15,11 +15,13 @@ from transformers import Trainer, TrainerState, TrainingArguments
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.utils import CONFIG_NAME, logging
 
-from ..generation.line_files import replacing_file
-from .checkpoints import SAVING_FOLDER, checkpoint_to_resume
+from ..data.line_files import replacing_file
+from ..hub.pushing_trainer import PatientPushes
+from .checkpoints import SAVING_FOLDER, _move_files, checkpoint_to_resume, last_complete_checkpoint
 
 
 logger = logging.get_logger(__name__)
+
 
 # Of the options of training, those that decide which examples come when, and what the final model is.
 DECISIVE_ARGUMENTS = (
@@ -30,9 +32,15 @@ DECISIVE_ARGUMENTS = (
     "gradient_accumulation_steps",
     "average_last",
 )
+
+
 # `Trainer` keeps files with these beginnings off the Hub.
 LOCK_FILE = "_run.lock"
+
+
 OPTIONS_FILE = "_run_options.json"
+
+
 # Options that decide where things go, what is told and how fast it is, and not what is learnt.
 INDIFFERENT = re.compile(
     r"output_dir|results_file|seeds|main_score|disable_tqdm|resume_from_checkpoint|preprocessing_num_workers|local_rank|debug"
@@ -40,9 +48,13 @@ INDIFFERENT = re.compile(
     r"|remove_unused_columns|include_for_metrics|per_device_eval_batch_size|gradient_checkpointing"
     r"|(log|logging|save|push|hub|trackio|dataloader|ddp|torch_compile|torch_empty|eval|do|gradient_checkpointing)_.*"
 )
+
+
 MODEL_FILES = re.compile(
     r".*\.safetensors|pytorch_model.*\.bin|config\.json|tokenizer\.json|vocab\..*|merges\.txt|.*\.model"
 )
+
+
 FILES = re.compile(r".*(_files?|_path)")
 
 
@@ -259,6 +271,62 @@ def _contents(value: Any) -> Any:
         with each.open("rb") as file:
             checksum.update(hashlib.file_digest(file, "sha256").digest())
     return f"sha256 {checksum.hexdigest()}"
+
+
+def save_final_model(trainer: Trainer) -> None:
+    """Save model, tokenizer and state in the folder of the run, and push it if that is asked for.
+
+    They are written to a folder in it, and then moved file by file, so that an error on the way leaves what was there
+    whole.
+
+    Args:
+        trainer (`Trainer`):
+            The trainer; all processes must call this.
+    """
+    folder = Path(str(trainer.args.output_dir))
+    temporary = folder / SAVING_FOLDER
+    if trainer.args.should_save:
+        shutil.rmtree(temporary, ignore_errors=True)
+    try:
+        trainer.save_model(str(temporary), _internal_call=True)  # not yet to the Hub
+        if trainer.args.should_save:
+            _move_files(temporary, folder)
+    finally:
+        if trainer.args.should_save:
+            shutil.rmtree(temporary, ignore_errors=True)
+    trainer.save_state()
+    if not trainer.args.push_to_hub:
+        return
+    if isinstance(trainer, PatientPushes):
+        trainer.push_folder("Model save")
+    else:
+        trainer.push_to_hub(commit_message="Model save", revision=trainer.args.hub_revision)
+
+
+@contextmanager
+def told_how_to_go_on(run_dir: str | os.PathLike) -> Iterator[None]:
+    """Add to a Ctrl-C in this block how the run can be gone on with.
+
+    Args:
+        run_dir (`str`):
+            The `output_dir` of a `Trainer`.
+
+    Yields:
+        Nothing: the block trains.
+
+    Raises:
+        KeyboardInterrupt: the one of the block, with a note.
+    """
+    try:
+        yield
+    except KeyboardInterrupt as interrupt:
+        checkpoint = last_complete_checkpoint(run_dir)
+        interrupt.add_note(
+            f"The same command again goes on from {checkpoint}."
+            if checkpoint is not None
+            else "There is no checkpoint yet (--save_steps), so the same command begins anew."
+        )
+        raise
 
 
 __all__ = [

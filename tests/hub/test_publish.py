@@ -38,10 +38,12 @@ from hf_vanilla import (
     VanillaTransformerConfig,
     VanillaTransformerForConditionalGeneration,
 )
-from hf_vanilla.hub import _CHUNK as CHUNK
-from hf_vanilla.hub import ATTEMPTS, check_folder, publish, roll_back
-from hf_vanilla.model_card import CardFacts
-from hf_vanilla.tokenization import train_tokenizer, train_wordpiece_tokenizer
+from hf_vanilla.data.tokenization import train_tokenizer, train_wordpiece_tokenizer
+from hf_vanilla.hub import publish, roll_back
+from hf_vanilla.hub.card import CardFacts
+from hf_vanilla.hub.client import ATTEMPTS
+from hf_vanilla.hub.folder import _CHUNK as CHUNK
+from hf_vanilla.hub.folder import check_folder
 from hf_vanilla.training import (
     FinetuningArguments,
     OrderedEvaluationTrainer,
@@ -1041,7 +1043,7 @@ def test_a_user_without_the_package_asks_by_name_and_translates_by_name_and_revi
 
 
 def test_the_script_publishes_and_goes_back(hub, folder, tmp_path, monkeypatch, capsys):
-    script = str(Path(__file__).parents[1] / "scripts" / "push_to_hub.py")
+    script = str(Path(__file__).parents[2] / "scripts" / "push_to_hub.py")
     options = ["--repo_id", "tiny", "--folder", folder]
     planned = run_here(monkeypatch, capsys, script, *options, "--dry_run")
     assert planned.returncode == 0, planned.stderr
@@ -1084,7 +1086,7 @@ def trained_model(folder):
 
 def translation_trainer():
     """The stock trainer as train_translation.py makes it."""
-    path = Path(__file__).parents[1] / "scripts" / "train_translation.py"
+    path = Path(__file__).parents[2] / "scripts" / "train_translation.py"
     specification = importlib.util.spec_from_file_location("train_translation_script", path)
     module = importlib.util.module_from_spec(specification)
     sys.modules[specification.name] = module
@@ -1250,7 +1252,7 @@ def test_a_card_that_fails_costs_nothing(hub, folder, tmp_path, monkeypatch, cap
     def broken(*args, **kwargs):
         raise KeyError("no such score")
 
-    monkeypatch.setattr("hf_vanilla.training.hub_pushes.card_of_folder", broken)
+    monkeypatch.setattr("hf_vanilla.hub.pushing_trainer.card_of_folder", broken)
     model, tokenizer = trained_model(folder)
     args = training_args(tmp_path, VanillaTrainingArguments, hub_strategy="end")
     trainer = VanillaTrainer(model, args, train_dataset=ROWS, processing_class=tokenizer)
@@ -1299,7 +1301,7 @@ def test_a_script_ends_well_while_the_hub_is_down(hub, folder, tmp_path):
     )
     for number, command in enumerate((translation, finetuning)):
         script, *options = command.split()
-        script = str(Path(__file__).parents[1] / "scripts" / script)
+        script = str(Path(__file__).parents[2] / "scripts" / script)
         options += ["--push_to_hub", "--hub_model_id", "tiny", "--output_dir", f"out-{number}", "--hub_token", TOKEN]
         finished = run_as_user(hub, script, *options, home=tmp_path / "home", cwd=tmp_path)
         assert finished.returncode == 0, finished.stderr
@@ -1404,7 +1406,7 @@ def test_a_revision_that_is_not_there_is_told(hub, folder, tmp_path, waits):
 
 
 def test_the_section_of_the_readme_is_true(hub, tmp_path, monkeypatch, capsys):
-    root = Path(__file__).parents[1]
+    root = Path(__file__).parents[2]
     section = (root / "README.md").read_text("utf-8").partition("## Publish on the Hub")[2].partition("\n## ")[0]
     commands, program = re.findall(r"```(?:python)?\n(.*?)```", section, flags=re.DOTALL)
     (tmp_path / "scripts").symlink_to(root / "scripts")

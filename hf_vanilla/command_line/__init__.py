@@ -1,0 +1,1 @@
+"""What the scripts share: options, checks before long work, reports."""
