@@ -30,9 +30,10 @@ import os
 from typing import Any, cast
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers import initialization as init
 from transformers.activations import ACT2FN
+from transformers.conversion_mapping import register_checkpoint_conversion_mapping
 from transformers.masking_utils import create_bidirectional_mask
 from transformers.modeling_outputs import (
     BaseModelOutputWithPooling,
@@ -48,14 +49,32 @@ from transformers.models.bert.modeling_bert import BertForPreTrainingOutput
 from transformers.utils.generic import can_return_tuple, merge_with_config_defaults
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
-from .checks import IGNORED_LABEL, OF_VOCABULARY, check_attention_mask, check_input_ids, check_labels
-from .chunked_loss import projected_cross_entropy_sum
+from .checks import (
+    IGNORED_LABEL,
+    check_attention_mask,
+    check_input_ids,
+    check_labels,
+    check_shape,
+    checked_embeddings,
+)
 from .configuration_vanilla_bert import VanillaBertConfig
+from .conversion_vanilla_bert import BERT_NAMES
 from .dropout import dropout
 from .layers import EncoderLayer, SelfAttention
-from .loss import classification_loss, cross_entropy_sum, has_label, mean_loss, select_labelled, smoothed_target
-from .packing import FRAME_LENGTH, MOST_FRAMES, find_read_tokens, first_positions, pack_padding, put_tokens
+from .loss import classification_loss, has_label, mean_loss, problem_type_of, token_loss
+from .packing import (
+    MAX_BUCKETS,
+    first_positions,
+    label_positions,
+    plan_packing,
+    reads_padding,
+    run_layers,
+    zero_padding,
+)
 
+
+# A checkpoint that carries this file may bring it in twice.
+register_checkpoint_conversion_mapping(VanillaBertConfig.model_type, BERT_NAMES, overwrite=True)
 
 TIED_PROJECTION = {
     "cls.predictions.decoder.weight": "bert.embeddings.word_embeddings.weight",
@@ -82,10 +101,10 @@ class Embeddings(nn.Module):
 
     def forward(
         self,
-        inputs_embeds: torch.Tensor,
-        token_type_ids: torch.Tensor | None = None,
-        position_ids: torch.Tensor | None = None,
-    ) -> torch.Tensor:
+        inputs_embeds: Tensor,
+        token_type_ids: Tensor | None = None,
+        position_ids: Tensor | None = None,
+    ) -> Tensor:
         """Add segments and positions to tokens.
 
         Args:
@@ -119,7 +138,7 @@ class Pooler(nn.Module):
         super().__init__()
         self.dense = nn.Linear(config.hidden_size, config.hidden_size)
 
-    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+    def forward(self, hidden_states: Tensor) -> Tensor:
         """Pool.
 
         Args:
@@ -146,7 +165,7 @@ class PredictionTransform(nn.Module):
         self.activation = ACT2FN[config.hidden_act]
         self.LayerNorm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
 
-    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+    def forward(self, hidden_states: Tensor) -> Tensor:
         """Apply the layer.
 
         Args:
@@ -173,7 +192,7 @@ class MaskedTokenHead(nn.Module):
         self.decoder = nn.Linear(config.hidden_size, config.vocab_size)
         self.bias = nn.Parameter(torch.zeros(config.vocab_size))  # the decoder's; where tied, this name is saved
 
-    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+    def forward(self, hidden_states: Tensor) -> Tensor:
         """Compute the scores of all words at every position.
 
         Args:
@@ -183,37 +202,6 @@ class MaskedTokenHead(nn.Module):
             `torch.Tensor` of shape `(..., vocab)`: logits.
         """
         return self.decoder(self.transform(hidden_states))
-
-    def loss_and_logits(
-        self, hidden_states: torch.Tensor, labels: torch.Tensor | None
-    ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-        """Sum the loss over the labelled tokens; in training, without computing anything for the others.
-
-        Args:
-            hidden_states (`torch.Tensor` of shape `(batch, length, d_model)`): The last layer's output.
-            labels (`torch.LongTensor` of shape `(batch, length)`, *optional*): True tokens; -100 where there is none.
-
-        Returns:
-            `tuple[torch.Tensor | None, torch.Tensor | None]`: the sum in nats if there are labels, and the logits
-            `(batch, length, vocab)` unless this is training with labels.
-
-        Raises:
-            ValueError: if a label is outside the vocabulary, or `labels` has another shape than the tokens.
-        """
-        if labels is None:
-            return None, self(hidden_states)
-        check_labels("labels", labels, tuple(hidden_states.shape[:2]), self.decoder.out_features, OF_VOCABULARY)
-        labels = labels.long()
-        target = smoothed_target(0.0, "uniform", self.decoder.out_features, 0)
-        if not self.training:
-            logits = self(hidden_states)
-            return cross_entropy_sum(logits, labels, target), logits
-        hidden_states, labels = select_labelled(hidden_states, labels)  # (tokens, d_model), (tokens,)
-        if type(self.decoder) is not nn.Linear or hasattr(self.decoder, "_hf_hook"):  # an adapter, or offloaded
-            return cross_entropy_sum(self(hidden_states), labels, target), None
-        hidden_states = self.transform(hidden_states)
-        loss_sum = projected_cross_entropy_sum(hidden_states, self.decoder.weight, self.decoder.bias, labels, target)
-        return loss_sum, None
 
 
 class VanillaBertPreTrainedModel(PreTrainedModel):
@@ -286,26 +274,27 @@ class VanillaBertPreTrainedModel(PreTrainedModel):
         """Return the head that predicts masked tokens."""
         return cast(MaskedTokenHead, self.cls["predictions"])
 
-    def _with_padding(
-        self, attention_mask: torch.Tensor | None, labels: torch.Tensor | None, kwargs: dict[str, Any]
-    ) -> dict[str, Any]:
-        """Have padding computed for a head of all positions: outside of training, and where it has a label."""
-        if labels is None or not self.training or torch.compiler.is_compiling():
-            return {"keep_padding": True, **kwargs}
-        if not isinstance(attention_mask, torch.Tensor) or attention_mask.shape != labels.shape:
-            return kwargs
-        if attention_mask.device.type != "cpu":  # only there is padding left out, and looking makes others wait
-            return kwargs
-        is_read = has_label(labels) & (attention_mask == 0).to(labels.device)
-        return {"keep_padding": bool(is_read.any()), **kwargs}
+    def _reading(self, inputs: Tensor | None, attention_mask: Tensor | None, labels: Tensor | None) -> dict[str, Any]:
+        """Name the positions that the head for masked tokens reads."""
+        training = self._token_head().training
+        keep_padding = reads_padding(attention_mask, labels, training)
+        return {"read_positions": label_positions(inputs, labels, training), "keep_padding": keep_padding}
 
-    def _label_positions(self, inputs: torch.Tensor | None, labels: torch.Tensor | None) -> torch.Tensor | None:
-        """Find the positions that the head for tokens reads: in training, those with a label."""
-        if labels is None or inputs is None or labels.shape != inputs.shape[:2]:
-            return None
-        return has_label(labels) if self._token_head().training else None
+    def _token_loss(
+        self, hidden_states: Tensor, labels: Tensor | None, num_items_in_batch: Tensor | int | None
+    ) -> tuple[Tensor | None, Tensor | None]:
+        """Compute the loss of masked tokens if there are labels, and the logits unless training needs none."""
+        head = self._token_head()
+        return token_loss(
+            head.decoder,
+            hidden_states,
+            labels,
+            training=head.training,
+            transform=head.transform,
+            num_items_in_batch=num_items_in_batch,
+        )
 
-    def _classifier_dropout(self, hidden_states: torch.Tensor) -> torch.Tensor:
+    def _classifier_dropout(self, hidden_states: Tensor) -> Tensor:
         """Drop what a classifier reads."""
         rate = self.config.classifier_dropout
         return dropout(hidden_states, self.config.hidden_dropout_prob if rate is None else rate, self.training)
@@ -341,13 +330,13 @@ class VanillaBertModel(VanillaBertPreTrainedModel):
     @capture_outputs
     def forward(
         self,
-        input_ids: torch.Tensor | None = None,
-        attention_mask: torch.Tensor | None = None,
-        token_type_ids: torch.Tensor | None = None,
-        position_ids: torch.Tensor | None = None,
-        inputs_embeds: torch.Tensor | None = None,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
         keep_padding: bool = False,
-        read_positions: torch.Tensor | None = None,
+        read_positions: Tensor | None = None,
         **kwargs: Any,
     ) -> BaseModelOutputWithPooling:
         """Encode.
@@ -375,62 +364,35 @@ class VanillaBertModel(VanillaBertPreTrainedModel):
                 a shape does not fit.
             TypeError: if ids are no integers.
         """
-        if (input_ids is None) == (inputs_embeds is None):
-            raise ValueError("Pass either `input_ids` or `inputs_embeds`: exactly one of them.")
-        if input_ids is not None:
-            check_input_ids("input_ids", input_ids, self.embeddings.word_embeddings.num_embeddings)
-            inputs_embeds = self.embeddings.word_embeddings(input_ids)
-        inputs_embeds = cast(torch.Tensor, inputs_embeds)  # (batch, length, d_model)
-        if inputs_embeds.dim() != 3:
-            raise ValueError(
-                f"`inputs_embeds` must have shape (batch, length, d_model), got {tuple(inputs_embeds.shape)}."
-            )
+        inputs_embeds = checked_embeddings(self.embeddings.word_embeddings, input_ids, inputs_embeds)
         self._check_inputs(inputs_embeds, attention_mask, token_type_ids, position_ids, read_positions)
-
         hidden_states = self.embeddings(inputs_embeds, token_type_ids, position_ids)
-        packing = None
-        if not keep_padding:
-            packing = pack_padding(
-                self.layers,
-                self.config,
-                hidden_states,
-                attention_mask,
-                num_frames=max(1, min(MOST_FRAMES, hidden_states.shape[1] // FRAME_LENGTH)),
-                needs_first=True,
-                **kwargs,
-            )
-        read_tokens = None
-        batch, length, _ = hidden_states.shape
-        if read_positions is not None:
-            if self.pooler is not None:
-                read_positions = torch.cat((torch.ones_like(read_positions[:, :1]), read_positions[:, 1:]), dim=1)
-            read_tokens = find_read_tokens(self, hidden_states, read_positions, packing, **kwargs)
-        if packing is not None:
-            hidden_states = packing.pack(hidden_states)  # (1, tokens, d_model)
-        else:
-            attention_mask = create_bidirectional_mask(
-                config=self.config, inputs_embeds=hidden_states, attention_mask=attention_mask
-            )
-        for number, layer in enumerate(self.layers, start=1):
-            read = read_tokens if number == len(self.layers) else None
-            hidden_states = layer(hidden_states, attention_mask, packing=packing, read_tokens=read, **kwargs)
-        if read_tokens is not None:
-            positions = read_tokens if packing is None else packing.positions[read_tokens]
-            hidden_states = put_tokens(hidden_states, positions, batch, length)
-        elif packing is not None:
-            hidden_states = packing.unpack(hidden_states)
-        return BaseModelOutputWithPooling(
-            last_hidden_state=hidden_states,
-            pooler_output=None if self.pooler is None else self.pooler(hidden_states),
+        if read_positions is not None and self.pooler is not None:
+            read_positions = torch.cat((torch.ones_like(read_positions[:, :1]), read_positions[:, 1:]), dim=1)
+        packing = plan_packing(
+            self,
+            hidden_states,
+            None if keep_padding else attention_mask,
+            outputs=read_positions,
+            needs_first=True,
+            max_buckets=MAX_BUCKETS,
+            **kwargs,
         )
+        hidden_states = run_layers(
+            self, hidden_states, attention_mask, create_bidirectional_mask, packing=packing, **kwargs
+        )
+        pooled = None if self.pooler is None else self.pooler(hidden_states)
+        if not keep_padding:
+            hidden_states = zero_padding(hidden_states, attention_mask)
+        return BaseModelOutputWithPooling(hidden_states, pooled)
 
     def _check_inputs(
         self,
-        inputs_embeds: torch.Tensor,
-        attention_mask: torch.Tensor | None,
-        token_type_ids: torch.Tensor | None,
-        position_ids: torch.Tensor | None,
-        read_positions: torch.Tensor | None,
+        inputs_embeds: Tensor,
+        attention_mask: Tensor | None,
+        token_type_ids: Tensor | None,
+        position_ids: Tensor | None,
+        read_positions: Tensor | None,
     ) -> None:
         """Refuse shapes that don't fit each other, and segments and positions that have no embedding."""
         batch, length, _ = inputs_embeds.shape
@@ -439,11 +401,9 @@ class VanillaBertModel(VanillaBertPreTrainedModel):
         if token_type_ids is not None:
             segments = "`type_vocab_size` of the config is the number of segments."
             check_input_ids("token_type_ids", token_type_ids, self.config.type_vocab_size, segments)
-        for name, tensor in (("token_type_ids", token_type_ids), ("read_positions", read_positions)):
-            if tensor is not None and tuple(tensor.shape) != (batch, length):
-                raise ValueError(
-                    f"`{name}` must have shape (batch, length) = ({batch}, {length}), got {tuple(tensor.shape)}."
-                )
+            check_shape("token_type_ids", token_type_ids, batch, length)
+        if read_positions is not None:
+            check_shape("read_positions", read_positions, batch, length)
         if position_ids is not None:
             check_input_ids(
                 "position_ids", position_ids, limit, "`max_position_embeddings` of the config is the limit."
@@ -482,14 +442,14 @@ class VanillaBertForPreTraining(VanillaBertPreTrainedModel):
     @can_return_tuple
     def forward(
         self,
-        input_ids: torch.Tensor | None = None,
-        attention_mask: torch.Tensor | None = None,
-        token_type_ids: torch.Tensor | None = None,
-        position_ids: torch.Tensor | None = None,
-        inputs_embeds: torch.Tensor | None = None,
-        labels: torch.Tensor | None = None,
-        next_sentence_label: torch.Tensor | None = None,
-        num_items_in_batch: torch.Tensor | int | None = None,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        labels: Tensor | None = None,
+        next_sentence_label: Tensor | None = None,
+        num_items_in_batch: Tensor | int | None = None,
         **kwargs: Any,
     ) -> BertForPreTrainingOutput:
         """Predict masked tokens and the next sentence, and with labels compute the loss: the sum of both means.
@@ -519,37 +479,23 @@ class VanillaBertForPreTraining(VanillaBertPreTrainedModel):
         Raises:
             ValueError: if a label is no token or no class, or has another shape.
         """
-        outputs = self.bert(
-            input_ids,
-            attention_mask=attention_mask,
-            token_type_ids=token_type_ids,
-            position_ids=position_ids,
-            inputs_embeds=inputs_embeds,
-            read_positions=self._label_positions(input_ids if inputs_embeds is None else inputs_embeds, labels),
-            **self._with_padding(attention_mask, labels, kwargs),
-        )
-        loss, prediction_logits = self._token_head().loss_and_logits(outputs.last_hidden_state, labels)
+        reading = self._reading(input_ids if inputs_embeds is None else inputs_embeds, attention_mask, labels)
+        inputs = (input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
+        outputs = self.bert(*inputs, **{**reading, **kwargs})
+        loss, logits = self._token_loss(outputs.last_hidden_state, labels, num_items_in_batch)
         next_logits = self.cls["seq_relationship"](outputs.pooler_output)  # (batch, 2)
-        if labels is not None and loss is not None:
-            loss = mean_loss(loss, has_label(labels).sum(), num_items_in_batch)
         if next_sentence_label is not None:
             next_loss = self._next_sentence_loss(next_logits, next_sentence_label, labels, num_items_in_batch)
             loss = next_loss if loss is None else loss + next_loss
-        return BertForPreTrainingOutput(
-            loss=loss,
-            prediction_logits=prediction_logits,
-            seq_relationship_logits=next_logits,
-            hidden_states=outputs.hidden_states,
-            attentions=outputs.attentions,
-        )
+        return BertForPreTrainingOutput(loss, logits, next_logits, outputs.hidden_states, outputs.attentions)
 
     def _next_sentence_loss(
         self,
-        logits: torch.Tensor,
-        next_sentence_label: torch.Tensor,
-        labels: torch.Tensor | None,
-        num_items_in_batch: torch.Tensor | int | None,
-    ) -> torch.Tensor:
+        logits: Tensor,
+        next_sentence_label: Tensor,
+        labels: Tensor | None,
+        num_items_in_batch: Tensor | int | None,
+    ) -> Tensor:
         """Average over pairs; over a step of several batches, each pair weighs as many as it has masked tokens."""
         next_sentence_label = next_sentence_label.flatten()
         rule = "0 means that B follows A, and 1 that it is a random segment."
@@ -582,13 +528,13 @@ class VanillaBertForMaskedLM(VanillaBertPreTrainedModel):
     @can_return_tuple
     def forward(
         self,
-        input_ids: torch.Tensor | None = None,
-        attention_mask: torch.Tensor | None = None,
-        token_type_ids: torch.Tensor | None = None,
-        position_ids: torch.Tensor | None = None,
-        inputs_embeds: torch.Tensor | None = None,
-        labels: torch.Tensor | None = None,
-        num_items_in_batch: torch.Tensor | int | None = None,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        labels: Tensor | None = None,
+        num_items_in_batch: Tensor | int | None = None,
         **kwargs: Any,
     ) -> MaskedLMOutput:
         """Predict masked tokens, and with `labels` compute the loss, the mean over them.
@@ -611,24 +557,11 @@ class VanillaBertForMaskedLM(VanillaBertPreTrainedModel):
         Raises:
             ValueError: if a label is outside the vocabulary, or `labels` has another shape.
         """
-        outputs = self.bert(
-            input_ids,
-            attention_mask=attention_mask,
-            token_type_ids=token_type_ids,
-            position_ids=position_ids,
-            inputs_embeds=inputs_embeds,
-            read_positions=self._label_positions(input_ids if inputs_embeds is None else inputs_embeds, labels),
-            **self._with_padding(attention_mask, labels, kwargs),
-        )
-        loss, logits = self._token_head().loss_and_logits(outputs.last_hidden_state, labels)
-        if labels is not None and loss is not None:
-            loss = mean_loss(loss, has_label(labels).sum(), num_items_in_batch)
-        return MaskedLMOutput(
-            loss=loss,
-            logits=logits,
-            hidden_states=outputs.hidden_states,
-            attentions=outputs.attentions,
-        )
+        reading = self._reading(input_ids if inputs_embeds is None else inputs_embeds, attention_mask, labels)
+        inputs = (input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
+        outputs = self.bert(*inputs, **{**reading, **kwargs})
+        loss, logits = self._token_loss(outputs.last_hidden_state, labels, num_items_in_batch)
+        return MaskedLMOutput(loss, logits, outputs.hidden_states, outputs.attentions)
 
 
 class VanillaBertForNextSentencePrediction(VanillaBertPreTrainedModel):
@@ -649,13 +582,13 @@ class VanillaBertForNextSentencePrediction(VanillaBertPreTrainedModel):
     @can_return_tuple
     def forward(
         self,
-        input_ids: torch.Tensor | None = None,
-        attention_mask: torch.Tensor | None = None,
-        token_type_ids: torch.Tensor | None = None,
-        position_ids: torch.Tensor | None = None,
-        inputs_embeds: torch.Tensor | None = None,
-        labels: torch.Tensor | None = None,
-        num_items_in_batch: torch.Tensor | int | None = None,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        labels: Tensor | None = None,
+        num_items_in_batch: Tensor | int | None = None,
         **kwargs: Any,
     ) -> NextSentencePredictorOutput:
         """Tell whether B follows A, and with `labels` compute the loss.
@@ -676,23 +609,12 @@ class VanillaBertForNextSentencePrediction(VanillaBertPreTrainedModel):
         Raises:
             ValueError: if a label is neither 0 nor 1.
         """
-        outputs = self.bert(
-            input_ids,
-            attention_mask=attention_mask,
-            token_type_ids=token_type_ids,
-            position_ids=position_ids,
-            inputs_embeds=inputs_embeds,
-            read_positions=first_positions(input_ids if inputs_embeds is None else inputs_embeds),
-            **kwargs,
-        )
+        inputs = (input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
+        first = first_positions(input_ids if inputs_embeds is None else inputs_embeds)
+        outputs = self.bert(*inputs, read_positions=first, **kwargs)
         logits = self.cls["seq_relationship"](outputs.pooler_output)  # (batch, 2)
         loss = None if labels is None else classification_loss(logits, labels.flatten(), num_items_in_batch)
-        return NextSentencePredictorOutput(
-            loss=loss,
-            logits=logits,
-            hidden_states=outputs.hidden_states,
-            attentions=outputs.attentions,
-        )
+        return NextSentencePredictorOutput(loss, logits, outputs.hidden_states, outputs.attentions)
 
 
 class VanillaBertForSequenceClassification(VanillaBertPreTrainedModel):
@@ -714,13 +636,13 @@ class VanillaBertForSequenceClassification(VanillaBertPreTrainedModel):
     @can_return_tuple
     def forward(
         self,
-        input_ids: torch.Tensor | None = None,
-        attention_mask: torch.Tensor | None = None,
-        token_type_ids: torch.Tensor | None = None,
-        position_ids: torch.Tensor | None = None,
-        inputs_embeds: torch.Tensor | None = None,
-        labels: torch.Tensor | None = None,
-        num_items_in_batch: torch.Tensor | int | None = None,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        labels: Tensor | None = None,
+        num_items_in_batch: Tensor | int | None = None,
         **kwargs: Any,
     ) -> SequenceClassifierOutput:
         """Classify, and with `labels` compute the loss.
@@ -745,45 +667,17 @@ class VanillaBertForSequenceClassification(VanillaBertPreTrainedModel):
         Raises:
             ValueError: if a label is no class, or `labels` has another shape.
         """
-        outputs = self.bert(
-            input_ids,
-            attention_mask=attention_mask,
-            token_type_ids=token_type_ids,
-            position_ids=position_ids,
-            inputs_embeds=inputs_embeds,
-            read_positions=first_positions(input_ids if inputs_embeds is None else inputs_embeds),
-            **kwargs,
-        )
+        inputs = (input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
+        first = first_positions(input_ids if inputs_embeds is None else inputs_embeds)
+        outputs = self.bert(*inputs, read_positions=first, **kwargs)
         logits = self.classifier(self._classifier_dropout(outputs.pooler_output))  # (batch, num_labels)
-        loss = None if labels is None else self._loss(logits, labels, num_items_in_batch)
-        return SequenceClassifierOutput(
-            loss=loss,
-            logits=logits,
-            hidden_states=outputs.hidden_states,
-            attentions=outputs.attentions,
-        )
-
-    def _loss(
-        self, logits: torch.Tensor, labels: torch.Tensor, num_items_in_batch: torch.Tensor | int | None
-    ) -> torch.Tensor:
-        """Compute the loss that `problem_type` names, or that fits the labels."""
-        problem_type = self.config.problem_type
-        if problem_type is None:
-            is_class = not (labels.is_floating_point() or labels.dtype == torch.bool)
-            several = "single_label_classification" if is_class else "multi_label_classification"
-            problem_type = "regression" if self.num_labels == 1 else several
-        if problem_type == "single_label_classification":
-            return classification_loss(logits, labels.flatten().long(), num_items_in_batch)
-        if labels.numel() != logits.numel():
-            raise ValueError(
-                f"`labels` must have shape {tuple(logits.shape)} for {problem_type}, got {tuple(labels.shape)}."
-            )
-        labels = labels.view_as(logits).float()
-        if problem_type == "regression":
-            loss_sum = nn.functional.mse_loss(logits.float(), labels, reduction="sum")
-        else:
-            loss_sum = nn.functional.binary_cross_entropy_with_logits(logits.float(), labels, reduction="sum")
-        return mean_loss(loss_sum, labels.numel(), num_items_in_batch)
+        loss = None
+        if labels is not None:
+            problem_type = problem_type_of(self.config, labels)
+            if problem_type == "single_label_classification":
+                labels = labels.flatten().long()
+            loss = classification_loss(logits, labels, num_items_in_batch, problem_type)
+        return SequenceClassifierOutput(loss, logits, outputs.hidden_states, outputs.attentions)
 
 
 class VanillaBertForTokenClassification(VanillaBertPreTrainedModel):
@@ -805,13 +699,13 @@ class VanillaBertForTokenClassification(VanillaBertPreTrainedModel):
     @can_return_tuple
     def forward(
         self,
-        input_ids: torch.Tensor | None = None,
-        attention_mask: torch.Tensor | None = None,
-        token_type_ids: torch.Tensor | None = None,
-        position_ids: torch.Tensor | None = None,
-        inputs_embeds: torch.Tensor | None = None,
-        labels: torch.Tensor | None = None,
-        num_items_in_batch: torch.Tensor | int | None = None,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        labels: Tensor | None = None,
+        num_items_in_batch: Tensor | int | None = None,
         **kwargs: Any,
     ) -> TokenClassifierOutput:
         """Classify each token, and with `labels` compute the loss, the mean over them.
@@ -832,22 +726,12 @@ class VanillaBertForTokenClassification(VanillaBertPreTrainedModel):
         Raises:
             ValueError: if a label is no class, or `labels` has another shape.
         """
-        outputs = self.bert(
-            input_ids,
-            attention_mask=attention_mask,
-            token_type_ids=token_type_ids,
-            position_ids=position_ids,
-            inputs_embeds=inputs_embeds,
-            **self._with_padding(attention_mask, labels, kwargs),
-        )
+        inputs = (input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
+        keep_padding = reads_padding(attention_mask, labels, self.training)
+        outputs = self.bert(*inputs, **{"keep_padding": keep_padding, **kwargs})
         logits = self.classifier(self._classifier_dropout(outputs.last_hidden_state))  # (batch, length, num_labels)
         loss = None if labels is None else classification_loss(logits, labels, num_items_in_batch)
-        return TokenClassifierOutput(
-            loss=loss,
-            logits=logits,
-            hidden_states=outputs.hidden_states,
-            attentions=outputs.attentions,
-        )
+        return TokenClassifierOutput(loss, logits, outputs.hidden_states, outputs.attentions)
 
 
 class VanillaBertForQuestionAnswering(VanillaBertPreTrainedModel):
@@ -869,13 +753,13 @@ class VanillaBertForQuestionAnswering(VanillaBertPreTrainedModel):
     @can_return_tuple
     def forward(
         self,
-        input_ids: torch.Tensor | None = None,
-        attention_mask: torch.Tensor | None = None,
-        token_type_ids: torch.Tensor | None = None,
-        position_ids: torch.Tensor | None = None,
-        inputs_embeds: torch.Tensor | None = None,
-        start_positions: torch.Tensor | None = None,
-        end_positions: torch.Tensor | None = None,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        start_positions: Tensor | None = None,
+        end_positions: Tensor | None = None,
         **kwargs: Any,
     ) -> QuestionAnsweringModelOutput:
         """Score starts and ends, and with their positions compute the loss, the mean of both.
@@ -899,14 +783,8 @@ class VanillaBertForQuestionAnswering(VanillaBertPreTrainedModel):
         Raises:
             ValueError: if a position has another shape.
         """
-        outputs = self.bert(
-            input_ids,
-            attention_mask=attention_mask,
-            token_type_ids=token_type_ids,
-            position_ids=position_ids,
-            inputs_embeds=inputs_embeds,
-            **{"keep_padding": True, **kwargs},  # every position counts in the softmax
-        )
+        inputs = (input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
+        outputs = self.bert(*inputs, **{"keep_padding": True, **kwargs})  # every position counts in the softmax
         start_logits, end_logits = self.qa_outputs(outputs.last_hidden_state).unbind(-1)  # (batch, length) each
         loss = None
         if start_positions is not None and end_positions is not None:
@@ -914,14 +792,10 @@ class VanillaBertForQuestionAnswering(VanillaBertPreTrainedModel):
             end_loss = self._position_loss("end_positions", end_logits, end_positions)
             loss = (start_loss + end_loss) / 2
         return QuestionAnsweringModelOutput(
-            loss=loss,
-            start_logits=start_logits.contiguous(),
-            end_logits=end_logits.contiguous(),
-            hidden_states=outputs.hidden_states,
-            attentions=outputs.attentions,
+            loss, start_logits.contiguous(), end_logits.contiguous(), outputs.hidden_states, outputs.attentions
         )
 
-    def _position_loss(self, name: str, logits: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+    def _position_loss(self, name: str, logits: Tensor, positions: Tensor) -> Tensor:
         """Compute the cross-entropy over positions; those behind the input's end, and -100, are ignored."""
         batch, length = logits.shape
         if positions.numel() != batch:
@@ -949,13 +823,13 @@ class VanillaBertForMultipleChoice(VanillaBertPreTrainedModel):
     @can_return_tuple
     def forward(
         self,
-        input_ids: torch.Tensor | None = None,
-        attention_mask: torch.Tensor | None = None,
-        token_type_ids: torch.Tensor | None = None,
-        position_ids: torch.Tensor | None = None,
-        inputs_embeds: torch.Tensor | None = None,
-        labels: torch.Tensor | None = None,
-        num_items_in_batch: torch.Tensor | int | None = None,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        labels: Tensor | None = None,
+        num_items_in_batch: Tensor | int | None = None,
         **kwargs: Any,
     ) -> MultipleChoiceModelOutput:
         """Score the choices, and with `labels` compute the loss.
@@ -985,23 +859,13 @@ class VanillaBertForMultipleChoice(VanillaBertPreTrainedModel):
                 "`input_ids` must have shape (batch, choices, length), or `inputs_embeds` one dimension more; got "
                 f"{None if given is None else tuple(given.shape)}."
             )
-        outputs = self.bert(
-            *(
-                None if tensor is None else tensor.flatten(0, 1)
-                for tensor in (input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
-            ),
-            read_positions=first_positions(given.flatten(0, 1)),
-            **kwargs,
-        )
+        inputs = (input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
+        flat = [None if tensor is None else tensor.flatten(0, 1) for tensor in inputs]
+        outputs = self.bert(*flat, read_positions=first_positions(given.flatten(0, 1)), **kwargs)
         scores = self.classifier(self._classifier_dropout(outputs.pooler_output))  # (batch * choices, 1)
         logits = scores.view(given.shape[:2])  # (batch, choices)
         loss = None if labels is None else classification_loss(logits, labels.flatten(), num_items_in_batch)
-        return MultipleChoiceModelOutput(
-            loss=loss,
-            logits=logits,
-            hidden_states=outputs.hidden_states,
-            attentions=outputs.attentions,
-        )
+        return MultipleChoiceModelOutput(loss, logits, outputs.hidden_states, outputs.attentions)
 
 
 # What each Auto class is to load, here and from a checkpoint that carries this file.
