@@ -154,15 +154,3 @@ def checked_embeddings(
             f"{tuple(getattr(inputs_embeds, 'shape', ()))}."
         )
     return inputs_embeds
-
-
-__all__ = [
-    "IGNORED_LABEL",
-    "VOCABULARY_HINT",
-    "check_attention_mask",
-    "check_evaluation_mode",
-    "check_input_ids",
-    "check_labels",
-    "check_shape",
-    "checked_embeddings",
-]

@@ -15,6 +15,7 @@ from .checks import IGNORED_LABEL, VOCABULARY_HINT, check_labels
 from .chunked_loss import SmoothedTarget, projected_cross_entropy_sum
 
 
+LossAndLogits = tuple[Tensor | None, Tensor | None]
 NO_SMOOTHING = SmoothedTarget(true_probability=1.0, other_probability=0.0, excluded_id=-1, entropy=0.0)
 
 
@@ -60,7 +61,7 @@ def token_loss(
     transform: Any = None,
     frozen_row: int | None = None,
     num_items_in_batch: Tensor | int | None = None,
-) -> tuple[Tensor | None, Tensor | None]:
+) -> LossAndLogits:
     """Compute the loss of tokens, and their logits unless this is training with labels.
 
     In training, labelled tokens alone are projected, in chunks: their logits never exist whole. A projection that is
@@ -285,17 +286,3 @@ def classification_loss(
     return mean_loss(
         loss(logits.float(), labels.view_as(logits).float(), reduction="sum"), labels.numel(), num_items_in_batch
     )
-
-
-__all__ = [
-    "NO_SMOOTHING",
-    "classification_loss",
-    "cross_entropy_sum",
-    "freeze_row",
-    "has_label",
-    "mean_loss",
-    "problem_type_of",
-    "select_labelled",
-    "smoothed_target",
-    "token_loss",
-]

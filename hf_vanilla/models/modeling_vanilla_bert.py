@@ -46,7 +46,8 @@ from transformers.modeling_outputs import (
 )
 from transformers.modeling_utils import PreTrainedModel
 from transformers.models.bert.modeling_bert import BertForPreTrainingOutput
-from transformers.utils.generic import can_return_tuple, merge_with_config_defaults
+from transformers.processing_utils import Unpack
+from transformers.utils.generic import ModelOutput, TransformersKwargs, can_return_tuple, merge_with_config_defaults
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
 from .checks import (
@@ -61,7 +62,7 @@ from .configuration_vanilla_bert import VanillaBertConfig
 from .conversion_vanilla_bert import BERT_NAMES
 from .dropout import dropout
 from .layers import EncoderLayer, SelfAttention
-from .loss import classification_loss, has_label, mean_loss, problem_type_of, token_loss
+from .loss import LossAndLogits, classification_loss, has_label, mean_loss, problem_type_of, token_loss
 from .packing import (
     MAX_BUCKETS,
     first_positions,
@@ -203,6 +204,16 @@ class MaskedTokenHead(nn.Module):
         """
         return self.decoder(self.transform(hidden_states))
 
+    def reads(self, inputs: Tensor | None, attention_mask: Tensor | None, labels: Tensor | None) -> dict[str, Any]:
+        """Name the positions that the head reads: in training those with a label, otherwise all, padding included."""
+        keep_padding = reads_padding(attention_mask, labels, self.training)
+        return {"read_positions": label_positions(inputs, labels, self.training), "keep_padding": keep_padding}
+
+    def predict(self, hidden_states: Tensor, labels: Tensor | None, items: Tensor | int | None) -> LossAndLogits:
+        """Compute loss and logits as [`token_loss`] does."""
+        options: Any = {"training": self.training, "transform": self.transform, "num_items_in_batch": items}
+        return token_loss(self.decoder, hidden_states, labels, **options)
+
 
 class VanillaBertPreTrainedModel(PreTrainedModel):
     """What all models of the family share: initialisation, and what transformers may do with them."""
@@ -274,26 +285,6 @@ class VanillaBertPreTrainedModel(PreTrainedModel):
         """Return the head that predicts masked tokens."""
         return cast(MaskedTokenHead, self.cls["predictions"])
 
-    def _reading(self, inputs: Tensor | None, attention_mask: Tensor | None, labels: Tensor | None) -> dict[str, Any]:
-        """Name the positions that the head for masked tokens reads."""
-        training = self._token_head().training
-        keep_padding = reads_padding(attention_mask, labels, training)
-        return {"read_positions": label_positions(inputs, labels, training), "keep_padding": keep_padding}
-
-    def _token_loss(
-        self, hidden_states: Tensor, labels: Tensor | None, num_items_in_batch: Tensor | int | None
-    ) -> tuple[Tensor | None, Tensor | None]:
-        """Compute the loss of masked tokens if there are labels, and the logits unless training needs none."""
-        head = self._token_head()
-        return token_loss(
-            head.decoder,
-            hidden_states,
-            labels,
-            training=head.training,
-            transform=head.transform,
-            num_items_in_batch=num_items_in_batch,
-        )
-
     def _classifier_dropout(self, hidden_states: Tensor) -> Tensor:
         """Drop what a classifier reads."""
         rate = self.config.classifier_dropout
@@ -337,7 +328,7 @@ class VanillaBertModel(VanillaBertPreTrainedModel):
         inputs_embeds: Tensor | None = None,
         keep_padding: bool = False,
         read_positions: Tensor | None = None,
-        **kwargs: Any,
+        **kwargs: Unpack[TransformersKwargs],
     ) -> BaseModelOutputWithPooling:
         """Encode.
 
@@ -450,7 +441,7 @@ class VanillaBertForPreTraining(VanillaBertPreTrainedModel):
         labels: Tensor | None = None,
         next_sentence_label: Tensor | None = None,
         num_items_in_batch: Tensor | int | None = None,
-        **kwargs: Any,
+        **kwargs: Unpack[TransformersKwargs],
     ) -> BertForPreTrainingOutput:
         """Predict masked tokens and the next sentence, and with labels compute the loss: the sum of both means.
 
@@ -479,37 +470,86 @@ class VanillaBertForPreTraining(VanillaBertPreTrainedModel):
         Raises:
             ValueError: if a label is no token or no class, or has another shape.
         """
-        reading = self._reading(input_ids if inputs_embeds is None else inputs_embeds, attention_mask, labels)
+        given = input_ids if inputs_embeds is None else inputs_embeds
         inputs = (input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
-        outputs = self.bert(*inputs, **{**reading, **kwargs})
-        loss, logits = self._token_loss(outputs.last_hidden_state, labels, num_items_in_batch)
+        outputs = self.bert(*inputs, **{**self._token_head().reads(given, attention_mask, labels), **kwargs})
+        loss, logits = self._token_head().predict(outputs.last_hidden_state, labels, num_items_in_batch)
         next_logits = self.cls["seq_relationship"](outputs.pooler_output)  # (batch, 2)
         if next_sentence_label is not None:
             next_loss = self._next_sentence_loss(next_logits, next_sentence_label, labels, num_items_in_batch)
             loss = next_loss if loss is None else loss + next_loss
         return BertForPreTrainingOutput(loss, logits, next_logits, outputs.hidden_states, outputs.attentions)
 
-    def _next_sentence_loss(
-        self,
-        logits: Tensor,
-        next_sentence_label: Tensor,
-        labels: Tensor | None,
-        num_items_in_batch: Tensor | int | None,
-    ) -> Tensor:
+    def _next_sentence_loss(self, logits: Tensor, follows: Tensor, labels: Tensor | None, items: Any) -> Tensor:
         """Average over pairs; over a step of several batches, each pair weighs as many as it has masked tokens."""
-        next_sentence_label = next_sentence_label.flatten()
-        rule = "0 means that B follows A, and 1 that it is a random segment."
-        check_labels("next_sentence_label", next_sentence_label, (logits.shape[0],), 2, rule)
-        if labels is None or num_items_in_batch is None:
-            return classification_loss(logits, next_sentence_label)
+        follows, hint = follows.flatten(), "0 means that B follows A, and 1 that it is a random segment."
+        check_labels("next_sentence_label", follows, (logits.shape[0],), 2, hint)
+        if labels is None or items is None:
+            return classification_loss(logits, follows)
         losses = nn.functional.cross_entropy(
-            logits.float(), next_sentence_label.long(), ignore_index=IGNORED_LABEL, reduction="none"
-        )  # (batch,)
-        return mean_loss((losses * has_label(labels).sum(1)).sum(), 1, num_items_in_batch)
+            logits.float(), follows.long(), reduction="none"
+        )  # (batch,), -100 gives 0
+        return mean_loss((losses * has_label(labels).sum(1)).sum(), 1, items)
 
 
-class VanillaBertForMaskedLM(VanillaBertPreTrainedModel):
+class VanillaBertWithHead(VanillaBertPreTrainedModel):
+    """What the heads below share: a head names the positions that it reads, and makes logits and a loss of them."""
+
+    output_class: Any
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        labels: Tensor | None = None,
+        num_items_in_batch: Tensor | int | None = None,
+        **kwargs: Unpack[TransformersKwargs],
+    ) -> ModelOutput:
+        """Encode and predict, and with `labels` compute the loss, the mean over them.
+
+        Args:
+            input_ids (`torch.LongTensor` of shape `(batch, length)`, *optional*): Tokens.
+            attention_mask (`torch.Tensor` of shape `(batch, length)`, *optional*): Not 0 for tokens, 0 for padding.
+            token_type_ids (`torch.LongTensor` of shape `(batch, length)`, *optional*): Segments; 0 by default.
+            position_ids (`torch.LongTensor` of shape `(batch or 1, length)`, *optional*): Positions.
+            inputs_embeds (`torch.Tensor` of shape `(batch, length, d_model)`, *optional*): In place of `input_ids`.
+            labels (`torch.Tensor`, *optional*): As the class describes them; -100 is ignored.
+            num_items_in_batch (`torch.Tensor` or `int`, *optional*): Labels of the whole optimizer step, in place of
+                those of this batch: accumulated batches and several processes then give the gradient of one large
+                batch.
+            **kwargs: transformers' `output_attentions`, `output_hidden_states`, `return_dict`.
+
+        Returns:
+            `ModelOutput`: transformers' class for the task, with `loss` of shape `()` and `logits`.
+
+        Raises:
+            ValueError: if a label is outside its range, or a shape does not fit.
+            TypeError: if ids or classes are no integers.
+        """
+        given = input_ids if inputs_embeds is None else inputs_embeds
+        inputs = (input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
+        outputs = self.bert(*inputs, **{**self._reads(given, attention_mask, labels), **kwargs})
+        loss, logits = self._predict(outputs, labels, num_items_in_batch)
+        return self.output_class(loss, logits, outputs.hidden_states, outputs.attentions)
+
+    def _reads(self, inputs: Tensor | None, attention_mask: Tensor | None, labels: Tensor | None) -> dict[str, Any]:
+        """Name what the head reads of the encoder: here the pooled first position."""
+        return {"read_positions": first_positions(inputs)}
+
+    def _predict(self, outputs: Any, labels: Tensor | None, items: Tensor | int | None) -> LossAndLogits:
+        """Return loss and logits."""
+        raise NotImplementedError(f"{type(self).__name__} must compute loss and logits.")
+
+
+class VanillaBertForMaskedLM(VanillaBertWithHead):
     """BERT with the head that predicts masked tokens.
+
+    `labels` of shape `(batch, length)` are the true tokens of the masked positions, -100 elsewhere. `logits` have
+    shape `(batch, length, vocab)`, and are `None` in training with `labels`; the loss is in nats.
 
     Args:
         config (`VanillaBertConfig`): The model's config.
@@ -518,6 +558,7 @@ class VanillaBertForMaskedLM(VanillaBertPreTrainedModel):
     """
 
     _tied_weights_keys = TIED_PROJECTION
+    output_class = MaskedLMOutput
 
     def __init__(self, config: VanillaBertConfig):
         super().__init__(config)
@@ -525,47 +566,18 @@ class VanillaBertForMaskedLM(VanillaBertPreTrainedModel):
         self.cls = nn.ModuleDict({"predictions": MaskedTokenHead(config)})
         self.post_init()
 
-    @can_return_tuple
-    def forward(
-        self,
-        input_ids: Tensor | None = None,
-        attention_mask: Tensor | None = None,
-        token_type_ids: Tensor | None = None,
-        position_ids: Tensor | None = None,
-        inputs_embeds: Tensor | None = None,
-        labels: Tensor | None = None,
-        num_items_in_batch: Tensor | int | None = None,
-        **kwargs: Any,
-    ) -> MaskedLMOutput:
-        """Predict masked tokens, and with `labels` compute the loss, the mean over them.
+    def _reads(self, inputs: Tensor | None, attention_mask: Tensor | None, labels: Tensor | None) -> dict[str, Any]:
+        return self._token_head().reads(inputs, attention_mask, labels)
 
-        Args:
-            input_ids (`torch.LongTensor` of shape `(batch, length)`, *optional*): Tokens.
-            attention_mask (`torch.Tensor` of shape `(batch, length)`, *optional*): 1 for tokens, 0 for padding.
-            token_type_ids (`torch.LongTensor` of shape `(batch, length)`, *optional*): Segments; 0 by default.
-            position_ids (`torch.LongTensor` of shape `(batch or 1, length)`, *optional*): Positions.
-            inputs_embeds (`torch.Tensor` of shape `(batch, length, d_model)`, *optional*): In place of `input_ids`.
-            labels (`torch.LongTensor` of shape `(batch, length)`, *optional*): True tokens of the masked positions,
-                -100 elsewhere.
-            num_items_in_batch (`torch.Tensor` or `int`, *optional*): Labels of the whole optimizer step.
-            **kwargs: transformers' `output_attentions`, `output_hidden_states`, `return_dict`.
-
-        Returns:
-            `MaskedLMOutput`: `loss` of shape `()` in nats, `logits` of shape `(batch, length, vocab)` (`None` in
-            training with `labels`).
-
-        Raises:
-            ValueError: if a label is outside the vocabulary, or `labels` has another shape.
-        """
-        reading = self._reading(input_ids if inputs_embeds is None else inputs_embeds, attention_mask, labels)
-        inputs = (input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
-        outputs = self.bert(*inputs, **{**reading, **kwargs})
-        loss, logits = self._token_loss(outputs.last_hidden_state, labels, num_items_in_batch)
-        return MaskedLMOutput(loss, logits, outputs.hidden_states, outputs.attentions)
+    def _predict(self, outputs: Any, labels: Tensor | None, items: Tensor | int | None) -> LossAndLogits:
+        return self._token_head().predict(outputs.last_hidden_state, labels, items)
 
 
-class VanillaBertForNextSentencePrediction(VanillaBertPreTrainedModel):
+class VanillaBertForNextSentencePrediction(VanillaBertWithHead):
     """BERT with the head that tells whether B follows A.
+
+    `labels` of shape `(batch,)` are 0 where B follows A, 1 where it is a random segment; `logits` have shape
+    `(batch, 2)`.
 
     Args:
         config (`VanillaBertConfig`): The model's config.
@@ -573,58 +585,34 @@ class VanillaBertForNextSentencePrediction(VanillaBertPreTrainedModel):
     Source: Devlin et al. 2018, section 3.1, task 2.
     """
 
+    output_class = NextSentencePredictorOutput
+
     def __init__(self, config: VanillaBertConfig):
         super().__init__(config)
         self.bert = VanillaBertModel(config)
         self.cls = nn.ModuleDict({"seq_relationship": nn.Linear(config.hidden_size, 2)})
         self.post_init()
 
-    @can_return_tuple
-    def forward(
-        self,
-        input_ids: Tensor | None = None,
-        attention_mask: Tensor | None = None,
-        token_type_ids: Tensor | None = None,
-        position_ids: Tensor | None = None,
-        inputs_embeds: Tensor | None = None,
-        labels: Tensor | None = None,
-        num_items_in_batch: Tensor | int | None = None,
-        **kwargs: Any,
-    ) -> NextSentencePredictorOutput:
-        """Tell whether B follows A, and with `labels` compute the loss.
-
-        Args:
-            input_ids (`torch.LongTensor` of shape `(batch, length)`, *optional*): Tokens.
-            attention_mask (`torch.Tensor` of shape `(batch, length)`, *optional*): 1 for tokens, 0 for padding.
-            token_type_ids (`torch.LongTensor` of shape `(batch, length)`, *optional*): Segments; 0 by default.
-            position_ids (`torch.LongTensor` of shape `(batch or 1, length)`, *optional*): Positions.
-            inputs_embeds (`torch.Tensor` of shape `(batch, length, d_model)`, *optional*): In place of `input_ids`.
-            labels (`torch.LongTensor` of shape `(batch,)`, *optional*): 0 where B follows A, 1 where it is random.
-            num_items_in_batch (`torch.Tensor` or `int`, *optional*): Labels of the whole optimizer step.
-            **kwargs: transformers' `output_attentions`, `output_hidden_states`, `return_dict`.
-
-        Returns:
-            `NextSentencePredictorOutput`: `loss` of shape `()` in nats, `logits` of shape `(batch, 2)`.
-
-        Raises:
-            ValueError: if a label is neither 0 nor 1.
-        """
-        inputs = (input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
-        first = first_positions(input_ids if inputs_embeds is None else inputs_embeds)
-        outputs = self.bert(*inputs, read_positions=first, **kwargs)
+    def _predict(self, outputs: Any, labels: Tensor | None, items: Tensor | int | None) -> LossAndLogits:
         logits = self.cls["seq_relationship"](outputs.pooler_output)  # (batch, 2)
-        loss = None if labels is None else classification_loss(logits, labels.flatten(), num_items_in_batch)
-        return NextSentencePredictorOutput(loss, logits, outputs.hidden_states, outputs.attentions)
+        return None if labels is None else classification_loss(logits, labels.flatten(), items), logits
 
 
-class VanillaBertForSequenceClassification(VanillaBertPreTrainedModel):
+class VanillaBertForSequenceClassification(VanillaBertWithHead):
     """BERT with a classifier of one text or a pair: classes, several labels at once, or numbers (regression).
+
+    `labels` of shape `(batch,)` or `(batch, num_labels)` are classes, or for several labels or numbers one value for
+    each output; `logits` have shape `(batch, num_labels)`. The config's `problem_type` decides the loss:
+    cross-entropy, squared error, or binary cross-entropy of each label. Unset, one output is regression, integers are
+    classes, and other numbers are several labels.
 
     Args:
         config (`VanillaBertConfig`): The model's config.
 
     Source: Devlin et al. 2018, section 4.1.
     """
+
+    output_class = SequenceClassifierOutput
 
     def __init__(self, config: VanillaBertConfig):
         super().__init__(config)
@@ -633,61 +621,29 @@ class VanillaBertForSequenceClassification(VanillaBertPreTrainedModel):
         self.classifier = nn.Linear(config.hidden_size, config.num_labels)
         self.post_init()
 
-    @can_return_tuple
-    def forward(
-        self,
-        input_ids: Tensor | None = None,
-        attention_mask: Tensor | None = None,
-        token_type_ids: Tensor | None = None,
-        position_ids: Tensor | None = None,
-        inputs_embeds: Tensor | None = None,
-        labels: Tensor | None = None,
-        num_items_in_batch: Tensor | int | None = None,
-        **kwargs: Any,
-    ) -> SequenceClassifierOutput:
-        """Classify, and with `labels` compute the loss.
-
-        The config's `problem_type` decides the loss: cross-entropy, squared error, or binary cross-entropy of each
-        label. Unset, one output is regression, integers are classes, and other numbers are several labels.
-
-        Args:
-            input_ids (`torch.LongTensor` of shape `(batch, length)`, *optional*): Tokens.
-            attention_mask (`torch.Tensor` of shape `(batch, length)`, *optional*): 1 for tokens, 0 for padding.
-            token_type_ids (`torch.LongTensor` of shape `(batch, length)`, *optional*): Segments; 0 by default.
-            position_ids (`torch.LongTensor` of shape `(batch or 1, length)`, *optional*): Positions.
-            inputs_embeds (`torch.Tensor` of shape `(batch, length, d_model)`, *optional*): In place of `input_ids`.
-            labels (`torch.Tensor` of shape `(batch,)` or `(batch, num_labels)`, *optional*): Classes or numbers; for
-                several labels or several numbers, one for each output.
-            num_items_in_batch (`torch.Tensor` or `int`, *optional*): Labels of the whole optimizer step.
-            **kwargs: transformers' `output_attentions`, `output_hidden_states`, `return_dict`.
-
-        Returns:
-            `SequenceClassifierOutput`: `loss` of shape `()`, `logits` of shape `(batch, num_labels)`.
-
-        Raises:
-            ValueError: if a label is no class, or `labels` has another shape.
-        """
-        inputs = (input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
-        first = first_positions(input_ids if inputs_embeds is None else inputs_embeds)
-        outputs = self.bert(*inputs, read_positions=first, **kwargs)
+    def _predict(self, outputs: Any, labels: Tensor | None, items: Tensor | int | None) -> LossAndLogits:
         logits = self.classifier(self._classifier_dropout(outputs.pooler_output))  # (batch, num_labels)
-        loss = None
-        if labels is not None:
-            problem_type = problem_type_of(self.config, labels)
-            if problem_type == "single_label_classification":
-                labels = labels.flatten().long()
-            loss = classification_loss(logits, labels, num_items_in_batch, problem_type)
-        return SequenceClassifierOutput(loss, logits, outputs.hidden_states, outputs.attentions)
+        if labels is None:
+            return None, logits
+        problem_type = problem_type_of(self.config, labels)
+        if problem_type == "single_label_classification":
+            labels = labels.flatten().long()
+        return classification_loss(logits, labels, items, problem_type), logits
 
 
-class VanillaBertForTokenClassification(VanillaBertPreTrainedModel):
+class VanillaBertForTokenClassification(VanillaBertWithHead):
     """BERT with a classifier of each token, as for named entities.
+
+    `labels` of shape `(batch, length)` are classes, -100 is ignored; `logits` have shape `(batch, length,
+    num_labels)`.
 
     Args:
         config (`VanillaBertConfig`): The model's config.
 
     Source: Devlin et al. 2018, section 5.3.
     """
+
+    output_class = TokenClassifierOutput
 
     def __init__(self, config: VanillaBertConfig):
         super().__init__(config)
@@ -696,42 +652,12 @@ class VanillaBertForTokenClassification(VanillaBertPreTrainedModel):
         self.classifier = nn.Linear(config.hidden_size, config.num_labels)
         self.post_init()
 
-    @can_return_tuple
-    def forward(
-        self,
-        input_ids: Tensor | None = None,
-        attention_mask: Tensor | None = None,
-        token_type_ids: Tensor | None = None,
-        position_ids: Tensor | None = None,
-        inputs_embeds: Tensor | None = None,
-        labels: Tensor | None = None,
-        num_items_in_batch: Tensor | int | None = None,
-        **kwargs: Any,
-    ) -> TokenClassifierOutput:
-        """Classify each token, and with `labels` compute the loss, the mean over them.
+    def _reads(self, inputs: Tensor | None, attention_mask: Tensor | None, labels: Tensor | None) -> dict[str, Any]:
+        return {"keep_padding": reads_padding(attention_mask, labels, self.training)}
 
-        Args:
-            input_ids (`torch.LongTensor` of shape `(batch, length)`, *optional*): Tokens.
-            attention_mask (`torch.Tensor` of shape `(batch, length)`, *optional*): 1 for tokens, 0 for padding.
-            token_type_ids (`torch.LongTensor` of shape `(batch, length)`, *optional*): Segments; 0 by default.
-            position_ids (`torch.LongTensor` of shape `(batch or 1, length)`, *optional*): Positions.
-            inputs_embeds (`torch.Tensor` of shape `(batch, length, d_model)`, *optional*): In place of `input_ids`.
-            labels (`torch.LongTensor` of shape `(batch, length)`, *optional*): Classes; -100 is ignored.
-            num_items_in_batch (`torch.Tensor` or `int`, *optional*): Labels of the whole optimizer step.
-            **kwargs: transformers' `output_attentions`, `output_hidden_states`, `return_dict`.
-
-        Returns:
-            `TokenClassifierOutput`: `loss` of shape `()` in nats, `logits` of shape `(batch, length, num_labels)`.
-
-        Raises:
-            ValueError: if a label is no class, or `labels` has another shape.
-        """
-        inputs = (input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
-        keep_padding = reads_padding(attention_mask, labels, self.training)
-        outputs = self.bert(*inputs, **{"keep_padding": keep_padding, **kwargs})
+    def _predict(self, outputs: Any, labels: Tensor | None, items: Tensor | int | None) -> LossAndLogits:
         logits = self.classifier(self._classifier_dropout(outputs.last_hidden_state))  # (batch, length, num_labels)
-        loss = None if labels is None else classification_loss(logits, labels, num_items_in_batch)
-        return TokenClassifierOutput(loss, logits, outputs.hidden_states, outputs.attentions)
+        return None if labels is None else classification_loss(logits, labels, items), logits
 
 
 class VanillaBertForQuestionAnswering(VanillaBertPreTrainedModel):
@@ -760,7 +686,7 @@ class VanillaBertForQuestionAnswering(VanillaBertPreTrainedModel):
         inputs_embeds: Tensor | None = None,
         start_positions: Tensor | None = None,
         end_positions: Tensor | None = None,
-        **kwargs: Any,
+        **kwargs: Unpack[TransformersKwargs],
     ) -> QuestionAnsweringModelOutput:
         """Score starts and ends, and with their positions compute the loss, the mean of both.
 
@@ -830,7 +756,7 @@ class VanillaBertForMultipleChoice(VanillaBertPreTrainedModel):
         inputs_embeds: Tensor | None = None,
         labels: Tensor | None = None,
         num_items_in_batch: Tensor | int | None = None,
-        **kwargs: Any,
+        **kwargs: Unpack[TransformersKwargs],
     ) -> MultipleChoiceModelOutput:
         """Score the choices, and with `labels` compute the loss.
 

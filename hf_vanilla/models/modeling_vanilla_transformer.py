@@ -40,7 +40,8 @@ from transformers.modeling_outputs import (
     Seq2SeqModelOutput,
 )
 from transformers.modeling_utils import PreTrainedModel
-from transformers.utils.generic import can_return_tuple, merge_with_config_defaults
+from transformers.processing_utils import Unpack
+from transformers.utils.generic import TransformersKwargs, can_return_tuple, merge_with_config_defaults
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
 from .checks import IGNORED_LABEL, VOCABULARY_HINT, check_attention_mask, check_labels, checked_embeddings
@@ -157,7 +158,7 @@ class VanillaTransformerEncoder(VanillaTransformerPreTrainedModel):
         input_ids: Tensor | None = None,
         attention_mask: Tensor | None = None,
         inputs_embeds: Tensor | None = None,
-        **kwargs: Any,
+        **kwargs: Unpack[TransformersKwargs],
     ) -> BaseModelOutput:
         """Encode the source.
 
@@ -227,7 +228,7 @@ class VanillaTransformerDecoder(VanillaTransformerPreTrainedModel):
         inputs_embeds: Tensor | None = None,
         use_cache: bool | None = None,
         read_positions: Tensor | None = None,
-        **kwargs: Any,
+        **kwargs: Unpack[TransformersKwargs],
     ) -> BaseModelOutputWithPastAndCrossAttentions:
         """Decode the target against the encoded source.
 
@@ -346,7 +347,7 @@ class VanillaTransformerModel(VanillaTransformerPreTrainedModel):
         decoder_inputs_embeds: Tensor | None = None,
         use_cache: bool | None = None,
         decoder_read_positions: Tensor | None = None,
-        **kwargs: Any,
+        **kwargs: Unpack[TransformersKwargs],
     ) -> Seq2SeqModelOutput:
         """Encode the source and decode the target.
 
@@ -462,7 +463,7 @@ class VanillaTransformerForConditionalGeneration(VanillaTransformerPreTrainedMod
         labels: Tensor | None = None,
         use_cache: bool | None = None,
         num_items_in_batch: Tensor | int | None = None,
-        **kwargs: Any,
+        **kwargs: Unpack[TransformersKwargs],
     ) -> Seq2SeqLMOutput:
         """Predict the target, and with `labels` compute the loss.
 
@@ -528,17 +529,8 @@ class VanillaTransformerForConditionalGeneration(VanillaTransformerPreTrainedMod
             frozen_row=config.pad_token_id if config.tie_word_embeddings else None,
             num_items_in_batch=num_items_in_batch,
         )
-        return Seq2SeqLMOutput(
-            loss,
-            logits,
-            outputs.past_key_values,
-            outputs.decoder_hidden_states,
-            outputs.decoder_attentions,
-            outputs.cross_attentions,
-            outputs.encoder_last_hidden_state,
-            outputs.encoder_hidden_states,
-            outputs.encoder_attentions,
-        )
+        shown = {name: value for name, value in outputs.items() if name != "last_hidden_state"}
+        return Seq2SeqLMOutput(loss, logits, **shown)
 
     def prepare_decoder_input_ids_from_labels(self, labels: Tensor) -> Tensor:
         """Shift labels right: what the decoder reads when it is to write them (`DataCollatorForSeq2Seq` calls this).

@@ -493,27 +493,3 @@ def positions_of(
         return torch.arange(length, device=device)[None] + past_length
     is_token = attention_mask != 0  # as transformers reads masks of any type
     return (is_token.long().cumsum(-1) - 1).clamp_(min=0)[:, attention_mask.shape[1] - length :]
-
-
-__all__ = [
-    "CrossPacking",
-    "LengthBucket",
-    "Mask",
-    "Packing",
-    "cross_packing",
-    "first_positions",
-    "gather_outputs",
-    "gather_tokens",
-    "label_positions",
-    "pack_source",
-    "plan_packing",
-    "positions_of",
-    "reads_padding",
-    "run_layers",
-    "scatter_tokens",
-    "to_rows",
-    "to_tokens",
-    "unpad_source",
-    "up_to_last",
-    "zero_padding",
-]
