@@ -199,8 +199,8 @@ def _check_has_config(root: Path) -> None:
 def check_model(folder: str | os.PathLike[str], model_class: type[PreTrainedModel] | None = None) -> None:
     """Check that a folder's model loads completely, and that its tokenizer fits.
 
-    Of an adapter of PEFT, whose base model lies elsewhere, only the files are checked. Random numbers drawn later do
-    not depend on this check.
+    Of an adapter of PEFT, whose base model is not in the folder, only the weight files are checked. The check draws no
+    random numbers, so a training can continue after it as if there were none.
 
     Args:
         folder (`str`): The folder.

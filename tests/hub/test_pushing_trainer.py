@@ -112,7 +112,9 @@ def test_training_survives_hub_outage(hub, folder, tmp_path, caplog, make_classe
 def test_checkpoint_is_pushed_in_one_commit(hub, folder, tmp_path, strategy, folders):
     (tmp_path / "run" / "target_tokenizer").mkdir(parents=True)
     (tmp_path / "run" / "target_tokenizer" / "vocab.txt").write_text("of the run")
-    trainer = make_trainer(folder, tmp_path, hub_strategy=strategy, save_total_limit=1)
+    trainer = make_trainer(folder, tmp_path, hub_strategy=strategy, save_total_limit=1, hub_always_push=True)
+    trainer.remove_callback(WaitForPush)
+    hub.fail({"method": "POST", "path": "/preupload/", "wait": 2})  # the first checkpoint is removed before its upload
     trainer.train()
     assert hub.titles() == ["Training in progress, step 4", "Training in progress, step 2", "initial commit"]
     files = hub.files()
