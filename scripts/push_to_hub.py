@@ -4,24 +4,24 @@ r"""Publish a model's folder on the Hub: checked before, one commit, verified af
     python scripts/push_to_hub.py --folder runs/bert --repo_id my-name/my-bert --dry_run    # what would go
     python scripts/push_to_hub.py --folder runs/bert --repo_id my-name/my-bert --tag v1.0
 
-Log in first: `hf auth login`, or set HF_TOKEN. The folder must load, model and tokenizer must fit, and there must be
-no pickle and no token in it; checkpoints, optimizer states and the like stay at home. If the push is stopped, run the
-same command again: it sends only what is missing. If it fails at the storage of weights, whose address has "xet" in
-it, HF_HUB_DISABLE_XET=1 sends them another way.
+Log in first: `hf auth login`, or set HF_TOKEN. The folder must load, model and tokenizer must fit, and it must
+contain no pickle and no token; checkpoints, optimizer states and the like are not sent. If the push is stopped, run
+the same command again: it sends only what is missing. If it fails at the storage of weights, whose address contains
+"xet", HF_HUB_DISABLE_XET=1 sends them another way.
 
-A folder without README.md gets a model card, and --dry_run shows it. It says what the folder tells: scores, size, how
-long it was trained. The next push renews it, unless you edit it. --results takes the scores from the file that a
-script wrote, and --card adds what no file tells; a card made with either is renewed only by a push that gives one of
-them again. --card is a JSON file like this one; each field may be left out:
+A folder without README.md gets a model card, and --dry_run shows it. It gives what the folder contains: scores, size,
+length of the training. The next push renews it, unless you edit it. --results takes the scores from a script's
+results file, and --card adds what no file contains; a card made with either is renewed only by a push that gives one
+of them again. --card is a JSON file like this one; each field is optional:
 
     {"title": "English to German captions", "language": ["en", "de"], "license": "apache-2.0",
      "datasets": ["bentrevett/multi30k"], "training_data": "29,000 pairs of captions of photographs.",
-     "limits": "It knows captions and nothing else.", "example": "A dog runs."}
+     "limits": "It translates captions only.", "example": "A dog runs."}
 
-`example` is a text to try the model with. Further fields: "license_name" if the license is "other", "base_model" if it
-was fine-tuned.
+`example` is a text to try the model with. Further fields: "license_name" if the license is "other", "base_model" for a
+fine-tuned model.
 
-To go back to an earlier state, as one new commit:
+To go back to an earlier commit, as one new commit:
 
     python scripts/push_to_hub.py --repo_id my-name/my-bert --roll_back_to v0.9
 """
@@ -45,51 +45,53 @@ from hf_vanilla.hub.card import CardFacts, missing_facts
 class PushArguments:
     """What to publish, and where."""
 
-    repo_id: str = field(metadata={"help": "Repository on the Hub, as my-name/my-model; made if there is none."})
+    repo_id: str = field(
+        metadata={"help": "Repository on the Hub, such as my-name/my-model; created if it does not exist."}
+    )
     folder: str | None = field(default=None, metadata={"help": "Folder of the model."})
     revision: str = field(default="main", metadata={"help": "Branch to publish on."})
-    tag: str | None = field(default=None, metadata={"help": "Name for the new state, as v1.0."})
-    private: bool | None = field(default=None, metadata={"help": "Make a new repository private."})
+    tag: str | None = field(default=None, metadata={"help": "Name for the commit, such as v1.0."})
+    private: bool | None = field(default=None, metadata={"help": "Create a private repository."})
     commit_message: str = field(default="Upload model", metadata={"help": "First line of the commit's message."})
     card: str | None = field(
         default=None,
         metadata={
             "help": "JSON file for the model card, with title, language, license, license_name, datasets, "
-            "training_data, limits, example, base_model, or some of them; above stands an example."
+            "training_data, limits, example, base_model, or some of them; see the example above."
         },
     )
-    results: str | None = field(default=None, metadata={"help": "JSON file of results, for the model card."})
+    results: str | None = field(default=None, metadata={"help": "JSON file of results for the model card."})
     with_training_state: bool = field(
-        default=False, metadata={"help": "Publish optimizer, scheduler and random states too, to train on from."}
+        default=False, metadata={"help": "Publish optimizer, scheduler and random states too, to resume from."}
     )
-    dry_run: bool = field(default=False, metadata={"help": "Only tell what would be done, and show the model card."})
+    dry_run: bool = field(default=False, metadata={"help": "Only list what would be done, and show the model card."})
     roll_back_to: str | None = field(
-        default=None, metadata={"help": "Publish nothing, but go back to this commit or tag."}
+        default=None, metadata={"help": "Publish nothing, go back to this commit or tag."}
     )
 
     def __post_init__(self):
         if (self.folder is None) == (self.roll_back_to is None):
-            raise ValueError("Pass either `folder` or `roll_back_to`, and not both.")
+            raise ValueError("Pass either `folder` or `roll_back_to`, not both.")
         for name in ("tag", "private", "card", "results", "with_training_state"):
             if self.roll_back_to is not None and getattr(self, name):
                 raise ValueError(f"`{name}` has no effect with `roll_back_to`; leave it out.")
 
 
 def read_json(name: str, path: str | None) -> dict[str, Any] | None:
-    """Read the file that an option names, if it is given."""
+    """Read the file of an option, if it is given."""
     if path is None:
         return None
     try:
         content = json.loads(Path(path).read_text(encoding="utf-8"))
     except ValueError as error:
-        raise ValueError(f"`{name}` must be a JSON file; {path} is none: {error}") from error
+        raise ValueError(f"`{name}` must be a JSON file, but {path} can't be read as one: {error}") from error
     if not isinstance(content, dict):
-        raise ValueError(f"`{name}` must be a JSON file with an object, {{...}}; {path} has something else.")
+        raise ValueError(f"`{name}` must be a JSON file with an object, {{...}}; {path} contains something else.")
     return content
 
 
 def read_facts(arguments: PushArguments) -> tuple[CardFacts | None, dict[str, Any] | None]:
-    """Read what the model card is to say."""
+    """Read the facts and results for the model card."""
     check_files(card=arguments.card, results=arguments.results)
     facts, results = (read_json(name, getattr(arguments, name)) for name in ("card", "results"))
     if facts is None:
@@ -102,7 +104,7 @@ def read_facts(arguments: PushArguments) -> tuple[CardFacts | None, dict[str, An
 
 
 def main() -> None:
-    """Publish or go back, and tell what was done."""
+    """Publish or go back, and print what was done."""
     (arguments,) = parse_arguments(PushArguments, description=__doc__)
     missing: list[str] = []
     if arguments.roll_back_to is not None:
@@ -132,10 +134,10 @@ def main() -> None:
         if done.card is not None:
             print(f"README.md would be:\n\n{done.card}")
             if missing:
-                print(f"The card does not tell {', '.join(missing)}; --card does, see --help.")
-        if done.trouble is not None:
-            print(f"The Hub could not be asked everything: {done.trouble}")
-        print(f"Nothing was done: that is what would change in {done.repo_id} ({arguments.revision}).")
+                print(f"The card lacks {', '.join(missing)}; add them with --card, see --help.")
+        if done.hub_error is not None:
+            print(f"The Hub could not be read completely: {done.hub_error}")
+        print(f"Nothing was done: this is what would change in {done.repo_id} ({arguments.revision}).")
     else:
         print(f"{constants.ENDPOINT}/{done.repo_id} ({arguments.revision}) is at {done.commit}.")
 

@@ -43,7 +43,7 @@ from hf_vanilla.data.tokenization import train_tokenizer
 from hf_vanilla.metrics import TranslationMetrics
 from hf_vanilla.models.text_batches import TARGET_TOKENIZER, load_tokenizers
 from hf_vanilla.training import (
-    PatientPushes,
+    ResilientPushTrainer,
     VanillaTrainer,
     VanillaTrainingArguments,
     WarmupWarning,
@@ -316,7 +316,7 @@ def get_model(arguments: ModelArguments, tokenizer, target_tokenizer):
     return VanillaTransformerForConditionalGeneration(config)
 
 
-class StockTrainer(PatientPushes, Seq2SeqTrainer):
+class StockTrainer(ResilientPushTrainer, Seq2SeqTrainer):
     """`Seq2SeqTrainer`, but a Hub that is down does not end it."""
 
 

@@ -1,11 +1,11 @@
 #!/usr/bin/env python
-r"""Write the model cards of this repository's recipes again, after a result or a fact has changed.
+r"""Update the model cards of this repository's recipes after a result or a fact has changed.
 
     python scripts/write_model_cards.py
 
-Takes model_cards/facts.json, which has an entry for each card, and model_cards/results/*.json, and writes
-model_cards/*.md. A picture of the same name, which `hf_vanilla.hub.card.draw_curve` makes of a training's folder, is
-shown in the card.
+Reads model_cards/facts.json, which has an entry for each card, and model_cards/results/*.json, and writes
+model_cards/*.md. A card shows the picture of the same name, which `hf_vanilla.hub.card.draw_curve` draws from a
+training's folder.
 """
 
 import json
@@ -24,12 +24,13 @@ class CardsArguments:
 
     folder: str = field(default="model_cards", metadata={"help": "Folder with facts.json and results."})
     namespace: str | None = field(
-        default=None, metadata={"help": "Account on the Hub where the models are to be; unset, the cards name none."}
+        default=None,
+        metadata={"help": "Account on the Hub for the models; by default the cards name none."},
     )
 
 
 def make_card(folder: Path, name: str, repo_id: str, entry: dict) -> str:
-    """Fill the card of one recipe, with the picture of its training if there is one."""
+    """Make the card of one recipe, with the picture of its training if there is one."""
     results = json.loads((folder / "results" / entry["results"]).read_text(encoding="utf-8"))
     card = model_card(
         CardFacts(**entry["facts"]),

@@ -1,4 +1,4 @@
-"""What a hostile checkpoint or row may do: nothing. No code of it runs, no request leaves, no message is forged."""
+"""A hostile checkpoint or row does nothing: none of its code runs, no request is made, no message is forged."""
 
 import contextlib
 import json
@@ -23,7 +23,7 @@ ROWS = [{"input_ids": [2, 5, 6, 3], "labels": [-100, 6, -100, -100]}] * 8
 
 
 class Canary:
-    """A pickle that writes a file when somebody loads it."""
+    """A pickle that writes a file when it is loaded."""
 
     def __init__(self, path):
         self.path = str(path)
@@ -40,7 +40,7 @@ def folder(tmp_path):
 
 @pytest.fixture
 def no_network(monkeypatch):
-    """Every attempt to look up or reach another machine is an error that the test sees."""
+    """Fail every attempt to look up or reach another machine, and return the list of attempts."""
     asked = []
 
     def refuse(*arguments, **options):
@@ -59,7 +59,7 @@ def write_canary(path, canary):
 
 
 @pytest.mark.parametrize("with_zip", [False, True], ids=["pickle", "torch"])
-def test_weights_in_a_pickle_are_not_run(folder, tmp_path, with_zip):
+def test_pickled_weights_are_not_run(folder, tmp_path, with_zip):
     canary = tmp_path / "canary"
     (folder / "model.safetensors").unlink()
     if with_zip:
@@ -72,7 +72,7 @@ def test_weights_in_a_pickle_are_not_run(folder, tmp_path, with_zip):
 
 
 @pytest.mark.parametrize("name", ["optimizer.pt", "scheduler.pt", "rng_state.pth", "training_args.bin"])
-def test_a_training_state_is_not_run(tmp_path, name):
+def test_pickle_in_a_training_state_is_not_run(tmp_path, name):
     canary = tmp_path / "canary"
     args = TrainingArguments(
         output_dir=str(tmp_path / "run"), max_steps=2, save_steps=1, use_cpu=True, report_to=[], disable_tqdm=True
@@ -81,7 +81,7 @@ def test_a_training_state_is_not_run(tmp_path, name):
     checkpoint = tmp_path / "run" / "checkpoint-1"
     torch.save({"state": Canary(canary)}, checkpoint / name)
     trainer = Trainer(VanillaBertForMaskedLM(VanillaBertConfig(**SIZES)), args, train_dataset=ROWS)
-    if name == "training_args.bin":  # nobody reads it
+    if name == "training_args.bin":  # never read
         trainer.train(resume_from_checkpoint=str(checkpoint))
     else:
         with pytest.raises((ValueError, RuntimeError, pickle.UnpicklingError)):
@@ -102,7 +102,7 @@ def test_a_training_state_is_not_run(tmp_path, name):
     ],
     ids=lambda evil: "-".join(evil),
 )
-def test_a_hostile_config_asks_nobody_and_runs_nothing(folder, tmp_path, no_network, evil):
+def test_hostile_config_makes_no_request_and_runs_nothing(folder, tmp_path, no_network, evil):
     canary = tmp_path / "canary"
     for name in ("evil.py", "modeling.py", "configuration.py", "modeling_vanilla_bert.py"):
         (folder / name).write_text(f"open({str(canary)!r}, 'w')\n")
@@ -110,7 +110,7 @@ def test_a_hostile_config_asks_nobody_and_runs_nothing(folder, tmp_path, no_netw
     (folder / "config.json").write_text(json.dumps({**config, **evil}))
     try:
         model = AutoModel.from_pretrained(folder)
-    except (ValueError, ImportError, TypeError):  # refused, which is as good
+    except (ValueError, ImportError, TypeError):  # refused
         model = None
     assert no_network == []
     assert not canary.exists()
@@ -119,19 +119,19 @@ def test_a_hostile_config_asks_nobody_and_runs_nothing(folder, tmp_path, no_netw
 
 
 @pytest.mark.parametrize("trust", [False, True], ids=["not trusted", "trusted"])
-def test_a_hostile_pipeline_runs_only_when_trusted(folder, tmp_path, no_network, trust):
+def test_hostile_pipeline_runs_only_if_trusted(folder, tmp_path, no_network, trust):
     canary = tmp_path / "canary"
     (folder / "evil.py").write_text(f"from pathlib import Path\nPath({str(canary)!r}).touch()\nclass Pipeline: ...\n")
     config = json.loads((folder / "config.json").read_text())
     offered = {"fill-mask": {"impl": "evil.Pipeline", "pt": ["AutoModelForMaskedLM"]}}
     (folder / "config.json").write_text(json.dumps({**config, "custom_pipelines": offered}))
-    with contextlib.suppress(ValueError, TypeError, OSError, AttributeError):  # refused, or not what a pipeline is
+    with contextlib.suppress(ValueError, TypeError, OSError, AttributeError):  # refused, or not a pipeline
         pipeline("fill-mask", model=str(folder), trust_remote_code=trust, device=-1)
     assert no_network == []
-    assert canary.exists() == trust  # trusted code does run: the canary sings
+    assert canary.exists() == trust  # trusted code does run
 
 
-def test_a_hostile_folder_is_checked_without_running_it(folder, tmp_path, no_network):
+def test_check_of_a_hostile_folder_runs_nothing(folder, tmp_path, no_network):
     canary = tmp_path / "canary"
     (folder / "modeling.py").write_text(f"from pathlib import Path\nPath({str(canary)!r}).touch()\n")
     config = json.loads((folder / "config.json").read_text())
@@ -143,7 +143,7 @@ def test_a_hostile_folder_is_checked_without_running_it(folder, tmp_path, no_net
     assert not canary.exists()
 
 
-# It clears the screen, forges a line of the log and is very long.
+# Clears the screen, forges a line of the log, and is very long.
 FORGED = "\x1b[2J\x1b[1m\r\n\u2028error: all is well\x07" + "x" * 9000
 
 
@@ -190,7 +190,7 @@ def tagged(words, tags):
         lambda path: tagged(FORGED, ["O"]),
     ],
 )
-def test_a_hostile_row_forges_no_message(tmp_path, read):
+def test_hostile_row_forges_no_message(tmp_path, read):
     with pytest.raises((ValueError, TypeError)) as error:
         read(tmp_path / "rows.jsonl")
     message = str(error.value)

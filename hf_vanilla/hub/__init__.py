@@ -1,4 +1,4 @@
-"""To the Hub and back: publishing with one verified commit, rolling back, model cards, pushes of a training."""
+"""Publishing on the Hub in one verified commit, rolling back, model cards, and pushes of a training."""
 
 from .folder import check_folder
 from .publish import Publication, publish, roll_back

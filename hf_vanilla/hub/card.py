@@ -1,7 +1,7 @@
-"""Model cards: what a model is, how to use it, what it was trained on, what it scores and where its limits are.
+"""Model cards: what a model is, how to use it, its training data, its scores and its limits.
 
-Every number of a card comes from a file of results, or from what a training left in the model's folder; what no file
-can tell, the terms of the data and the limits, comes from [`CardFacts`].
+Every number of a card comes from a results file, or from what a training left in the model's folder. What no file
+holds, such as the licence of the data and the limits, comes from [`CardFacts`].
 """
 
 import hashlib
@@ -19,27 +19,19 @@ from huggingface_hub import EvalResult, ModelCard, ModelCardData
 from transformers import AutoConfig, PreTrainedConfig
 from transformers.utils import logging
 
-from .results import Figure, _read, figures_of, results_of_folder
+from .results import Score, list_scores, read_json, results_of_folder
 
 
 logger = logging.get_logger(__name__)
 
 
 TEMPLATE = Path(__file__).with_name("model_card_template.md")
-
-
 CURVE = "training_curve.png"
-
-
-TOLD_ELSEWHERE = ("parameters", "test_set")  # notes that stand above or in the table
-
-
+NOTES_SHOWN_ELSEWHERE = ("parameters", "test_set")  # in the description and in the table of scores
 PAPERS = {
     "vanilla_transformer": "The encoder-decoder Transformer of Vaswani et al. 2017 ([paper](https://arxiv.org/abs/1706.03762)).",
     "vanilla_bert": "BERT of Devlin et al. 2018 ([paper](https://arxiv.org/abs/1810.04805)).",
 }
-
-
 TASKS = {
     "AutoModelForSeq2SeqLM": "translation",
     "AutoModelForMaskedLM": "fill-mask",
@@ -50,13 +42,9 @@ TASKS = {
     "AutoModelForMultipleChoice": "multiple-choice",
     "AutoModelForNextSentencePrediction": "text-classification",
 }
-
-
-# Tasks whose pipelines transformers does not have; the package has them under other names.
+# Tasks for which transformers has no pipeline; the package registers its own under other names.
 OWN_PIPELINES = {"translation": "vanilla-translation", "question-answering": "vanilla-question-answering"}
-
-
-# How a pipeline is called, and what is printed of its answer.
+# How to call a pipeline, and what to print of its output.
 CALLS = {
     "translation": 'print(pipe({example})[0]["translation_text"])',
     "fill-mask": 'for guess in pipe({example}):\n    print(guess["score"], guess["sequence"])',
@@ -64,29 +52,19 @@ CALLS = {
     "token-classification": "print(pipe({example}))",
     "question-answering": 'print(pipe("Who has two dogs?", "Ben has two dogs and a cat."))',
 }
-
-
 EXAMPLES = {"fill-mask": "The capital of France is [MASK]."}
-
-
 EXAMPLE = "A dog runs."
-
-
 PIPELINE = """from transformers import pipeline
 
 pipe = pipeline("{task}", model={repo_id}{trust})
 {call}
 """
-
-
 LOADING = """from transformers import AutoTokenizer, {auto_class}
 
 tokenizer = AutoTokenizer.from_pretrained({repo_id}{trust})
 model = {auto_class}.from_pretrained({repo_id}{trust})
 """
-
-
-# What comes behind the loading where there is no pipeline.
+# What follows the loading where there is no pipeline.
 USES = {
     "AutoModelForMultipleChoice": """
 beginning, endings = "She opened the door", ["and went in.", "and swam away."]
@@ -99,36 +77,26 @@ inputs = tokenizer("She opened the door.", "Then she went in.", return_tensors="
 print(model(**inputs).logits.softmax(-1)[0, 0])  # probability that the second follows the first
 """,
 }
-
-
-# How a written card ends, so that it is known again as long as nobody edits it: what it was made of, and its hash.
+# The last line of a written card, its signature, names its sources and its hash: an edited card is recognized by it.
 FROM_FOLDER = "from its folder"
-
-
 FROM_AUTHOR = "from its folder and its author's facts or results"
-
-
 _SIGNATURE = re.compile(r"\n<!-- Written by hf_vanilla (.+); renewed unless edited: ([0-9a-f]{16}) -->\n\Z")
-
-
-_ENDINGS = re.compile(r"(?:\.(?:txt|jsonl?|csv|tsv|parquet|gz))+$")
-
-
+_FILE_ENDINGS = re.compile(r"(?:\.(?:txt|jsonl?|csv|tsv|parquet|gz))+$")
 _LOCAL_PATH = re.compile(r"(?:--?[\w-]+=)?(~?(?:/[^/^*{}|;\n]+)+/?)")
 
 
 @dataclass
 class CardFacts:
-    """What no file tells.
+    """Facts for a model card that no file holds.
 
     Args:
-        title (`str`, *optional*): First line of the card; the default is the name of the repository.
+        title (`str`, *optional*): Title of the card; the default is the name of the repository.
         language (`list[str]`): Codes of the languages, such as `["en", "de"]`.
-        license (`str`, *optional*): As the Hub names it, such as `"apache-2.0"`; `"other"` needs `license_name`.
+        license (`str`, *optional*): The Hub's identifier, such as `"apache-2.0"`; `"other"` needs `license_name`.
         license_name (`str`, *optional*): Name of another licence.
         datasets (`list[str]`): Names of the data sets.
-        training_data (`str`, *optional*): What the model was trained on, and the terms of it.
-        limits (`str`, *optional*): What it must not be used for, and where it fails.
+        training_data (`str`, *optional*): What the model was trained on, and the licence of that data.
+        limits (`str`, *optional*): Where the model fails, and what not to use it for.
         example (`str`, *optional*): A text to try it with.
         base_model (`str`, *optional*): The model that was fine-tuned.
     """
@@ -145,10 +113,10 @@ class CardFacts:
 
 
 def missing_facts(facts: CardFacts | None) -> list[str]:
-    """Name what a card would not tell although readers look for it.
+    """List the missing facts that readers look for in a card.
 
     Args:
-        facts (`CardFacts`, *optional*): What is known.
+        facts (`CardFacts`, *optional*): The given facts.
 
     Returns:
         `list[str]`: names of fields.
@@ -171,35 +139,28 @@ def model_card(
     """Fill the template.
 
     Args:
-        facts (`CardFacts`):
-            What the results do not tell.
-        repo_id (`str`):
-            Where the model is to be loaded from.
-        model_type (`str`):
-            `"vanilla_transformer"` or `"vanilla_bert"`.
-        auto_class (`str`):
-            Name of the Auto class that loads it with its head.
-        results (`dict[str, Any]`, *optional*):
-            A file of results, as the scripts write them, or what [`results_of_folder`] finds.
-        seed (`str`, *optional*):
-            Which of the seeds in the results the model is.
-        curve (`str`, *optional*):
-            Name of a picture of the training that lies beside the card.
-        has_pipeline (`bool`):
-            Whether the model brings the pipeline of its task along where transformers has none.
+        facts (`CardFacts`): What the results do not contain.
+        repo_id (`str`): The repository from which to load the model.
+        model_type (`str`): `"vanilla_transformer"` or `"vanilla_bert"`.
+        auto_class (`str`): Name of the Auto class that loads the model with its head.
+        results (`dict[str, Any]`, *optional*): Content of a results file of the scripts, or what
+            [`results_of_folder`] finds.
+        seed (`str`, *optional*): The model's seed, if the results are those of several.
+        curve (`str`, *optional*): Name of a picture of the training in the card's folder.
+        has_pipeline (`bool`): Whether the model brings the pipeline of its task if transformers has none.
 
     Returns:
-        `ModelCard`: with metadata that the Hub reads, the scores as a `model-index` among them.
+        `ModelCard`: the card, with metadata for the Hub that include the scores as a `model-index`.
 
     Raises:
-        ValueError: if there is no such family or Auto class.
+        ValueError: if there is no such model type or Auto class.
     """
     if model_type not in PAPERS:
         raise ValueError(f"`model_type` must be one of {', '.join(PAPERS)}; got {model_type!r}.")
     if auto_class not in TASKS and auto_class != "AutoModel":
         raise ValueError(f"`auto_class` must be one of {', '.join(TASKS)} or AutoModel; got {auto_class!r}.")
     results = results or {}
-    figures = figures_of(results, seed)
+    scores = list_scores(results, seed)
     task = TASKS.get(auto_class, "feature-extraction")
     name = repo_id.rstrip("/").split("/")[-1]
     data = ModelCardData(
@@ -212,7 +173,7 @@ def model_card(
         datasets=facts.datasets or None,
         base_model=facts.base_model,
         model_name=name,
-        eval_results=[_eval_result(figure, task) for figure in figures] or None,
+        eval_results=[_eval_result(score, task) for score in scores] or None,
     )
     notes = results.get("notes", {})
     parameters = int(results.get("parameters") or notes.get("parameters", 0))
@@ -222,20 +183,22 @@ def model_card(
     filled = ModelCard.from_template(
         data,
         template_path=str(TEMPLATE),
-        title=as_text(facts.title or name),
+        title=escape_markdown(facts.title or name),
         description=PAPERS[model_type] + size,
         use=_use(auto_class, repo_id, facts, with_package=True),
         use_without_package=_use(auto_class, repo_id, facts, with_package=False, has_pipeline=has_pipeline),
         training_data=facts.training_data,
         limits=facts.limits,
-        commands=[printable(without_local_paths(command)).replace("```", "` ` `") for command in commands],
+        commands=[one_line(strip_local_paths(command)).replace("```", "` ` `") for command in commands],
         notes={
-            as_text(name.replace("_", " ")): as_text(value)
+            escape_markdown(name.replace("_", " ")): escape_markdown(value)
             for name, value in notes.items()
-            if name not in TOLD_ELSEWHERE
+            if name not in NOTES_SHOWN_ELSEWHERE
         },
-        figures=[each._replace(dataset=as_text(each.dataset), name=as_text(each.name)) for each in figures],
-        environment=as_text(_environment(results)),
+        scores=[
+            each._replace(dataset=escape_markdown(each.dataset), name=escape_markdown(each.name)) for each in scores
+        ],
+        environment=escape_markdown(_environment(results)),
         curve=curve,
     )
     return ModelCard(re.sub(r"\n{3,}", "\n\n", str(filled)).strip() + "\n")
@@ -249,27 +212,22 @@ def card_of_folder(
     *,
     curve: str | None = None,
 ) -> ModelCard:
-    """Make the card of a model's folder out of what lies there.
+    """Make the card of a model's folder from its files.
 
     Args:
-        folder (`str`):
-            The folder, with `config.json`.
-        repo_id (`str`):
-            Where it will be loaded from.
-        facts (`CardFacts`, *optional*):
-            What the folder does not tell.
-        results (`dict[str, Any]`, *optional*):
-            A file of results; its scores take the place of those in the folder. Of several seeds a folder `seed-3` has
-            its own score, and any other the median.
-        curve (`str`, *optional*):
-            Name of a picture of the training that will lie beside the card; by default `training_curve.png`, if there
-            is one.
+        folder (`str`): The folder, with `config.json`.
+        repo_id (`str`): The repository from which to load the model.
+        facts (`CardFacts`, *optional*): What the folder does not contain.
+        results (`dict[str, Any]`, *optional*): Content of a results file, whose scores replace those in the folder.
+            Of several seeds, a folder `seed-3` gets its own score, and any other the median.
+        curve (`str`, *optional*): Name of a picture of the training that will be in the folder; the default is
+            `training_curve.png`, if there is one.
 
     Returns:
         `ModelCard`: the card, which is not written yet.
 
     Raises:
-        ValueError: if the folder's model is of another family than this package's.
+        ValueError: if the model is not one of this package.
     """
     config = AutoConfig.from_pretrained(folder, local_files_only=True)
     if config.model_type not in PAPERS:
@@ -298,92 +256,103 @@ def card_of_folder(
     )
 
 
-def sign_card(card: ModelCard, *, is_told: bool) -> str:
-    """End a card that is to be written with a comment by which it is known again.
+def make_card(
+    folder: str | os.PathLike[str],
+    repo_id: str,
+    facts: CardFacts | None = None,
+    results: dict[str, Any] | None = None,
+) -> dict[str, bytes] | None:
+    """Make the signed card of a model's folder and the picture of its training; nothing is written.
 
     Args:
-        card (`ModelCard`):
-            The card.
-        is_told (`bool`):
-            Whether it has facts or results of an author.
+        folder (`str`): The folder, with `config.json`.
+        repo_id (`str`): The repository from which to load the model.
+        facts (`CardFacts`, *optional*): What the folder does not contain.
+        results (`dict[str, Any]`, *optional*): Content of a results file.
+
+    Returns:
+        `dict[str, bytes]` or `None`: contents of `README.md` and, if losses were logged, `training_curve.png`; `None`
+        if the card in the folder must be kept, see [`keep_existing_card`].
+    """
+    has_author_facts = facts not in (None, CardFacts()) or results is not None
+    if keep_existing_card(Path(folder) / "README.md", has_author_facts=has_author_facts):
+        return None
+    picture = draw_curve(folder)
+    card = card_of_folder(folder, repo_id, facts, results, curve=None if picture is None else CURVE)
+    files = {"README.md": sign_card(card, has_author_facts=has_author_facts).encode()}
+    return files if picture is None else {**files, CURVE: picture}
+
+
+def sign_card(card: ModelCard, *, has_author_facts: bool) -> str:
+    """Add the comment by which an unedited card is recognized.
+
+    Args:
+        card (`ModelCard`): The card.
+        has_author_facts (`bool`): Whether it has facts or results of an author.
 
     Returns:
         `str`: the card's text, with the comment.
     """
-    source = FROM_AUTHOR if is_told else FROM_FOLDER
+    source = FROM_AUTHOR if has_author_facts else FROM_FOLDER
     text = str(card).replace("\r\n", "\n").replace("\r", "\n")  # as it will be read
     return f"{text}\n<!-- Written by hf_vanilla {source}; renewed unless edited: {_digest(text)} -->\n"
 
 
-def stays(path: Path, *, is_told: bool) -> bool:
-    """Tell whether a card is there that must not be written anew: an edited one, or one that would know less then.
+def keep_existing_card(path: Path, *, has_author_facts: bool) -> bool:
+    """Return whether there is a card that must not be replaced.
 
     Args:
-        path (`Path`):
-            README.md of a model's folder.
-        is_told (`bool`):
-            Whether the new card would have facts or results of an author.
+        path (`Path`): README.md of a model's folder.
+        has_author_facts (`bool`): Whether the new card would have facts or results of an author.
 
     Returns:
-        `bool`: true if it is to stay.
+        `bool`: `True` if the card was edited, or has an author's facts that the new one would lack.
     """
     if not path.is_file():
         return False
-    source = source_of_card(path)
-    return source is None or (source == FROM_AUTHOR and not is_told)
-
-
-def source_of_card(path: Path) -> str | None:
-    """Tell what a card was made of.
-
-    Args:
-        path (`Path`):
-            A README.md.
-
-    Returns:
-        `str`: what [`sign_card`] was given; `None` if somebody else has written or edited the card.
-    """
     text = path.read_text(encoding="utf-8", errors="replace")
     signature = _SIGNATURE.search(text)
-    return signature[1] if signature and signature[2] == _digest(text[: signature.start()]) else None
+    if signature is None or signature[2] != _digest(text[: signature.start()]):
+        return True
+    return signature[1] == FROM_AUTHOR and not has_author_facts
 
 
 def _digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def printable(text: Any) -> str:
-    """Put text into one line, and take control characters, such as those that colour a terminal, out of it.
+def one_line(text: Any) -> str:
+    """Put text into one line, without control characters such as those that colour a terminal.
 
     Args:
-        text (`Any`): Anything; of something else than a string, what it is printed as.
+        text (`Any`): Text, or any object with a string form.
 
     Returns:
-        `str`: what is left.
+        `str`: the printable characters.
     """
     return "".join(sign for sign in re.sub(r"\s", " ", str(text)) if sign.isprintable()).strip()
 
 
-def as_text(text: Any) -> str:
-    """Write what comes from files, such as names of data sets, so that a card shows it and does nothing else with it.
+def escape_markdown(text: Any) -> str:
+    """Escape text from files, such as names of data sets, so that a card shows it as it is.
 
     Args:
-        text (`Any`): Anything.
+        text (`Any`): Text, or any object with a string form.
 
     Returns:
         `str`: one line of Markdown without control characters, markup, links, pictures or cells.
     """
-    return re.sub(r"([\\`*\[\]|])", r"\\\1", html.escape(printable(text), quote=False))
+    return re.sub(r"([\\`*\[\]|])", r"\\\1", html.escape(one_line(text), quote=False))
 
 
-def without_local_paths(command: str) -> str:
-    """Shorten the absolute paths of a command, which tell of a machine and help nobody, to their last part.
+def strip_local_paths(command: str) -> str:
+    """Shorten absolute paths in a command to their last part, since the rest describes one machine.
 
     Args:
         command (`str`): A command line.
 
     Returns:
-        `str`: the same with names of files and folders alone.
+        `str`: the same with names of files and folders only.
     """
     try:
         words = shlex.split(command)
@@ -399,12 +368,12 @@ def draw_curve(folder: str | os.PathLike[str]) -> bytes | None:
     """Draw the training curve of a model's folder.
 
     Args:
-        folder (`str`): The folder, perhaps with `trainer_state.json`.
+        folder (`str`): The folder, with `trainer_state.json` if it was trained.
 
     Returns:
-        `bytes`: a picture in PNG; `None` if less than two losses were logged, or matplotlib is not installed.
+        `bytes`: a picture in PNG; `None` if fewer than two losses were logged, or matplotlib is not installed.
     """
-    history = _read(Path(folder) / "trainer_state.json").get("log_history", [])
+    history = read_json(Path(folder) / "trainer_state.json").get("log_history", [])
     if sum("loss" in entry for entry in history) < 2:
         return None
     try:
@@ -419,19 +388,19 @@ def draw_curve(folder: str | os.PathLike[str]) -> bytes | None:
     return picture.getvalue()
 
 
-def _eval_result(figure: Figure, task: str) -> EvalResult:
+def _eval_result(score: Score, task: str) -> EvalResult:
     return EvalResult(
         task_type=task,
-        dataset_type=_slug(figure.dataset),
-        dataset_name=figure.dataset,
-        metric_type=figure.metric,
-        metric_name=figure.name,
-        metric_value=figure.value,
+        dataset_type=_slug(score.dataset),
+        dataset_name=score.dataset,
+        metric_type=score.metric,
+        metric_name=score.name,
+        metric_value=score.value,
     )
 
 
 def _use(auto_class: str, repo_id: str, facts: CardFacts, *, with_package: bool, has_pipeline: bool = True) -> str:
-    """Write a program that loads the model, uses it once and prints what comes out."""
+    """Write a program that loads the model, uses it once and prints the output."""
     task = TASKS.get(auto_class, "")
     trust = "" if with_package else ", trust_remote_code=True"
     quoted = json.dumps(repo_id, ensure_ascii=False)
@@ -447,7 +416,7 @@ def _use(auto_class: str, repo_id: str, facts: CardFacts, *, with_package: bool,
 
 
 def _sizes(config: PreTrainedConfig) -> str:
-    """Describe a model by its numbers."""
+    """Describe a model by its sizes."""
     layers = config.num_hidden_layers
     if config.is_encoder_decoder:
         layers = f"{config.encoder_layers}+{config.decoder_layers}"
@@ -462,7 +431,7 @@ def _sizes(config: PreTrainedConfig) -> str:
 
 
 def _environment(results: dict[str, Any]) -> str:
-    """Say what was measured with."""
+    """Name the versions and the machine of the measurements."""
     parts = [f"{name} {version}" for name, version in results.get("versions", {}).items()]
     machine = results.get("machine", {})
     if machine:
@@ -471,6 +440,8 @@ def _environment(results: dict[str, Any]) -> str:
 
 
 def _slug(name: str) -> str:
-    """Turn a name, perhaps of a file, into an identifier as the Hub's metadata has them, which must not be empty."""
-    words = "".join(character if character.isalnum() else " " for character in _ENDINGS.sub("", name.lower())).split()
+    """Turn the name of a data set or file into an identifier for the Hub's metadata, which must not be empty."""
+    words = "".join(
+        character if character.isalnum() else " " for character in _FILE_ENDINGS.sub("", name.lower())
+    ).split()
     return "_".join(words) or "unnamed"

@@ -1,135 +1,159 @@
-"""What may be in a folder that is published, and what never leaves the machine."""
+"""The files of a model's folder: which are published, which never leave the machine, and what makes them unfit."""
 
 import fnmatch
+import hashlib
 import os
 import re
 import zipfile
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
-import huggingface_hub
+import torch
 import transformers
-from huggingface_hub import HfApi
-from safetensors import SafetensorError
-from transformers import AutoConfig, AutoTokenizer
-from transformers.utils import logging
+from safetensors import SafetensorError, safe_open
+from transformers import AutoConfig, AutoTokenizer, PreTrainedModel
+from transformers.integrations import is_deepspeed_zero3_enabled
+from transformers.utils import ADAPTER_CONFIG_NAME, CONFIG_NAME, logging
 
 from ..registration import AUTO_CLASSES
+from .client import known_tokens
 
 
 logger = logging.get_logger(__name__)
+
+# What a training leaves at the top of a checkpoint to resume from, DeepSpeed and FSDP included: published on request.
+_TRAINING_STATE = re.compile(
+    r"(optimizer|scheduler|scaler|rng_state).*\.(pt|pth|bin)"
+    r"|trainer_state\.json|manifest\.json"
+    r"|latest|zero_to_fp32\.py|(global_step|optimizer_|pytorch_model_fsdp_)\d+"
+)
+PUSH_FOLDER = "_pushing"  # of a run: copies of what is on its way to the Hub
+# Never published: pickled arguments with paths of the machine, other checkpoints, logs, version control.
+_NEVER_PUBLISHED = (
+    "training_args.bin", "checkpoint-*/*", "averaged*/*", "runs/*", "logs/*", "_run*", "_saving/*", f"{PUSH_FOLDER}/*",
+    ".*", "*/.*", "__pycache__/*", "*.tmp",
+)  # fmt: skip
+_PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt", ".joblib", ".npy", ".npz")
+_WEIGHT_FILES = ("*.safetensors", "*.safetensors.index.json")
+_TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "vocab.txt")
+# Tokens of a user, of an organization, and of a user who logged in through another site.
+_TOKEN = re.compile(rb"(?:hf_|api_org_)[A-Za-z0-9]{30,}|hf_oauth_[A-Za-z0-9._-]{30,}")
+_MAX_TOKEN_LENGTH = 4096
+_CHUNK_SIZE = 1 << 20  # bytes
+
+
+def check_folder(
+    folder: str | os.PathLike[str], *, with_training_state: bool = False, token: str | None = None
+) -> list[str]:
+    """List the files of a folder to publish, and check that others can use them.
+
+    Args:
+        folder (`str`): Folder of a model, or of an adapter of PEFT.
+        with_training_state (`bool`): Whether to include optimizer, scheduler and random states.
+        token (`str`, *optional*): A token that no file may contain, besides that of the login.
+
+    Returns:
+        `list[str]`: their names, relative to the folder, sorted.
+
+    Raises:
+        ValueError: if there is no folder or no `config.json`; if the weights lack a tensor or have one too many; if
+            model and tokenizer do not fit; if a file is a pickle, or a link to a file outside the folder; or if a
+            file contains a token of the Hub.
+    """
+    _check_has_config(Path(folder))
+    names = find_files(folder, with_training_state=with_training_state)
+    check_files(folder, names, token=token)
+    check_model(folder)
+    return names
+
+
+def find_files(folder: str | os.PathLike[str], *, with_training_state: bool = False) -> list[str]:
+    """List the files of a folder to publish.
+
+    Args:
+        folder (`str`): The folder.
+        with_training_state (`bool`): Whether to include optimizer, scheduler and random states.
+
+    Returns:
+        `list[str]`: their names, relative to the folder, sorted.
+
+    Raises:
+        ValueError: if a file is a link to a file outside the folder.
+    """
+    root = Path(folder)
+    names = sorted(path.relative_to(root).as_posix() for path in root.rglob("*") if path.is_file())
+    names = [name for name in names if not _matches(name, _NEVER_PUBLISHED)]
+    if not with_training_state:
+        names = [name for name in names if not is_training_state(name)]
+    allowed = [root.resolve()]
+    if allowed[0].parent.name == "snapshots":  # of the Hub's cache, whose files are links to its blobs
+        allowed.append(allowed[0].parents[1] / "blobs")
+    for name in names:
+        target = (root / name).resolve()
+        if not any(target.is_relative_to(each) for each in allowed):
+            raise ValueError(
+                f"{name} is a link to {target}, which is not in the folder. Remove it, or replace it by a copy."
+            )
+    return names
+
+
+def is_training_state(name: str) -> bool:
+    """Return whether a file or folder of a checkpoint belongs to the training and not to the model.
+
+    Args:
+        name (`str`): Its name, relative to the checkpoint.
+
+    Returns:
+        `bool`: `True` for states of optimizer, scheduler, random numbers and trainer.
+    """
+    return _TRAINING_STATE.fullmatch(name.partition("/")[0]) is not None
+
+
+def is_weight_file(name: str) -> bool:
+    """Return whether a file holds weights in safetensors, or is their index.
+
+    Args:
+        name (`str`): Its name.
+
+    Returns:
+        `bool`: `True` if it does.
+    """
+    return _matches(name, _WEIGHT_FILES)
 
 
 def _matches(name: str, patterns: tuple[str, ...]) -> bool:
     return any(fnmatch.fnmatch(name, pattern) for pattern in patterns)
 
 
-# What a training leaves beside its model: to go on with, not to publish.
-TRAINING_STATE = ("optimizer.pt", "scheduler.pt", "scaler.pt", "rng_state*.pth", "trainer_state.json", "manifest.json")
-
-
-# Never published: pickles of arguments with paths of the machine, checkpoints on the way, logs, version control.
-NEVER = (
-    "training_args.bin",
-    "checkpoint-*/*",
-    "averaged*/*",
-    "runs/*",
-    "logs/*",
-    "_run*",
-    "_saving/*",
-    ".*",
-    "*/.*",
-    "__pycache__/*",
-    "*.tmp",
-)
-
-
-PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt", ".joblib", ".npy", ".npz")
-
-
-TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "vocab.txt")
-
-
-WEIGHT_FILES = ("*.safetensors", "*.safetensors.index.json")  # beside config.json; those in subfolders are not read
-
-
-# Of a user, of an organization, and of a user who logged in elsewhere.
-_TOKEN = re.compile(rb"(?:hf_|api_org_)[A-Za-z0-9]{30,}|hf_oauth_[A-Za-z0-9._-]{30,}")
-
-
-_LONGEST_TOKEN = 4096
-
-
-_CHUNK = 1 << 20
-
-
-def check_folder(
-    folder: str | os.PathLike[str], *, with_training_state: bool = False, token: str | None = None
-) -> list[str]:
-    """Find the files of a folder that are to be published, and make sure that others can use them.
+def check_files(folder: str | os.PathLike[str], names: list[str], *, token: str | None = None) -> None:
+    """Check that files are no pickles and contain no token.
 
     Args:
-        folder (`str`):
-            The folder of a model.
-        with_training_state (`bool`):
-            Whether optimizer, scheduler and random states belong to it.
-        token (`str`, *optional*):
-            A token that must not be in any file; the one that is logged in with is looked for in any case.
-
-    Returns:
-        `list[str]`: their names, relative to the folder, sorted.
+        folder (`str`): The folder.
+        names (`list[str]`): Names of the files; those of a training's state may be pickles.
+        token (`str`, *optional*): A token to look for, besides that of the login.
 
     Raises:
-        ValueError: if there is no folder or no `config.json`; the weights lack a tensor, or have one too many; model
-            and tokenizer do not agree; a file is a pickle, or a link that leads out of the folder; or a file has a
-            token of the Hub in it.
+        ValueError: if a file is a pickle or contains a token.
     """
-    root = Path(folder)
-    if not (root / "config.json").is_file():
-        models = sorted(str(path.parent) for path in root.glob("*/config.json"))
-        hint = f" These have one: {', '.join(models[:5])}; give the one to publish." if models else ""
-        raise ValueError(f"`folder` must be a folder with a config.json, but {root} has none.{hint}")
-    names = _files_of(root, with_training_state=with_training_state)
-    _check_links(root, names)
-    pickles = [name for name in names if _may_be_pickle(root / name) and not _matches(name, TRAINING_STATE)]
-    if pickles:
-        raise ValueError(
-            f"{pickles[0]} may be a pickle, which can run code where it is loaded. Remove it; weights belong in "
-            "model.safetensors (`save_pretrained` writes it)."
-        )
-    _check_model(root)
+    root, tokens = Path(folder), known_tokens(token)
+    for name in names:
+        if not is_training_state(name) and _may_be_pickle(root / name):
+            raise ValueError(
+                f"{name} may be a pickle, which can run code where it is loaded. Remove it; weights belong in "
+                "model.safetensors (`save_pretrained` writes it)."
+            )
     for name in names:
         with (root / name).open("rb") as file:
-            if _has_token(file, _secrets(token)):
+            if contains_token(file, tokens):
                 raise ValueError(
-                    f"{name} has a token of the Hub in it. Remove it, and revoke it in the Hub's settings."
+                    f"{name} contains a token of the Hub. Remove it, and revoke it in the Hub's settings."
                 )
-    return names
-
-
-def _files_of(root: Path, *, with_training_state: bool) -> list[str]:
-    """List the files that are to be published."""
-    left_out = NEVER if with_training_state else NEVER + TRAINING_STATE
-    names = sorted(path.relative_to(root).as_posix() for path in root.rglob("*") if path.is_file())
-    return [name for name in names if not _matches(name, left_out)]
-
-
-def _check_links(root: Path, names: list[str]) -> None:
-    """Raise if a file lies elsewhere; those of a snapshot in the Hub's cache lie in its blobs."""
-    allowed = [root.resolve()]
-    if allowed[0].parent.name == "snapshots":
-        allowed.append(allowed[0].parents[1] / "blobs")
-    for name in names:
-        target = (root / name).resolve()
-        if not any(target.is_relative_to(each) for each in allowed):
-            raise ValueError(
-                f"{name} is a link to {target}, which is not in the folder. Remove it, or put a copy in its place."
-            )
 
 
 def _may_be_pickle(path: Path) -> bool:
-    """Tell by a file's name, its first bytes, or what a zip has inside, as `torch.save` writes it."""
-    if path.suffix.lower() in PICKLE_SUFFIXES:
+    """Check a file's name, its first bytes, and the content of a zip archive as `torch.save` writes it."""
+    if path.suffix.lower() in _PICKLE_SUFFIXES:
         return True
     with path.open("rb") as file:
         head = file.read(9)
@@ -139,19 +163,104 @@ def _may_be_pickle(path: Path) -> bool:
                 return any(name.rpartition("/")[2] == "data.pkl" for name in archive.namelist())
         except zipfile.BadZipFile:
             return False  # nothing can be loaded from it
-    # A pickle begins with 0x80 and its protocol. A safetensors file may too, for it begins with its header's length.
+    # A pickle begins with 0x80 and its protocol. So may a safetensors file, which begins with its header's length.
     is_safetensors = head[8:] == b"{" and int.from_bytes(head[:8], "little") < path.stat().st_size
     return head[:1] == b"\x80" and head[1:2] in (b"\2", b"\3", b"\4", b"\5") and not is_safetensors
 
 
-def _check_model(root: Path) -> None:
-    """Raise unless the model loads completely, and the tokenizer fits it."""
+def contains_token(file: BinaryIO, tokens: list[str]) -> bool:
+    """Return whether a file contains one of these tokens, or anything that looks like one of the Hub.
+
+    Args:
+        file (`BinaryIO`): The open file.
+        tokens (`list[str]`): Tokens in use.
+
+    Returns:
+        `bool`: `True` if there is one.
+    """
+    before = b""
+    while chunk := file.read(_CHUNK_SIZE):
+        window = before + chunk
+        if _TOKEN.search(window) or any(token.encode() in window for token in tokens):
+            return True
+        before = window[-_MAX_TOKEN_LENGTH:]
+    return False
+
+
+def _check_has_config(root: Path) -> None:
+    """Raise unless a folder has the configuration of a model or of an adapter."""
+    if any((root / name).is_file() for name in (CONFIG_NAME, ADAPTER_CONFIG_NAME)):
+        return
+    models = sorted(str(path.parent) for path in root.glob(f"*/{CONFIG_NAME}"))
+    hint = f" These have one: {', '.join(models[:5])}; give the one to publish." if models else ""
+    raise ValueError(f"`folder` must be a folder with a {CONFIG_NAME}, but {root} has none.{hint}")
+
+
+def check_model(folder: str | os.PathLike[str], model_class: type[PreTrainedModel] | None = None) -> None:
+    """Check that a folder's model loads completely, and that its tokenizer fits.
+
+    Of an adapter of PEFT, whose base model is not in the folder, only the weight files are checked. The check draws no
+    random numbers, so a training can continue after it as if there were none.
+
+    Args:
+        folder (`str`): The folder.
+        model_class (`type`, *optional*): Class of the model. The default is the one that `config.json` names.
+
+    Raises:
+        ValueError: if the model does not load, if its weights lack a tensor or have one too many, or if its tokenizer
+            is another model's.
+    """
+    root = Path(folder)
+    _check_has_config(root)
+    if not (root / CONFIG_NAME).is_file():
+        _check_weight_files(root)
+        return
+    if is_deepspeed_zero3_enabled():  # then loading is a collective operation, and one process pushes
+        _check_weight_files(root)
+        return
+    with torch.random.fork_rng(devices=[]):
+        model = _load_completely(root, model_class or _class_of_folder(root))
+    if not any((root / name).is_file() for name in _TOKENIZER_FILES):
+        logger.warning(f"{root} has no tokenizer: nobody can use the model with text. `save_pretrained` writes one.")
+        return
+    tokenizer = AutoTokenizer.from_pretrained(root, local_files_only=True)
+    size = model.get_input_embeddings().num_embeddings
+    if len(tokenizer) > size:
+        raise ValueError(f"The tokenizer has {len(tokenizer)} entries, but the model only {size}: they don't match.")
+    pad_token_id = model.config.pad_token_id
+    if pad_token_id is not None and tokenizer.pad_token_id not in (None, pad_token_id):
+        raise ValueError(
+            f"`pad_token_id` of {CONFIG_NAME} ({pad_token_id}) and of the tokenizer ({tokenizer.pad_token_id}) must "
+            "be the same."
+        )
+
+
+def _check_weight_files(root: Path) -> None:
+    """Raise unless there are weights and each file of them is complete."""
+    paths = sorted(root.glob("*.safetensors"))
+    if not paths:
+        raise ValueError(f"{root} has no weights in safetensors. `save_pretrained` writes them.")
+    for path in paths:
+        try:
+            with safe_open(path, framework="pt"):
+                pass
+        except (OSError, SafetensorError) as error:
+            raise ValueError(f"The model in {root} does not load: {path.name}: {error}") from error
+
+
+def _class_of_folder(root: Path) -> type[PreTrainedModel]:
+    """Find the model class that config.json names, among those of this package and of transformers."""
     config = AutoConfig.from_pretrained(root, local_files_only=True)
     classes = {model.__name__: model for models in AUTO_CLASSES.values() for model in models.values()}
     architecture = next(iter(config.architectures or []), None)
     model_class = classes.get(architecture) or getattr(transformers, str(architecture), None)
     if model_class is None:
-        raise ValueError(f"`architectures` in config.json must name a model class, got {config.architectures}.")
+        raise ValueError(f"`architectures` in {CONFIG_NAME} must name a model class, got {config.architectures}.")
+    return model_class
+
+
+def _load_completely(root: Path, model_class: type[PreTrainedModel]) -> Any:
+    """Load a model, and raise if a weight is missing, has another shape or is left over."""
     try:
         model, loading = model_class.from_pretrained(root, local_files_only=True, output_loading_info=True)
     except (OSError, RuntimeError, KeyError, SafetensorError) as error:
@@ -159,37 +268,57 @@ def _check_model(root: Path) -> None:
     for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"):
         if loading[kind]:
             named = ", ".join(sorted(map(str, loading[kind]))[:3])
-            raise ValueError(f"The weights in {root} are not those of {architecture}: {kind} {named}.")
-    if not any((root / name).is_file() for name in TOKENIZER_FILES):
-        logger.warning(f"{root} has no tokenizer: nobody can use the model with text. `save_pretrained` writes one.")
-        return
-    tokenizer = AutoTokenizer.from_pretrained(root, local_files_only=True)
-    size = model.get_input_embeddings().num_embeddings
-    if len(tokenizer) > size:
-        raise ValueError(f"The tokenizer has {len(tokenizer)} entries, but the model only {size}: they don't match.")
-    if config.pad_token_id is not None and tokenizer.pad_token_id not in (None, config.pad_token_id):
-        raise ValueError(
-            f"`pad_token_id` of config.json ({config.pad_token_id}) and of the tokenizer ({tokenizer.pad_token_id}) "
-            "must be the same."
-        )
+            raise ValueError(f"The weights in {root} are not those of {model_class.__name__}: {kind} {named}.")
+    return model
 
 
-def _whole_name(api: HfApi, repo_id: str) -> str:
-    """Put the name of the account before a name without one."""
-    return repo_id if "/" in repo_id else f"{api.whoami()['name']}/{repo_id}"
+class FileHash(NamedTuple):
+    """What identifies a file's content. The Hub gives one of the two: SHA-256 for files in LFS, git's for others."""
+
+    sha256: str | None
+    git: str | None
+
+    def matches(self, other: "FileHash | None") -> bool:
+        """Compare by SHA-256 if both have it, else by git's hash.
+
+        Args:
+            other (`FileHash`, *optional*): The other file's hash; `None` if there is no such file.
+
+        Returns:
+            `bool`: `True` if the contents are the same.
+        """
+        if other is None:
+            return False
+        if self.sha256 is not None and other.sha256 is not None:
+            return self.sha256 == other.sha256
+        return self.git is not None and self.git == other.git
 
 
-def _secrets(token: str | None) -> list[str]:
-    """List the tokens that are in use."""
-    return [each for each in (token, huggingface_hub.get_token()) if each]
+def hash_file(file: BinaryIO) -> FileHash:
+    """Compute both hashes of a file.
+
+    Args:
+        file (`BinaryIO`): The open file.
+
+    Returns:
+        `FileHash`: SHA-256 and git's hash, in hexadecimal digits.
+    """
+    size = file.seek(0, os.SEEK_END)
+    file.seek(0)
+    sha256, git = hashlib.sha256(), hashlib.sha1(b"blob %d\0" % size)
+    while chunk := file.read(_CHUNK_SIZE):
+        sha256.update(chunk)
+        git.update(chunk)
+    return FileHash(sha256.hexdigest(), git.hexdigest())
 
 
-def _has_token(file: BinaryIO, secrets: list[str]) -> bool:
-    """Tell whether a file has something that looks like a token, or one of these."""
-    before = b""
-    while chunk := file.read(_CHUNK):
-        window = before + chunk
-        if _TOKEN.search(window) or any(secret.encode() in window for secret in secrets):
-            return True
-        before = window[-_LONGEST_TOKEN:]
-    return False
+def replace_file(path: Path, content: bytes) -> None:
+    """Write a file in one step; a link to another file is replaced, and that file is left alone.
+
+    Args:
+        path (`Path`): The file.
+        content (`bytes`): Its new content.
+    """
+    temporary = path.with_name(f"{path.name}.tmp")
+    temporary.write_bytes(content)
+    temporary.replace(path)

@@ -1,29 +1,29 @@
-"""Publish a folder on the Hub in one commit that is checked before and verified after, and take it back if need be.
+"""Publish a folder on the Hub in one commit, checked before and verified after, and roll back to an earlier one.
 
-transformers' own way uploads what it finds, in several commits, and an error of the server at the wrong moment leaves
-half of them. Here nothing goes before the folder is known to load; all that goes is one commit; it is tried again when
-the Hub fails, and never made twice: every attempt names the commit that it builds on, and after a lost answer the
-branch is read before anything else is done.
+transformers' own way uploads what it finds, in several commits, and a server error at the wrong moment leaves half of
+them. Here a folder is first known to load, and all its files make one commit. It is retried when the Hub fails and
+never made twice: every attempt names the commit that it builds on, and after a lost answer the branch is read before
+anything else is done.
 """
 
 import functools
-import hashlib
 import io
 import json
 import os
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any
 
 from huggingface_hub import CommitOperationAdd, CommitOperationCopy, CommitOperationDelete, HfApi, hf_hub_download
 from huggingface_hub.errors import HfHubHTTPError, HTTPError, RevisionNotFoundError
 from huggingface_hub.hf_api import RepoFile
-from transformers.utils import logging
+from transformers.utils import CONFIG_NAME, logging
 
-from .card import CURVE, CardFacts, card_of_folder, draw_curve, sign_card, stays
-from .client import _first_line, retry, status_of
-from .folder import _CHUNK, WEIGHT_FILES, _has_token, _matches, _secrets, _whole_name, check_folder
+from .card import CardFacts, make_card
+from .client import first_line, full_repo_id, known_tokens, retry, status_code
+from .folder import FileHash, check_folder, contains_token, hash_file, is_weight_file, replace_file
 
 
 logger = logging.get_logger(__name__)
@@ -39,8 +39,8 @@ class Publication:
         uploaded: Files that are new or changed.
         deleted: Files that are gone: weights that the model no longer has.
         unchanged: Files that were there already.
-        card: The model card that was written, or would be; none if the folder's README.md stays as it is.
-        trouble: Why a dry run could not ask the Hub everything; none if it answered.
+        card: The model card that was written, or would be; `None` if the folder's README.md is kept.
+        hub_error: Why a dry run could not read all of the Hub; `None` if it answered.
     """
 
     repo_id: str
@@ -49,7 +49,14 @@ class Publication:
     deleted: tuple[str, ...]
     unchanged: tuple[str, ...]
     card: str | None = None
-    trouble: str | None = None
+    hub_error: str | None = None
+
+    @property
+    def trouble(self) -> str | None:
+        """Old name of `hub_error`."""
+        message = "`Publication.trouble` is now called `hub_error`; the old name will be removed in 0.3."
+        warnings.warn(message, FutureWarning, stacklevel=2)
+        return self.hub_error
 
 
 def publish(
@@ -68,218 +75,213 @@ def publish(
 ) -> Publication:
     """Publish a model's folder: check it, push one commit, verify what arrived.
 
-    A folder without README.md gets a model card. The next call renews it, as long as nobody edits it; a card that was
+    A folder without README.md gets a model card. The next call renews it unless somebody edits it; a card that was
     made with facts or results is renewed only by a call that gives one of them again.
 
-    A push that was stopped is gone on with by calling this again: what the Hub has is not sent again, and if nothing
-    is left to do, no commit is made. When the Hub fails, the call is tried again after as long as the Hub asks for,
-    but if that is more than five minutes, its error is raised at once. Where `hf_xet` is installed, weights go to a
-    storage of their own, whose client tries again for some minutes; `HF_HUB_DISABLE_XET=1` sends them without it.
+    Calling this again resumes a push that was stopped: what the Hub has is not sent again, and no commit is made if
+    nothing is left to do. When the Hub fails, the request is retried after as long as the Hub asks for; if that is
+    more than five minutes, its error is raised at once. Where `hf_xet` is installed, weights go to a storage of their
+    own, whose client retries for some minutes; `HF_HUB_DISABLE_XET=1` sends them without it.
 
     Args:
-        folder (`str`):
-            With `config.json`, weights in safetensors, and mostly a tokenizer.
-        repo_id (`str`):
-            `"name"` or `"namespace/name"`; made if it does not exist.
-        revision (`str`):
-            The branch, which must exist if it is another than `main`.
-        tag (`str`, *optional*):
-            A name for the commit, such as `"v1.0"`.
-        private (`bool`, *optional*):
-            Whether a repository that is made shall be private; by default as the account is set.
-        commit_message (`str`):
-            First line of the commit's message.
-        facts (`CardFacts`, *optional*):
-            For the model card: training data, limits, licence and the like.
-        results (`dict[str, Any]`, *optional*):
-            For the model card: a file of results.
-        with_training_state (`bool`):
-            Whether optimizer, scheduler and random states go too, to train on from. They are pickles.
-        dry_run (`bool`):
-            Only find out what would be done. The Hub is read, if it can be reached; nothing is changed, there or here.
-        token (`str`, *optional*):
-            By default the one that `hf auth login` or `HF_TOKEN` gave.
+        folder (`str`): Folder with `config.json`, weights in safetensors, and mostly a tokenizer.
+        repo_id (`str`): `"name"` or `"namespace/name"`; created if it does not exist.
+        revision (`str`): The branch, which must exist unless it is `main`.
+        tag (`str`, *optional*): Name for the commit, such as `"v1.0"`.
+        private (`bool`, *optional*): Whether to create a private repository; by default the account's setting.
+        commit_message (`str`): First line of the commit's message.
+        facts (`CardFacts`, *optional*): For the model card: training data, limits, licence and the like.
+        results (`dict[str, Any]`, *optional*): For the model card: content of a results file.
+        with_training_state (`bool`): Whether to add optimizer, scheduler and random states, to resume from. They are
+            pickles.
+        dry_run (`bool`): Only find out what would be done. The Hub is read if it answers; nothing is changed, there
+            or here.
+        token (`str`, *optional*): The default is that of `hf auth login` or `HF_TOKEN`.
 
     Returns:
         `Publication`: the commit and its files.
 
     Raises:
-        ValueError: if the folder is not fit to be published, see [`check_folder`]; if there are facts or results for
-            a card that somebody has edited; if there is no token, no such branch, or a model of another type on it; if
-            somebody else has pushed to it meanwhile; if what arrived is not what was sent; or if the tag names another
+        ValueError: if the folder is unfit, see [`check_folder`]; if there are facts or results for a card that
+            somebody has edited; if there is no token, no such branch, or a model of another type on it; if somebody
+            else pushed to it in the meantime; if what arrived is not what was sent; or if the tag names another
             commit.
-        HfHubHTTPError: if the Hub refuses, or fails again and again.
+        HfHubHTTPError: if the Hub refuses, or fails in every attempt.
         ConnectionError: if the storage of `hf_xet` fails.
     """
-    files = check_folder(folder, with_training_state=with_training_state, token=token)
+    root, names = Path(folder), check_folder(folder, with_training_state=with_training_state, token=token)
     api = HfApi(token=token)
-    root = Path(folder)
-    make_card = functools.partial(_make_card, root, facts=facts, results=results, token=token)
+    card_files = functools.partial(_card_files, root, facts=facts, results=results, token=token)
     if dry_run:
-        return _preview(api, root, files, repo_id, revision, make_card, tag=tag, private=private)
+        return _preview(api, root, names, repo_id, revision, card_files, tag=tag, private=private)
     _check_token(token)
-    repo_id = retry(lambda: _whole_name(api, repo_id))
-    made = make_card(repo_id)
+    repo_id = retry(lambda: full_repo_id(api, repo_id))
+    written = card_files(repo_id)
     head, remote = retry(lambda: _state_before(api, repo_id, revision, private))
-    hashes = _hashes(root, files, made)
-    _check_family(api, root, repo_id, head, remote, hashes)
-    for name, content in made.items():
-        _put(root / name, content)
+    hashes = _hash_files(root, names, written)
+    _check_model_type(api, root, repo_id, head, remote, hashes)
+    for name, content in written.items():
+        replace_file(root / name, content)
     if head is None:
-        _make_repo(api, repo_id, private)
-        head, remote = retry(lambda: _head_and_tree(api, repo_id, revision))
-    plan = _plan(repo_id, head, hashes, remote, made)
+        _create_repo(api, repo_id, private)
+        head, remote = retry(lambda: _head_and_files(api, repo_id, revision))
+    plan = _plan(repo_id, head, hashes, remote, written)
     _check_tag(api, plan, tag)
-    commit = str(head)
-    if plan.uploaded or plan.deleted:
-        operations: list[Any] = [CommitOperationAdd(name, root / name) for name in plan.uploaded]
-        operations += [CommitOperationDelete(name) for name in plan.deleted]
-        commit = _commit_once(api, plan, operations, revision, commit_message, hashes)
-    _verify(api, repo_id, commit, hashes)
+    done = _commit_and_verify(api, plan, root, hashes, revision, commit_message)
     if tag is not None:
-        _tag(api, repo_id, commit, tag)
-    return replace(plan, commit=commit)
+        _tag(api, repo_id, str(done.commit), tag)
+    return done
 
 
-def _preview(
+def commit_folder(
     api: HfApi,
-    root: Path,
-    files: list[str],
     repo_id: str,
-    revision: str,
-    make_card: Callable[[str], dict[str, bytes]],
+    folder: str | os.PathLike[str],
+    names: Iterable[str],
     *,
-    tag: str | None,
-    private: bool | None,
+    revision: str = "main",
+    commit_message: str,
 ) -> Publication:
-    """Find out what would be published. Of a Hub that can't be asked, nothing is taken to be there."""
-    head: str | None = None
-    remote: dict[str, _FileHash] = {}
-    trouble: str | None = None
-    try:
-        repo_id = _whole_name(api, repo_id)
-        head, remote = _state_before(api, repo_id, revision, private)
-    except (OSError, HTTPError) as error:
-        trouble = _first_line(error)
-    made = make_card(repo_id)
-    hashes = _hashes(root, files, made)
-    plan = _plan(repo_id, head, hashes, remote, made)
-    checks = (lambda: _check_family(api, root, repo_id, head, remote, hashes), lambda: _check_tag(api, plan, tag))
-    for check in checks:
-        try:
-            check()
-        except (OSError, HTTPError) as error:
-            trouble = _first_line(error)
-    return replace(plan, trouble=trouble)
+    """Push checked files of a model's folder in one commit, and verify what arrived.
+
+    Args:
+        api (`HfApi`): The Hub's client.
+        repo_id (`str`): The repository, `"namespace/name"`.
+        folder (`str`): The folder.
+        names (`Iterable[str]`): Names of the files, from [`check_folder`].
+        revision (`str`): The branch.
+        commit_message (`str`): First line of the commit's message.
+
+    Returns:
+        `Publication`: the commit and its files; the branch's last commit if it has these files already.
+
+    Raises:
+        ValueError: if there is a model of another type on the branch; if somebody else pushed to it in the meantime;
+            or if what arrived is not what was sent.
+        HfHubHTTPError: if the Hub refuses, or fails in every attempt.
+        ConnectionError: if the storage of `hf_xet` fails.
+    """
+    root = Path(folder)
+    head, remote = retry(lambda: _head_and_files(api, repo_id, revision))
+    hashes = _hash_files(root, names, {})
+    _check_model_type(api, root, repo_id, head, remote, hashes)
+    plan = _plan(repo_id, head, hashes, remote, {})
+    return _commit_and_verify(api, plan, root, hashes, revision, commit_message)
 
 
 def roll_back(
     repo_id: str, to_revision: str, *, revision: str = "main", dry_run: bool = False, token: str | None = None
 ) -> Publication:
-    """Give a branch the files of an earlier commit or tag again, as one new commit. Nothing is lost: history stays.
+    """Restore the files of an earlier commit or tag on a branch, as one new commit. The history is kept.
 
     Args:
-        repo_id (`str`):
-            `"name"` or `"namespace/name"`.
-        to_revision (`str`):
-            Commit or tag whose files shall be there again.
-        revision (`str`):
-            The branch.
-        dry_run (`bool`):
-            Only find out what would be done.
-        token (`str`, *optional*):
-            By default the one that `hf auth login` or `HF_TOKEN` gave.
+        repo_id (`str`): `"name"` or `"namespace/name"`.
+        to_revision (`str`): Commit or tag whose files to restore.
+        revision (`str`): The branch.
+        dry_run (`bool`): Only find out what would be done.
+        token (`str`, *optional*): The default is that of `hf auth login` or `HF_TOKEN`.
 
     Returns:
-        `Publication`: the new commit, or the old one if the files are those already.
+        `Publication`: the new commit, or the old one if it has these files already.
 
     Raises:
-        ValueError: if there is no token or no such commit; if somebody else has pushed to the branch meanwhile; or if
-            the new commit has other files.
-        HfHubHTTPError: if the Hub refuses, or fails again and again.
+        ValueError: if there is no token or no such commit; if somebody else pushed to the branch in the meantime; or
+            if the new commit has other files.
+        HfHubHTTPError: if the Hub refuses, or fails in every attempt.
     """
     if not dry_run:
         _check_token(token)
     api = HfApi(token=token)
-    repo_id = retry(lambda: _whole_name(api, repo_id))
-    head, now = retry(lambda: _head_and_tree(api, repo_id, revision))
+    repo_id = retry(lambda: full_repo_id(api, repo_id))
+    head, now = retry(lambda: _head_and_files(api, repo_id, revision))
     try:
-        source, wanted = retry(lambda: _head_and_tree(api, repo_id, to_revision))
+        source, wanted = retry(lambda: _head_and_files(api, repo_id, to_revision))
     except RevisionNotFoundError as error:
         tags = [each.name for each in retry(lambda: api.list_repo_refs(repo_id).tags)]
         raise ValueError(
             f"`to_revision` must be a commit or a tag of {repo_id}, which has no {to_revision!r}; its tags are "
             f"{', '.join(tags) or 'none'}."
         ) from error
-    changed = tuple(sorted(name for name in wanted if not _same(now.get(name), wanted[name])))
+    changed = tuple(sorted(name for name in wanted if not wanted[name].matches(now.get(name))))
     deleted = tuple(sorted(now.keys() - wanted.keys()))
     plan = Publication(repo_id, head, changed, deleted, tuple(sorted(wanted.keys() - set(changed))))
     if dry_run or not (changed or deleted):
         return plan
-    operations: list[Any] = [CommitOperationCopy(name, name, src_revision=source) for name in changed]
-    operations += [CommitOperationDelete(name) for name in deleted]
-    commit = _commit_once(api, plan, operations, revision, f"Go back to {to_revision}", wanted)
+    copies = [CommitOperationCopy(name, name, src_revision=source) for name in changed]
+    commit = _commit_once(api, plan, copies, revision, f"Go back to {to_revision}", wanted)
     _verify(api, repo_id, commit, wanted)
-    return Publication(repo_id, commit, changed, deleted, plan.unchanged)
+    return replace(plan, commit=commit)
+
+
+def _preview(
+    api: HfApi,
+    root: Path,
+    names: list[str],
+    repo_id: str,
+    revision: str,
+    card_files: Callable[[str], dict[str, bytes]],
+    *,
+    tag: str | None,
+    private: bool | None,
+) -> Publication:
+    """Find out what would be published. A repository that can't be read counts as empty."""
+    head: str | None = None
+    remote: dict[str, FileHash] = {}
+    hub_error: str | None = None
+    try:
+        repo_id = full_repo_id(api, repo_id)
+        head, remote = _state_before(api, repo_id, revision, private)
+    except (OSError, HTTPError) as error:
+        hub_error = first_line(error)
+    written = card_files(repo_id)
+    hashes = _hash_files(root, names, written)
+    plan = _plan(repo_id, head, hashes, remote, written)
+    checks = (lambda: _check_model_type(api, root, repo_id, head, remote, hashes), lambda: _check_tag(api, plan, tag))
+    for check in checks:
+        try:
+            check()
+        except (OSError, HTTPError) as error:
+            hub_error = first_line(error)
+    return replace(plan, hub_error=hub_error)
 
 
 def _check_token(token: str | None) -> None:
     """Raise if there is no token, without which nothing can be pushed."""
-    if not _secrets(token):
+    if not known_tokens(token):
         raise ValueError("There is no token for the Hub. Log in with `hf auth login`, or set HF_TOKEN.")
 
 
-def _make_card(
+def _card_files(
     folder: Path, repo_id: str, facts: CardFacts | None, results: dict[str, Any] | None, token: str | None
 ) -> dict[str, bytes]:
-    """Make the card and the picture in it, as far as they are new; nothing is written."""
+    """Make the card and its picture as far as they differ from the folder's; nothing is written."""
+    made = make_card(folder, repo_id, facts, results)
     path = folder / "README.md"
-    is_told = facts not in (None, CardFacts()) or results is not None
-    if stays(path, is_told=is_told):
-        if is_told:
+    if made is None:
+        if facts not in (None, CardFacts()) or results is not None:
             raise ValueError(
                 f"{path} was written or edited by hand, and `facts` or `results` would replace it. Remove it to have "
-                "it written anew, or leave these out."
+                "it written again, or leave these out."
             )
         if repo_id not in path.read_text(encoding="utf-8", errors="replace"):
-            logger.warning(f"{path} stays as it is, but does not name {repo_id}: does it belong to this model?")
+            logger.warning(f"{path} is kept as it is, but does not name {repo_id}: does it belong to this model?")
         return {}
-    picture = draw_curve(folder)
-    curve = None if picture is None else CURVE
-    card = card_of_folder(folder, repo_id, facts, results, curve=curve)
-    made = {"README.md": sign_card(card, is_told=is_told).encode()}
-    if _has_token(io.BytesIO(made["README.md"]), _secrets(token)):
-        raise ValueError("The model card would have a token of the Hub in it; take it out of `facts` or `results`.")
-    if picture is not None:
-        made[CURVE] = picture
-    return {name: content for name, content in made.items() if not _has_content(folder / name, content)}
+    if contains_token(io.BytesIO(made["README.md"]), known_tokens(token)):
+        raise ValueError("The model card would contain a token of the Hub; remove it from `facts` or `results`.")
+    there = {name: (folder / name).read_bytes() for name in made if (folder / name).is_file()}
+    return {name: content for name, content in made.items() if there.get(name) != content}
 
 
-def _put(path: Path, content: bytes) -> None:
-    """Write a file in the place of another; if that is a link into the Hub's cache, what it leads to stays."""
-    temporary = path.with_name(f"{path.name}.tmp")
-    temporary.write_bytes(content)
-    temporary.replace(path)
-
-
-def _has_content(path: Path, content: bytes) -> bool:
-    return path.is_file() and path.read_bytes() == content
-
-
-def _check_family(
-    api: HfApi,
-    folder: Path,
-    repo_id: str,
-    head: str | None,
-    remote: dict[str, "_FileHash"],
-    hashes: dict[str, "_FileHash"],
+def _check_model_type(
+    api: HfApi, folder: Path, repo_id: str, head: str | None, remote: dict[str, FileHash], hashes: dict[str, FileHash]
 ) -> None:
-    """Raise if the repository has a model of another type, whose files would stay beside the new ones."""
-    name = "config.json"
-    if name not in remote or _same(remote[name], hashes[name]):
+    """Raise if the repository has a model of another type, whose files would be mixed with the new ones."""
+    if CONFIG_NAME not in remote or CONFIG_NAME not in hashes:
         return
-    there = retry(lambda: hf_hub_download(repo_id, name, revision=head, token=api.token))
-    theirs, ours = _model_type(Path(there)), _model_type(folder / name)
+    if hashes[CONFIG_NAME].matches(remote[CONFIG_NAME]):
+        return
+    there = retry(lambda: hf_hub_download(repo_id, CONFIG_NAME, revision=head, token=api.token))
+    theirs, ours = _model_type(Path(there)), _model_type(folder / CONFIG_NAME)
     if theirs not in (None, ours):
         raise ValueError(
             f"`repo_id` {repo_id} has a model of type {theirs}, and {folder} one of type {ours}: the files of both "
@@ -288,63 +290,35 @@ def _check_family(
 
 
 def _model_type(path: Path) -> str | None:
-    """Read the type of a model from its config.json, if it is one."""
+    """Read the type of a model from a config.json; `None` if it has none."""
     try:
         return json.loads(path.read_text(encoding="utf-8")).get("model_type")
     except (ValueError, AttributeError):
         return None
 
 
-def _hashes(folder: Path, files: list[str], made: dict[str, bytes]) -> dict[str, "_FileHash"]:
-    """Hash the files of a folder and those that are yet to be written there."""
-    hashes = {}
-    for name in files:
-        if name not in made:
+def _hash_files(folder: Path, names: Iterable[str], written: dict[str, bytes]) -> dict[str, FileHash]:
+    """Hash the files of a folder, and those about to be written there."""
+    hashes = {name: hash_file(io.BytesIO(content)) for name, content in written.items()}
+    for name in names:
+        if name not in written:
             with (folder / name).open("rb") as file:
-                hashes[name] = _hash_of(file)
-    hashes.update({name: _hash_of(io.BytesIO(content)) for name, content in made.items()})
+                hashes[name] = hash_file(file)
     return dict(sorted(hashes.items()))
-
-
-class _FileHash(NamedTuple):
-    """What identifies a file's content. The Hub tells one of the two: SHA-256 of files in LFS, git's of the others."""
-
-    sha256: str | None
-    git: str | None
-
-
-def _hash_of(file: BinaryIO) -> _FileHash:
-    """Compute both hashes in one go."""
-    size = file.seek(0, os.SEEK_END)
-    file.seek(0)
-    sha256, git = hashlib.sha256(), hashlib.sha1(b"blob %d\0" % size)
-    while chunk := file.read(_CHUNK):
-        sha256.update(chunk)
-        git.update(chunk)
-    return _FileHash(sha256.hexdigest(), git.hexdigest())
-
-
-def _same(one: _FileHash | None, other: _FileHash) -> bool:
-    """Compare by SHA-256 where both have it, else by git's hash."""
-    if one is None:
-        return False
-    if one.sha256 is not None and other.sha256 is not None:
-        return one.sha256 == other.sha256
-    return one.git is not None and one.git == other.git
 
 
 def _state_before(
     api: HfApi, repo_id: str, revision: str, private: bool | None
-) -> tuple[str | None, dict[str, _FileHash]]:
-    """Return what `_head_and_tree` does, or nothing if the repository is yet to be made."""
+) -> tuple[str | None, dict[str, FileHash]]:
+    """Return the head and files of a branch, or nothing if the repository does not exist yet."""
     try:
-        state = _head_and_tree(api, repo_id, revision)
+        state = _head_and_files(api, repo_id, revision)
     except HfHubHTTPError as error:
-        if status_of(error) != 404:
+        if status_code(error) != 404:
             raise
         if isinstance(error, RevisionNotFoundError) or revision != "main":
             raise ValueError(
-                f"`revision` must be a branch of {repo_id}, which has no {revision!r}. Make it with "
+                f"`revision` must be a branch of {repo_id}, which has no {revision!r}. Create it with "
                 "`HfApi.create_branch`, or publish on main."
             ) from error
         return None, {}
@@ -353,84 +327,93 @@ def _state_before(
     return state
 
 
-def _make_repo(api: HfApi, repo_id: str, private: bool | None) -> None:
-    """Make a repository; one that is there already, as after a lost answer, is as good."""
+def _create_repo(api: HfApi, repo_id: str, private: bool | None) -> None:
+    """Create a repository, unless it exists by now, for example after a lost answer."""
 
     def attempt() -> None:
         try:
             api.create_repo(repo_id, private=private)
         except HfHubHTTPError as error:
-            if status_of(error) != 409 or not api.repo_exists(repo_id):
+            if status_code(error) != 409 or not api.repo_exists(repo_id):
                 raise
 
-    retry(attempt, also=(409,))  # which is also said while another repository of the account is being made
+    retry(attempt, also=(409,))  # also the answer while another repository of the account is being created
 
 
-def _head_and_tree(api: HfApi, repo_id: str, revision: str) -> tuple[str | None, dict[str, _FileHash]]:
-    """Return the commit that a branch is at and what its files are."""
+def _head_and_files(api: HfApi, repo_id: str, revision: str) -> tuple[str | None, dict[str, FileHash]]:
+    """Return the commit that a branch points to, and its files."""
     head = api.repo_info(repo_id, revision=revision).sha
     entries = list(api.list_repo_tree(repo_id, recursive=True, revision=head))
     files = [entry for entry in entries if isinstance(entry, RepoFile)]
     return head, {
-        file.path: _FileHash(file.lfs.sha256, None) if file.lfs else _FileHash(None, file.blob_id) for file in files
+        file.path: FileHash(file.lfs.sha256, None) if file.lfs else FileHash(None, file.blob_id) for file in files
     }
 
 
 def _plan(
     repo_id: str,
     head: str | None,
-    hashes: dict[str, _FileHash],
-    remote: dict[str, _FileHash],
-    made: dict[str, bytes],
+    hashes: dict[str, FileHash],
+    remote: dict[str, FileHash],
+    written: dict[str, bytes],
 ) -> Publication:
-    """Find out what differs. Of what is only on the Hub, old weights go: they would be loaded with the new ones."""
-    uploaded = tuple(name for name in hashes if not _same(remote.get(name), hashes[name]))
-    weights = [name for name in remote if "/" not in name and _matches(name, WEIGHT_FILES)]
+    """Compare a folder with a branch. Old weights are deleted, since they would be loaded with the new ones."""
+    uploaded = tuple(name for name in hashes if not hashes[name].matches(remote.get(name)))
+    models = {Path(name).parent for name in hashes if Path(name).name == CONFIG_NAME} | {Path()}
+    weights = [name for name in remote if is_weight_file(name) and Path(name).parent in models]
     deleted = tuple(sorted(name for name in weights if name not in hashes))
     unchanged = tuple(name for name in hashes if name not in uploaded)
-    card = made["README.md"].decode() if "README.md" in made else None
+    card = written["README.md"].decode() if "README.md" in written else None
     return Publication(repo_id, head, uploaded, deleted, unchanged, card)
 
 
+def _commit_and_verify(
+    api: HfApi, plan: Publication, root: Path, hashes: dict[str, FileHash], revision: str, message: str
+) -> Publication:
+    """Make the planned commit if anything differs, and verify the branch's files."""
+    commit = str(plan.commit)
+    if plan.uploaded or plan.deleted:
+        additions = [CommitOperationAdd(name, root / name) for name in plan.uploaded]
+        commit = _commit_once(api, plan, additions, revision, message, hashes)
+    _verify(api, plan.repo_id, commit, hashes)
+    return replace(plan, commit=commit)
+
+
 def _commit_once(
-    api: HfApi,
-    plan: Publication,
-    operations: list[Any],
-    revision: str,
-    message: str,
-    wanted: dict[str, _FileHash],
+    api: HfApi, plan: Publication, additions: list[Any], revision: str, message: str, wanted: dict[str, FileHash]
 ) -> str:
-    """Make one commit on top of `plan.commit`, whatever the Hub does.
+    """Make one commit on top of `plan.commit`, however often the Hub fails.
 
     The Hub refuses a commit whose parent is no longer the head, so a second attempt can't make a second commit. If an
-    answer was lost, the head has moved, and its files tell whether that was us.
+    answer was lost, the head has moved, and its files show whether the commit is ours.
     """
+    deletions = [CommitOperationDelete(name) for name in plan.deleted]
 
     def attempt() -> str:
-        head, remote = _head_and_tree(api, plan.repo_id, revision)
+        head, remote = _head_and_files(api, plan.repo_id, revision)
         if head != plan.commit:
-            arrived = all(_same(remote.get(name), wanted[name]) for name in plan.uploaded)
+            arrived = all(wanted[name].matches(remote.get(name)) for name in plan.uploaded)
             if arrived and not any(name in remote for name in plan.deleted):
                 return str(head)
             raise ValueError(
-                f"Somebody else has pushed to {plan.repo_id} ({revision}) meanwhile: it was at {plan.commit} and is "
+                f"Somebody else pushed to {plan.repo_id} ({revision}) in the meantime: it was at {plan.commit} and is "
                 f"at {head}. Look at what they did, and publish again."
             )
         info = api.create_commit(
             plan.repo_id,
-            operations,
+            [*additions, *deletions],
             commit_message=message,
             revision=revision,
             parent_commit=plan.commit,
         )
         return str(info.oid)
 
-    # The branch has moved (412) or is being changed (409): the next attempt finds out who it was.
+    # The branch has moved (412) or is being changed (409): the next attempt finds out by whom.
     return retry(attempt, also=(409, 412))
 
 
 def _check_tag(api: HfApi, plan: Publication, tag: str | None) -> None:
-    """Raise before anything is done if a tag is taken."""
+    """Raise before anything is done if a tag exists elsewhere."""
     if tag is None or plan.commit is None:
         return
     tags = {each.name: each.target_commit for each in retry(lambda: api.list_repo_refs(plan.repo_id).tags)}
@@ -439,21 +422,21 @@ def _check_tag(api: HfApi, plan: Publication, tag: str | None) -> None:
 
 
 def _tag(api: HfApi, repo_id: str, commit: str, tag: str) -> None:
-    """Name a commit; a tag that names it already, as after a lost answer, is as good."""
+    """Tag a commit, unless it has this tag by now, for example after a lost answer."""
     try:
         retry(lambda: api.create_tag(repo_id, tag=tag, revision=commit))
     except HfHubHTTPError as error:
-        named = retry(lambda: api.repo_info(repo_id, revision=tag).sha) if status_of(error) == 409 else None
+        named = retry(lambda: api.repo_info(repo_id, revision=tag).sha) if status_code(error) == 409 else None
         if named != commit:
             raise
 
 
-def _verify(api: HfApi, repo_id: str, commit: str, hashes: dict[str, _FileHash]) -> None:
+def _verify(api: HfApi, repo_id: str, commit: str, hashes: dict[str, FileHash]) -> None:
     """Raise unless the commit has these files."""
-    _, remote = retry(lambda: _head_and_tree(api, repo_id, commit))
-    different = sorted(name for name in hashes if not _same(remote.get(name), hashes[name]))
+    _, remote = retry(lambda: _head_and_files(api, repo_id, commit))
+    different = sorted(name for name in hashes if not hashes[name].matches(remote.get(name)))
     if different:
         raise ValueError(
-            f"{repo_id} at {commit} is not what was sent: {', '.join(different[:3])} differ. Publish again, or take "
-            "it back with `roll_back`."
+            f"{repo_id} at {commit} is not what was sent: {', '.join(different[:3])} differ. Publish again, or "
+            "restore an earlier commit with `roll_back`."
         )

@@ -1,26 +1,33 @@
-"""Pushes to the Hub during a training that the Hub can't stop, and that are complete."""
+"""A trainer whose pushes to the Hub are checked and verified like those of `publish`, and never end the training."""
 
 import functools
+import os
 import shlex
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from huggingface_hub import CommitInfo, HfApi
 from huggingface_hub.errors import HTTPError
-from transformers import Trainer
-from transformers.utils import logging
+from transformers import PreTrainedModel, Trainer
+from transformers.trainer_utils import HubStrategy, SaveStrategy
+from transformers.utils import PushInProgress, logging
 
-from .card import CURVE, PAPERS, CardFacts, card_of_folder, draw_curve, sign_card, stays
-from .client import add_advice, cause_of, is_passing, retry
-from .folder import NEVER
+from .card import PAPERS, CardFacts, make_card
+from .client import add_advice, is_transient, retry, root_cause
+from .folder import PUSH_FOLDER, check_files, check_model, find_files, is_weight_file, replace_file
+from .publish import commit_folder
 
 
 logger = logging.get_logger(__name__)
 
+# What may go wrong with a push: files, checks, the network, and the Hub's client.
+_PUSH_ERRORS = (OSError, ValueError, RuntimeError, HTTPError)
+
 
 class _UnpickledToken(str):
-    """A token of the Hub that is not written where training arguments are pickled: nothing stands there instead."""
+    """A token of the Hub that pickled training arguments do not contain: they have `None` in its place."""
 
     __slots__ = ()
 
@@ -34,51 +41,59 @@ class _UnpickledToken(str):
         return self
 
 
-class PatientPushes(Trainer):
-    """Makes `push_to_hub=True` of a `Trainer` survive a Hub that does not answer.
+class ResilientPushTrainer(Trainer):
+    """A `Trainer` whose `push_to_hub=True` gives the guarantees of `publish`, and survives an outage of the Hub.
 
-    Training goes on, the next checkpoint tries again, and `push_to_hub` at the end sends all that is missing; where
-    it can't, it says how to do that later. A refusal (no such account, no right to write) still ends the run at once,
-    before the first step. What is pushed on the way has the code of the model too, which the stock trainer leaves out.
-    `training_args.bin`, which goes to the Hub with it, never has `hub_token` in it, and is no part of the last push.
-    The model card is that of `publish`.
+    Every push, of a checkpoint or of the final model, is checked (the model loads; no pickles, no tokens, no state of
+    the training), is one commit, and is verified. A push that fails is a warning: training continues, the next
+    checkpoint tries again, and `push_to_hub` at the end sends all that is missing or says how to do that later. Only a
+    refusal before the first step (no such account, no right to write) ends the run at once.
+
+    `hub_strategy="checkpoint"` and `"all_checkpoints"` add the state to resume from to the same commit, in a folder of
+    its own. `training_args.bin` never leaves the machine, and has no `hub_token` in it. The model card is that of
+    `publish`.
     """
 
     def init_hf_repo(self, *args: Any, **kwargs: Any) -> None:
-        """Make the repository, or leave that for later if the Hub does not answer.
+        """Create the repository, or leave that for later if the Hub does not answer.
 
         Args:
-            *args (`Any`):
-                As of the stock method, whose arguments differ between versions of transformers.
-            **kwargs (`Any`):
-                The same.
+            *args (`Any`): Those of the stock method, which differ between versions of transformers.
+            **kwargs (`Any`): Those of the stock method.
 
         Raises:
-            HfHubHTTPError: if the Hub refuses before the first step.
+            HfHubHTTPError: if the Hub refuses.
         """
         self.push_in_progress: Any = None
+        self._api = HfApi(token=self.args.hub_token)  # runs jobs in the background, one after the other
+        if self.is_world_process_zero():
+            shutil.rmtree(self._run_dir / PUSH_FOLDER, ignore_errors=True)  # of a run that was killed
         try:
             super().init_hf_repo(*args, **kwargs)
         except (OSError, HTTPError) as error:
-            if not is_passing(error):
+            if not is_transient(error):
                 add_advice(error)
                 raise
             self._warn(error)
 
+    @property
+    def _run_dir(self) -> Path:
+        return Path(str(self.args.output_dir))
+
     def _warn(self, error: BaseException) -> None:
-        logger.warning(f"A push to the Hub failed ({cause_of(error)}). Training goes on; the next push tries again.")
+        logger.warning(
+            f"A push to the Hub failed ({root_cause(error)}). Training continues; the next push tries again."
+        )
 
     def push_to_hub(self, *args: Any, **kwargs: Any) -> Any:
         """Save the model and push the folder of the run, or say how to push it later.
 
         Args:
-            *args (`Any`):
-                As of `push_folder`.
-            **kwargs (`Any`):
-                The same.
+            *args (`Any`): Those of `push_folder`.
+            **kwargs (`Any`): Those of `push_folder`.
 
         Returns:
-            As `push_folder`.
+            What `push_folder` returns.
         """
         self.callback_handler.on_push_begin(self.args, self.state, self.control)
         self.save_model(_internal_call=True)
@@ -96,29 +111,24 @@ class PatientPushes(Trainer):
         """Push the folder of the run, whose model is saved already, or say how to push it later.
 
         Args:
-            commit_message (`str`, *optional*, defaults to `"End of training"`):
-                First line of the commit's message.
-            blocking (`bool`, *optional*, defaults to `True`):
-                Whether to wait for the end of the push.
-            token (`str`, *optional*):
-                The default is `hub_token` of the arguments.
-            revision (`str`, *optional*):
-                The branch; the default is `hub_revision` of the arguments.
-            private (`bool`, *optional*):
-                Whether a repository that is made shall be private; the default is `hub_private_repo` of the arguments.
-            **kwargs (`Any`):
-                The arguments of `create_model_card`.
+            commit_message (`str`, *optional*, defaults to `"End of training"`): First line of the commit's message.
+            blocking (`bool`, *optional*, defaults to `True`): Whether to wait for the end of the push.
+            token (`str`, *optional*): The default is `hub_token` of the arguments.
+            revision (`str`, *optional*): The branch; the default is `hub_revision` of the arguments.
+            private (`bool`, *optional*): Whether to create a private repository; the default is `hub_private_repo` of
+                the arguments.
+            **kwargs (`Any`): The arguments of `create_model_card`.
 
         Returns:
-            `CommitInfo`, or without `blocking` a `Future` of it; `None` if the Hub failed again and again or refused,
-            and in all processes but the first.
+            `CommitInfo`, or without `blocking` a `Future` of it; `None` if a check failed or the Hub refused or failed
+            in every attempt, and in all processes but the first.
         """
         if not self.is_world_process_zero():
             return None
         self._finish_current_push()
         push = functools.partial(
-            self._push_patiently,
-            commit_message,
+            self._push_or_report,
+            commit_message or "End of training",
             token if token is not None else self.args.hub_token,
             revision if revision is not None else self.args.hub_revision,
             private,
@@ -126,39 +136,49 @@ class PatientPushes(Trainer):
         )
         return push() if blocking else HfApi().run_as_future(push)
 
-    def _push_patiently(
+    def _push_or_report(
         self,
-        commit_message: str | None,
+        commit_message: str,
         token: str | None,
         revision: str | None,
         private: bool | None,
         card: dict[str, Any],
     ) -> CommitInfo | None:
-        """Push until the Hub takes it, and give up with a warning."""
-        folder = str(self.args.output_dir)
+        """Push the folder of the run; if that fails, log how to push it later."""
+        folder = self._run_dir
         try:
             if self.hub_model_id is None:
                 options = {} if private is None else {"private": private}  # older versions of transformers lack it
                 retry(functools.partial(super().init_hf_repo, token=token, **options))
             self.create_model_card(**card)
-            return retry(
-                lambda: HfApi(token=token).upload_folder(
-                    repo_id=str(self.hub_model_id),
-                    folder_path=folder,
-                    commit_message=commit_message,
-                    ignore_patterns=list(NEVER),
-                    revision=revision,
-                )
-            )
-        except (OSError, RuntimeError, HTTPError) as error:
-            words = ["python", "scripts/push_to_hub.py", "--folder", folder, "--repo_id", self._repo_id()]
-            words += [] if revision is None else ["--revision", revision]
-            told = " ".join([str(error), *getattr(error, "__notes__", ())])
+            check_model(folder, self._model_class())
+            return self._commit(HfApi(token=token), folder, {".": find_files(folder)}, commit_message, revision)
+        except _PUSH_ERRORS as error:
+            command = ["python", "scripts/push_to_hub.py", "--folder", str(folder), "--repo_id", self._repo_id()]
+            command += [] if revision is None else ["--revision", revision]
+            reason = " ".join([str(error), *getattr(error, "__notes__", ())])
             logger.warning(
-                f"The model could not be pushed to the Hub ({told}). It is in {folder}; to push it later: "
-                f"{shlex.join(words)}"
+                f"The model could not be pushed to the Hub ({reason}). It is in {folder}; to push it later: "
+                f"{shlex.join(command)}"
             )
             return None
+
+    def _model_class(self) -> type[PreTrainedModel] | None:
+        """Return the class of the model in training, which may be none that `config.json` can name."""
+        model = self.accelerator.unwrap_model(self.model)
+        return type(model) if isinstance(model, PreTrainedModel) else None
+
+    def _commit(
+        self, api: HfApi, folder: Path, names_in: dict[str, list[str]], message: str, revision: str | None
+    ) -> CommitInfo:
+        """Check files and push them in one commit; `names_in` has those of the folder (".") and of folders in it."""
+        for part, names in names_in.items():
+            check_files(folder / part, names, token=api.token if isinstance(api.token, str) else None)
+        names = [(Path(part) / name).as_posix() for part, names in names_in.items() for name in names]
+        repo_id = str(self.hub_model_id)
+        done = commit_folder(api, repo_id, folder, names, revision=revision or "main", commit_message=message)
+        url = f"{api.endpoint}/{repo_id}/commit/{done.commit}"
+        return CommitInfo(commit_url=url, commit_message=message, commit_description="", oid=str(done.commit))
 
     def create_model_card(
         self,
@@ -169,27 +189,20 @@ class PatientPushes(Trainer):
         dataset_tags: str | list[str] | None = None,
         **kwargs: Any,
     ) -> None:
-        """Write the model card that `publish` would write, or the stock one of a model that is not of this package.
+        """Write the model card of `publish`, or the stock one for a model that is not of this package.
 
-        A card that somebody has edited stays as it is. One that can't be written is warned of, and nothing else.
+        A card that somebody has edited is kept. An error here is only a warning.
 
         Args:
-            language (`str` or `list[str]`, *optional*):
-                Codes of the languages.
-            license (`str`, *optional*):
-                As the Hub names it.
-            *args (`Any`):
-                Of the stock card alone.
-            finetuned_from (`str`, *optional*):
-                The model that was fine-tuned.
-            dataset_tags (`str` or `list[str]`, *optional*):
-                Names of the data sets on the Hub.
-            **kwargs (`Any`):
-                Of the stock card alone.
+            language (`str` or `list[str]`, *optional*): Codes of the languages.
+            license (`str`, *optional*): The Hub's identifier of the licence.
+            *args (`Any`): Of the stock card only.
+            finetuned_from (`str`, *optional*): The model that was fine-tuned.
+            dataset_tags (`str` or `list[str]`, *optional*): Names of the data sets on the Hub.
+            **kwargs (`Any`): Of the stock card only.
         """
         if not self.is_world_process_zero():
             return
-        folder = Path(str(self.args.output_dir))
         try:
             if getattr(getattr(self.model, "config", None), "model_type", None) not in PAPERS:
                 kwargs.setdefault("model_name", self._repo_id().split("/")[-1])
@@ -202,61 +215,89 @@ class PatientPushes(Trainer):
                 datasets=_as_list(dataset_tags),
                 base_model=finetuned_from,
             )
-            path, is_told = folder / "README.md", facts != CardFacts()
-            if stays(path, is_told=is_told):
-                logger.warning(f"{path} stays as it is: it was edited, or has facts that this push does not give.")
+            files = make_card(self._run_dir, self._repo_id(), facts)
+            if files is None:
+                path = self._run_dir / "README.md"
+                logger.warning(f"{path} is kept as it is: it was edited, or has facts that this push does not give.")
                 return
-            picture = draw_curve(folder)
-            if picture is not None:
-                (folder / CURVE).write_bytes(picture)
-            card = card_of_folder(folder, self._repo_id(), facts)
-            path.write_text(sign_card(card, is_told=is_told), encoding="utf-8")
-        except Exception as error:  # whatever it is, the training is worth more
-            logger.warning(f"No model card was written to {folder}: {error}")
+            for name, content in files.items():
+                replace_file(self._run_dir / name, content)
+        except Exception as error:  # no error in a card is worth losing the training
+            logger.warning(f"No model card was written to {self._run_dir}: {error}")
 
     def _repo_id(self) -> str:
         """Return the name of the repository as far as it is known."""
-        return self.hub_model_id or self.args.hub_model_id or Path(str(self.args.output_dir)).absolute().name
+        return self.hub_model_id or self.args.hub_model_id or self._run_dir.absolute().name
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """Save the model, and the arguments without the token.
 
         Args:
-            output_dir (`str`, *optional*):
-                The folder; the default is that of the run.
-            _internal_call (`bool`, *optional*, defaults to `False`):
-                Whether the trainer itself saves, which then does not push.
+            output_dir (`str`, *optional*): The folder; the default is that of the run.
+            _internal_call (`bool`, *optional*, defaults to `False`): Whether the trainer itself saves, which then does
+                not push.
         """
-        self._keep_token_out_of_pickles()
+        if self.args.hub_token is not None:  # pushes still need it in the arguments
+            self.args.hub_token = _UnpickledToken(self.args.hub_token)
         super().save_model(output_dir, _internal_call)
 
-    def _keep_token_out_of_pickles(self) -> None:
-        """Make the token one that is not pickled; pushes still need it in the arguments."""
-        if self.args.hub_token is not None:
-            self.args.hub_token = _UnpickledToken(self.args.hub_token)
-
     def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
-        """Push a checkpoint with its code, if there is a repository by now."""
-        self._tell_of_failed_pushes()
-        if self.hub_model_id is None:
-            try:
-                self.init_hf_repo()
-            except (OSError, HTTPError) as error:  # a refusal that comes this late must not cost the training
-                self._warn(error)
-        if self.hub_model_id is None and self.is_world_process_zero():
+        """Push a checkpoint in the background, from a copy made of links that later checkpoints do not change."""
+        args = self.args
+        self._warn_of_failed_pushes()
+        if not self.is_world_process_zero() or args.hub_strategy == HubStrategy.END:
             return
-        if self.is_world_process_zero():
-            for path in Path(checkpoint_folder).glob("*.py"):
-                shutil.copy(path, str(self.args.output_dir))
-        self._keep_token_out_of_pickles()
-        super()._push_from_checkpoint(checkpoint_folder)
+        jobs = [] if self.push_in_progress is None else self.push_in_progress.jobs
+        if jobs and not args.hub_always_push:
+            return
+        copy = self._run_dir / PUSH_FOLDER / Path(checkpoint_folder).name
+        try:
+            if self.hub_model_id is None:
+                self.init_hf_repo()
+            if self.hub_model_id is None:  # the Hub did not answer, which is logged
+                return
+            self.callback_handler.on_push_begin(args, self.state, self.control)
+            names_in = self._copy_checkpoint(Path(checkpoint_folder), copy)
+            check_model(copy, self._model_class())  # not in the background: it sets global options of torch
+        except _PUSH_ERRORS as error:
+            shutil.rmtree(copy, ignore_errors=True)
+            self._warn(error)
+            return
+        by_steps = args.save_strategy == SaveStrategy.STEPS
+        moment = f"step {self.state.global_step}" if by_steps else f"epoch {int(self.state.epoch or 0)}"
+        message = f"Training in progress, {moment}"
+        push = functools.partial(self._commit, self._api, copy, names_in, message, args.hub_revision)
+        self.push_in_progress = PushInProgress([*jobs, self._api.run_as_future(_and_remove, push, copy)])
+
+    def _copy_checkpoint(self, checkpoint: Path, copy: Path) -> dict[str, list[str]]:
+        """Copy a checkpoint, and other files of the run such as tokenizers; return the names in each folder.
+
+        Files of a checkpoint do not change, so links to them are enough, and survive the removal of the checkpoint.
+        """
+        shutil.rmtree(copy, ignore_errors=True)
+        names = find_files(checkpoint)
+        shared = [name for name in find_files(self._run_dir) if name not in names and not is_weight_file(name)]
+        for name in shared:
+            _place(shutil.copy2, self._run_dir / name, copy / name)
+        for name in names:
+            _place(_link, checkpoint / name, copy / name)
+        names_in = {".": shared + names}
+        if self.args.hub_strategy in (HubStrategy.CHECKPOINT, HubStrategy.ALL_CHECKPOINTS):
+            is_last_only = self.args.hub_strategy == HubStrategy.CHECKPOINT
+            part = "last-checkpoint" if is_last_only else checkpoint.name
+            names_in[part] = find_files(checkpoint, with_training_state=True)
+            for name in names_in[part]:
+                _place(_link, checkpoint / name, copy / part / name)
+        return names_in
 
     def _finish_current_push(self) -> None:
-        """Wait for the pushes on the way, and tell of those that failed."""
+        """Wait for the pushes in progress, and warn of those that failed."""
         super()._finish_current_push()
-        self._tell_of_failed_pushes()
+        self._warn_of_failed_pushes()
+        if self.is_world_process_zero():
+            shutil.rmtree(self._run_dir / PUSH_FOLDER, ignore_errors=True)
 
-    def _tell_of_failed_pushes(self) -> None:
+    def _warn_of_failed_pushes(self) -> None:
         """Warn once of each push that failed in its thread, where nobody else looks."""
         push = getattr(self, "push_in_progress", None)
         if push is None:
@@ -269,5 +310,27 @@ class PatientPushes(Trainer):
                 self._warn(error)
 
 
-def _as_list(words: str | list[str] | None) -> list[str]:
-    return [words] if isinstance(words, str) else words or []
+def _and_remove(push: Callable[[], CommitInfo], folder: Path) -> CommitInfo:
+    """Push, and remove the folder whatever happens."""
+    try:
+        return push()
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _place(put: Callable[[Path, Path], Any], source: Path, target: Path) -> None:
+    """Copy or link a file into a folder that may not exist yet."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    put(source, target)
+
+
+def _link(source: Path, target: Path) -> None:
+    """Link a file, or copy it where the file system has no links."""
+    try:
+        os.link(source.resolve(), target)
+    except OSError:
+        shutil.copy2(source, target)
+
+
+def _as_list(names: str | list[str] | None) -> list[str]:
+    return [names] if isinstance(names, str) else names or []

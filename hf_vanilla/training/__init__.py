@@ -1,6 +1,9 @@
 """The papers' recipes as training arguments, the trainer, and checkpoints."""
 
-from ..hub.pushing_trainer import PatientPushes
+import warnings
+from typing import Any
+
+from ..hub.pushing_trainer import ResilientPushTrainer
 from .arguments import FinetuningArguments, VanillaTrainingArguments
 from .averaging import average_checkpoints
 from .checkpoints import (
@@ -49,11 +52,11 @@ __all__ = [
     "FinetuningArguments",
     "FinetuningTask",
     "OrderedEvaluationTrainer",
-    "PatientPushes",
     "Phase",
     "PhasedBatchSampler",
     "PretrainingTrainer",
     "RepeatableCollator",
+    "ResilientPushTrainer",
     "VanillaTrainer",
     "VanillaTrainingArguments",
     "WarmupWarning",
@@ -86,3 +89,15 @@ __all__ = [
     "train_with_seeds",
     "transformer_flops",
 ]
+
+
+_RENAMED = {"PatientPushes": "ResilientPushTrainer"}
+
+
+def __getattr__(name: str) -> Any:
+    """Find a public name under its old name, with a warning."""
+    if name not in _RENAMED:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    message = f"`{name}` is now called `{_RENAMED[name]}`; the old name will be removed in 0.3."
+    warnings.warn(message, FutureWarning, stacklevel=2)
+    return globals()[_RENAMED[name]]

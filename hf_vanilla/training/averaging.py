@@ -1,6 +1,7 @@
 """Averages of checkpoints."""
 
 import os
+import re
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,10 +10,15 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
+from transformers.trainer import TRAINING_ARGS_NAME
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from transformers.utils import CONFIG_NAME, SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME, WEIGHTS_NAME
 
-from .checkpoints import LEFT_OUT_FILES, _as_folders, _put_in_place, _read_json, _temporary_folder_beside, logger
+from ..hub.folder import is_training_state
+from .checkpoints import _as_folders, _put_in_place, _read_json, _temporary_folder_beside, logger
+
+
+_WEIGHT_FILES = re.compile(r".*\.safetensors(\.index\.json)?|pytorch_model.*\.bin(\.index\.json)?")
 
 
 def average_checkpoints(
@@ -216,7 +222,8 @@ def _write_average(weights: list[_Weights], folder: Path) -> None:
 def _copy_model_files(source: Path, folder: Path) -> None:
     """Copy what belongs to the model and not to the weights or the training."""
     for path in sorted(source.iterdir()):
-        if LEFT_OUT_FILES.fullmatch(path.name):
+        # The average has weights of its own, and a training's state and arguments belong to none of them.
+        if _WEIGHT_FILES.fullmatch(path.name) or is_training_state(path.name) or path.name == TRAINING_ARGS_NAME:
             continue
         if path.is_dir():
             shutil.copytree(path, folder / path.name)

@@ -20,17 +20,7 @@ from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME, loggi
 logger = logging.get_logger(__name__)
 
 
-# Weights, which the average replaces, and the state of a moment of training, which fits none of the averaged weights.
 SAVING_FOLDER = "_saving"  # of a run, while its final model is written
-
-
-LEFT_OUT_FILES = re.compile(
-    r".*\.safetensors(\.index\.json)?"
-    r"|pytorch_model.*\.bin(\.index\.json)?"
-    r"|(optimizer|scheduler|scaler|rng_state).*\.(pt|pth|bin)"
-    r"|trainer_state\.json|training_args\.bin"
-    r"|latest|zero_to_fp32\.py|(global_step|optimizer_|pytorch_model_fsdp_)\d+"  # DeepSpeed, FSDP
-)
 
 
 _TO_CHOOSE_THE_BEST = (

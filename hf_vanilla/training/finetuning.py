@@ -16,7 +16,7 @@ from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState,
 from transformers.utils import logging
 
 from ..data.line_files import replacing_file
-from ..hub.pushing_trainer import PatientPushes
+from ..hub.pushing_trainer import ResilientPushTrainer
 from .arguments import LOSSES, FinetuningArguments
 from .checkpoints import last_complete_checkpoint
 from .runs import decisive_options, keep_options, save_final_model, train_to_end
@@ -40,7 +40,7 @@ FEW_UPDATES = 100
 _NO_SCORES = ("runtime", "per_second", "epoch")
 
 
-class OrderedEvaluationTrainer(PatientPushes):
+class OrderedEvaluationTrainer(ResilientPushTrainer):
     """`Trainer` that evaluates rows in their own order, also where it groups training rows by length.
 
     The stock one groups the rows of an evaluation too, and `compute_metrics` can't tell which row is which.

@@ -16,7 +16,7 @@ from transformers.trainer import TRAINER_STATE_NAME
 from transformers.utils import CONFIG_NAME, logging
 
 from ..data.line_files import replacing_file
-from ..hub.pushing_trainer import PatientPushes
+from ..hub.pushing_trainer import ResilientPushTrainer
 from .checkpoints import SAVING_FOLDER, _move_files, checkpoint_to_resume, last_complete_checkpoint
 
 
@@ -297,7 +297,7 @@ def save_final_model(trainer: Trainer) -> None:
     trainer.save_state()
     if not trainer.args.push_to_hub:
         return
-    if isinstance(trainer, PatientPushes):
+    if isinstance(trainer, ResilientPushTrainer):
         trainer.push_folder("Model save")
     else:
         trainer.push_to_hub(commit_message="Model save", revision=trainer.args.hub_revision)

@@ -27,7 +27,7 @@ from transformers.trainer_utils import EvalLoopOutput, SchedulerType, seed_worke
 from transformers.utils import logging
 
 from ..data.batching import LengthSortedBatchSampler, PairLengths, TokenBudgetBatchSampler, measure_pair_lengths
-from ..hub.pushing_trainer import PatientPushes
+from ..hub.pushing_trainer import ResilientPushTrainer
 from ..models.checks import IGNORED_LABEL
 from .arguments import VanillaTrainingArguments
 from .recipes import inverse_sqrt_schedule_from_one
@@ -39,7 +39,7 @@ logger = logging.get_logger(__name__)
 MEASURED_DATASETS_KEPT = 8  # more than a trainer usually has; it bounds what a long-lived one holds on to
 
 
-class VanillaTrainer(PatientPushes, Seq2SeqTrainer):
+class VanillaTrainer(ResilientPushTrainer, Seq2SeqTrainer):
     """`Seq2SeqTrainer` with token-budget batches, the paper's schedule, scheduled sampling and a watch over the loss.
 
     - `max_tokens_per_batch` makes batches of a number of tokens instead of a number of sentences, in training with

@@ -1,13 +1,13 @@
-"""An honest Hub on localhost: it keeps commits and files on disk, checks every hash, and refuses what the Hub refuses.
+"""A Hub on localhost: it keeps commits and files on disk, checks every hash, and refuses what the real Hub refuses.
 
     python tests/hub/hub_server.py FOLDER        prints its address and serves until it is killed
 
-It speaks the part of the protocol that models need: repositories, commits, LFS, trees, downloads. Faults are ordered
-by POST /test/faults with a list of {"method", "path" (a regular expression), "skip" (so many requests first), "times",
-and one of "status" (with "headers"), "drop" ("before" or "after" the request had its effect), "cut" (bytes of the
-request, of which no more is read, and the line is dropped), "truncate" (bytes of the answer), "corrupt", or "cas"
-(where xet shall send its data)}; "wait" (so many seconds before the answer, or before the line is dropped) goes with
-any of them or alone. GET /test/log lists all requests.
+It implements the part of the protocol that models need: repositories, commits, LFS, trees, downloads. A test injects
+faults by POST /test/faults with a list of {"method", "path" (a regular expression), "skip" (requests to let pass),
+"times", and one of "status" (with "headers"), "drop" (close the connection "before" or "after" the request takes
+effect), "cut" (bytes of the request to read before closing the connection), "truncate" (bytes of the answer to send),
+"corrupt", or "cas" (the address to which xet sends its data)}; "wait" (seconds before the answer, or before closing)
+goes with any of them or alone. GET /test/log lists all requests.
 """
 
 import base64
@@ -23,14 +23,14 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 
-TOKEN = "hf_" + "A" * 37  # the one that may write
+TOKEN = "hf_" + "A" * 37  # has the right to write
 USER = "alice"
-LFS_FROM = 2000  # bytes; small, so that the weights of tiny models go that way
+LFS_FROM = 2000  # bytes; small, so that the weights of tiny models are in LFS
 INITIAL = {".gitattributes": b"*.safetensors filter=lfs diff=lfs merge=lfs -text\n"}
 
 
 class RefusedError(Exception):
-    """An answer that is an error."""
+    """An error that is sent as the answer."""
 
     def __init__(self, status, code, message, **headers):
         super().__init__(message)
@@ -42,7 +42,7 @@ def git_hash(content):
 
 
 class Store:
-    """Repositories on disk. A commit appears when its file is whole, so a killed server loses nothing."""
+    """Repositories on disk. A commit appears when its file is complete, so a killed server loses nothing."""
 
     def __init__(self, root):
         self.root = Path(root)
@@ -66,10 +66,10 @@ class Store:
         return (self.root / "blobs" / sha256).exists()
 
     def take_from_xet(self):
-        """Take the files that a client left in the folder of xet: one to a xorb, not compressed, in chunks."""
+        """Read the files that a client wrote to the folder of xet: one per xorb, not compressed, in chunks."""
         for path in self.root.glob("cas/xet/xorbs/xorbs/default.*"):
             xorb, content = path.read_bytes(), b""
-            # Before each chunk stand a version of 0, its size, how it is compressed (0: not) and its size before that.
+            # A chunk's header: version 0, its size, its compression (0: none) and its size before compression.
             while xorb[:1] == b"\0" and xorb[4:5] == b"\0":
                 size = int.from_bytes(xorb[1:4], "little")
                 content += xorb[8 : 8 + size]
@@ -109,7 +109,7 @@ class Store:
         files = dict(repo["commits"][parent]["files"]) if parent else {}
         for path in deleted:
             if path not in files:
-                raise RefusedError(400, "BadRequest", f"{path} is not there and can't be deleted")
+                raise RefusedError(400, "BadRequest", f"{path} does not exist and can't be deleted")
             del files[path]
         files.update(added)
         number = len(repo["commits"])
@@ -122,7 +122,7 @@ class Store:
 
 class Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
-    disable_nagle_algorithm = True  # else each answer waits some 40 ms for a delayed acknowledgement
+    disable_nagle_algorithm = True  # otherwise each answer waits some 40 ms for a delayed acknowledgement
 
     def log_message(self, *arguments):
         pass
@@ -289,7 +289,7 @@ class Handler(BaseHTTPRequestHandler):
 
     def lfs_put(self, body, sha256):
         if hashlib.sha256(body).hexdigest() != sha256:
-            raise RefusedError(400, "BadDigest", "the content is not what its name says")
+            raise RefusedError(400, "BadDigest", "the content does not match its name")
         self.server.store.put(body)
         return 200, {}, {}
 

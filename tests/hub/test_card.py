@@ -1,4 +1,4 @@
-"""Cards say what the results say, load what they show, and the cards of this repository are what the code makes."""
+"""Model cards have the scores of the results, their code runs, and those of this repository are up to date."""
 
 import json
 import re
@@ -33,9 +33,9 @@ from hf_vanilla.hub.card import (
     draw_curve,
     missing_facts,
     model_card,
-    without_local_paths,
+    strip_local_paths,
 )
-from hf_vanilla.hub.results import figures_of
+from hf_vanilla.hub.results import list_scores
 
 
 ROOT = Path(__file__).parents[2]
@@ -63,7 +63,7 @@ def card(results, **options):
     )
 
 
-# Of the library `evaluate`, which the Hub goes by.
+# Metrics of the library `evaluate`, which the Hub uses.
 KNOWN_METRICS = [
     "bleu",
     "chrf",
@@ -78,29 +78,29 @@ KNOWN_METRICS = [
 
 
 @pytest.mark.parametrize("path", RESULTS, ids=lambda path: path.stem)
-def test_every_figure_stands_in_table_and_metadata(path):
+def test_every_score_is_in_table_and_metadata(path):
     results = json.loads(path.read_text(encoding="utf-8"))
     made = card(results)
-    figures = figures_of(results)
-    assert figures
+    scores = list_scores(results)
+    assert scores
     in_metadata = [
         (each.dataset_name, each.metric_type, each.metric_name, each.metric_value) for each in made.data.eval_results
     ]
-    assert sorted(in_metadata) == sorted(map(tuple, figures))
-    for dataset, metric, name, value in figures:
+    assert sorted(in_metadata) == sorted(map(tuple, scores))
+    for dataset, metric, name, value in scores:
         assert f"| {dataset} | {name} | {value} |" in made.text
         assert metric in KNOWN_METRICS
     for command in results.get("commands", []):
         assert command.strip() in made.text
 
 
-def test_the_three_kinds_of_results():
-    assert figures_of(SEEDS) == [("validation", "accuracy", "accuracy (median of 3 seeds)", 0.8123)]
-    assert figures_of(SEEDS, "2") == [("validation", "accuracy", "accuracy", 0.9)]
-    assert figures_of(SEEDS, "7") == figures_of(SEEDS)
-    assert [figure.value for figure in figures_of(PRETRAINING)] == [2.5, 0.25, 0.82]
-    assert [figure.metric for figure in figures_of(PRETRAINING)] == ["loss", "accuracy", "accuracy"]
-    assert figures_of({}) == []
+def test_every_kind_of_results_has_scores():
+    assert list_scores(SEEDS) == [("validation", "accuracy", "accuracy (median of 3 seeds)", 0.8123)]
+    assert list_scores(SEEDS, "2") == [("validation", "accuracy", "accuracy", 0.9)]
+    assert list_scores(SEEDS, "7") == list_scores(SEEDS)
+    assert [score.value for score in list_scores(PRETRAINING)] == [2.5, 0.25, 0.82]
+    assert [score.metric for score in list_scores(PRETRAINING)] == ["loss", "accuracy", "accuracy"]
+    assert list_scores({}) == []
 
 
 @pytest.mark.parametrize(
@@ -112,33 +112,33 @@ def test_the_three_kinds_of_results():
         ("数据.txt", "数据"),
     ],
 )
-def test_data_sets_have_identifiers(name, identifier):
+def test_data_sets_get_identifiers(name, identifier):
     made = card({"bleu": 12.5, "chrf": 30.0, "notes": {"test_set": name}})
     assert {(each.dataset_name, each.dataset_type) for each in made.data.eval_results} == {(name, identifier)}
 
 
-def test_a_card_has_no_empty_sections():
+def test_card_has_no_empty_sections():
     made = card(None)
     headings = re.findall(r"^#+ .*", made.text, flags=re.MULTILINE)
     assert headings == ["# Tiny", "## How to use it"]
     assert made.data.eval_results is None
     assert str(made).endswith("again.\n")
-    told = CardFacts(training_data="Ten words.", limits="All.", language=["en"], license="mit", datasets=["a/b"])
-    made = model_card(told, "me/tiny", model_type="vanilla_bert", auto_class="AutoModel", results=SEEDS)
+    facts = CardFacts(training_data="Ten words.", limits="All.", language=["en"], license="mit", datasets=["a/b"])
+    made = model_card(facts, "me/tiny", model_type="vanilla_bert", auto_class="AutoModel", results=SEEDS)
     headings = re.findall(r"^#+ .*", made.text, flags=re.MULTILINE)
     assert headings == [
         "# tiny", "## How to use it", "## Training data", "## How it was trained", "## Results", "## Limits"
     ]  # fmt: skip
     assert "\n\n\n" not in str(made)
     assert str(made).endswith("All.\n")
-    assert missing_facts(told) == []
+    assert missing_facts(facts) == []
     assert missing_facts(None) == missing_facts(CardFacts()) == [
         "language", "license", "datasets", "training_data", "limits"
     ]  # fmt: skip
 
 
 @pytest.mark.parametrize(
-    ("command", "told"),
+    ("command", "expected"),
     [
         (
             "python train.py --file /home/me/data/a.txt --out=/srv/runs/b/ ~/c",
@@ -150,9 +150,9 @@ def test_a_card_has_no_empty_sections():
     ],
     ids=["options", "spaces", "no paths", "open quotation mark"],
 )
-def test_no_place_of_a_machine_is_published(command, told):
-    assert without_local_paths(command) == told
-    assert told in card({**SEEDS, "command": command}).text
+def test_local_paths_are_not_published(command, expected):
+    assert strip_local_paths(command) == expected
+    assert expected in card({**SEEDS, "command": command}).text
 
 
 def test_metadata_survives_a_round_trip(tmp_path):
@@ -181,12 +181,12 @@ def test_hostile_facts_do_not_break_the_metadata(tmp_path):
     ],
     ids=["family", "class"],
 )
-def test_bad_input_is_named(options, message):
+def test_wrong_arguments_are_named(options, message):
     with pytest.raises(ValueError, match=message):
         card(None, **options)
 
 
-def test_the_code_of_a_card_runs_and_the_curve_is_drawn(tmp_path, capsys):
+def test_code_of_a_card_runs_and_the_curve_is_drawn(tmp_path, capsys):
     folder = tmp_path / "model"
     config = VanillaBertConfig(**SIZES)
     args = TrainingArguments(
@@ -225,7 +225,7 @@ def test_the_code_of_a_card_runs_and_the_curve_is_drawn(tmp_path, capsys):
     ],
     ids=lambda each: each.__name__,
 )  # fmt: skip
-def test_the_programs_of_every_head_run(tmp_path, capsys, model_class):
+def test_code_of_every_head_runs(tmp_path, capsys, model_class):
     model_class(VanillaBertConfig(**SIZES)).save_pretrained(tmp_path)
     TOKENIZER.save_pretrained(tmp_path)
     text = card_of_folder(tmp_path, str(tmp_path)).text
@@ -238,7 +238,7 @@ def test_the_programs_of_every_head_run(tmp_path, capsys, model_class):
     assert "\n\n\n" not in text
 
 
-def test_the_programs_of_a_translator_run_with_its_example(tmp_path, capsys):
+def test_code_of_a_translator_runs_with_its_example(tmp_path, capsys):
     config = VanillaTransformerConfig(
         vocab_size=280, d_model=12, d_ff=20, num_heads=3, encoder_layers=1, decoder_layers=1
     )
@@ -252,7 +252,7 @@ def test_the_programs_of_a_translator_run_with_its_example(tmp_path, capsys):
         assert r'"the \"dog\"\nlikes"' in block
         exec(compile(block, "card", "exec"), {})
         assert capsys.readouterr().out
-    # A checkpoint that brings no pipeline is not said to.
+    # Without a pipeline in the checkpoint, the card loads the model instead.
     config = json.loads((tmp_path / "config.json").read_text())
     del config["custom_pipelines"]
     (tmp_path / "config.json").write_text(json.dumps(config))
@@ -261,7 +261,7 @@ def test_the_programs_of_a_translator_run_with_its_example(tmp_path, capsys):
     assert 'AutoModelForSeq2SeqLM.from_pretrained("me/tiny", trust_remote_code=True)' in text
 
 
-def test_without_a_file_of_results_the_folder_tells(tmp_path):
+def test_scores_come_from_the_folder_without_a_results_file(tmp_path):
     folder = tmp_path / "seed-2"
     VanillaBertForSequenceClassification(VanillaBertConfig(**SIZES)).save_pretrained(folder)
     (folder / "eval_results.json").write_text('{"eval_loss": 3.5, "eval_bleu": 9.591, "eval_runtime": 0.8}')
@@ -274,13 +274,13 @@ def test_without_a_file_of_results_the_folder_tells(tmp_path):
     (folder / "eval_results.json").unlink()
     (folder / "scores.json").write_text('{"test": {"loss": 0.5, "f1": 0.25}}')
     assert "| test | f1 | 0.25 |" in card_of_folder(folder, "me/tiny").text
-    # A file of results goes first; of its seeds that of the folder.
+    # A results file takes precedence, with the scores of the folder's seed.
     made = card_of_folder(folder, "me/tiny", results=SEEDS)
     assert [(each.metric_name, each.metric_value) for each in made.data.eval_results] == [("accuracy", 0.9)]
     assert "- updates: 1,200\n" in made.text
 
 
-def test_a_curve_needs_two_losses(tmp_path):
+def test_curve_needs_two_losses(tmp_path):
     assert draw_curve(tmp_path) is None
     log = [{"step": 10, "loss": 2.0}, {"step": 20, "eval_loss": 2.0, "eval_accuracy": 0.5}]
     (tmp_path / "trainer_state.json").write_text(json.dumps({"log_history": log}))
@@ -291,8 +291,8 @@ FACTS = json.loads((ROOT / "model_cards" / "facts.json").read_text(encoding="utf
 
 
 @pytest.mark.parametrize("name", FACTS)
-def test_the_cards_of_the_recipes_are_what_their_results_make(name, tmp_path):
-    """So every number in a card is that of its JSON file."""
+def test_cards_of_the_recipes_are_up_to_date(name, tmp_path):
+    # So every number in a card is that of its JSON file.
     copied = tmp_path / "model_cards"
     shutil.copytree(ROOT / "model_cards", copied)
     (copied / f"{name}.md").unlink()
@@ -304,7 +304,7 @@ def test_the_cards_of_the_recipes_are_what_their_results_make(name, tmp_path):
 HOSTILE = "<img src=x onerror=alert(1)> \x1b[31mred\x1b[0m | cell\n# heading\n[link](http://x) ```"
 
 
-def test_what_comes_from_files_is_shown_and_does_nothing():
+def test_text_from_files_is_escaped():
     results = {
         "bleu": 12.5,
         "chrf": 30.0,
