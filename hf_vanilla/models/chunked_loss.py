@@ -98,8 +98,8 @@ def _logits(hidden_states: Tensor, weight: Tensor, bias: Tensor | None) -> Tenso
     return logits if bias is None else logits.add_(bias)
 
 
-def _chunk_tokens(weight: Tensor) -> int:
-    """Choose of how many tokens the logits are computed at a time, for a projection (vocab, d_model)."""
+def chunk_size(weight: Tensor) -> int:
+    """Return the number of tokens whose logits are computed at a time, for a projection (vocab, d_model)."""
     return CHUNK_TOKENS if weight.device.type == "cpu" else max(CHUNK_TOKENS, CHUNK_LOGITS // weight.shape[0])
 
 
@@ -135,7 +135,7 @@ def _add_gradients(grad_weight: Tensor, grad_bias: Tensor | None, chunk: Tensor,
             grad_bias[words] += probabilities[:, words].sum(0, dtype=torch.float32)
 
 
-def _loss_and_gradients(
+def loss_and_gradients(
     hidden_states: Tensor,
     weight: Tensor,
     bias: Tensor | None,
@@ -149,7 +149,7 @@ def _loss_and_gradients(
     grad_weight = torch.zeros_like(weight, dtype=torch.float32)
     grad_bias = None if bias is None else torch.zeros_like(bias, dtype=torch.float32)
     total = _expected_logits(hidden_states, weight, bias, labels, target).sum().neg()
-    step = _chunk_tokens(weight)
+    step = chunk_size(weight)
     for start in range(0, hidden_states.shape[0], step):
         rows = slice(start, start + step)
         chunk = hidden_states[rows]
@@ -174,7 +174,7 @@ class _ChunkedCrossEntropySum(torch.autograd.Function):
         labels: Tensor,
         target: SmoothedTarget,
     ) -> Tensor:
-        total, *gradients = _loss_and_gradients(hidden_states, weight, bias, labels, target)
+        total, *gradients = loss_and_gradients(hidden_states, weight, bias, labels, target)
         ctx.save_for_backward(*gradients)
         ctx.dtypes = (weight.dtype, None if bias is None else bias.dtype)
         return total
@@ -204,7 +204,7 @@ def _scaled_gradients(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...
     schema="(Tensor hidden_states, Tensor weight, Tensor? bias, Tensor labels, float confidence, float share,"
     " int excluded_id, float entropy) -> (Tensor, Tensor, Tensor, Tensor)",
 )
-def _cross_entropy_and_gradients(
+def cross_entropy_and_gradients(
     hidden_states: Tensor,
     weight: Tensor,
     bias: Tensor | None,
@@ -213,7 +213,7 @@ def _cross_entropy_and_gradients(
 ) -> tuple[Tensor, ...]:
     """Compute the sum, and its gradients with respect to hidden states (tokens, d_model), weight and bias."""
     labelled = (labels != IGNORED_LABEL).nonzero()[:, 0]
-    total, grad_labelled, grad_weight, grad_bias = _loss_and_gradients(
+    total, grad_labelled, grad_weight, grad_bias = loss_and_gradients(
         hidden_states.index_select(0, labelled),
         weight,
         bias,
@@ -224,7 +224,7 @@ def _cross_entropy_and_gradients(
     return total, grad_hidden, grad_weight, hidden_states.new_empty(0) if grad_bias is None else grad_bias
 
 
-@_cross_entropy_and_gradients.register_fake
+@cross_entropy_and_gradients.register_fake
 def _(hidden_states: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, *target: Any) -> tuple[Tensor, ...]:
     return (
         hidden_states.new_empty((), dtype=torch.float32),
@@ -247,7 +247,7 @@ def _backward_of_sum(ctx: Any, grad_output: Tensor, *_: None) -> tuple[Tensor | 
     return *_scaled_gradients(ctx, grad_output), *[None] * 5
 
 
-_cross_entropy_and_gradients.register_autograd(_backward_of_sum, setup_context=_keep_gradients)
+cross_entropy_and_gradients.register_autograd(_backward_of_sum, setup_context=_keep_gradients)
 
 
 def projected_cross_entropy_sum(
@@ -277,5 +277,5 @@ def projected_cross_entropy_sum(
         hidden_states = hidden_states.to(torch.get_autocast_dtype(device))
     with torch.autocast(device, enabled=False):
         if torch.compiler.is_compiling():
-            return _cross_entropy_and_gradients(hidden_states, weight, bias, labels, *target)[0]
+            return cross_entropy_and_gradients(hidden_states, weight, bias, labels, *target)[0]
         return _ChunkedCrossEntropySum.apply(hidden_states, weight, bias, labels, target)

@@ -193,7 +193,7 @@ class VanillaBertConfig(SelfContainedConfig):
         return fields, unused
 
     def validate_sizes(self) -> None:
-        """Check that sizes are positive and that heads fit the width.
+        """Check that sizes are positive.
 
         Raises:
             ValueError: if one of them does not.
@@ -204,11 +204,6 @@ class VanillaBertConfig(SelfContainedConfig):
                 raise ValueError(f"`{name}` must be at least 1, got {getattr(self, name)}.")
         if self.num_hidden_layers < 0:
             raise ValueError(f"`num_hidden_layers` must not be negative, got {self.num_hidden_layers}.")
-        if self.hidden_size % self.num_attention_heads:
-            raise ValueError(
-                f"`hidden_size` ({self.hidden_size}) must be divisible by `num_attention_heads` "
-                f"({self.num_attention_heads})."
-            )
         if self.pad_token_id is not None and not 0 <= self.pad_token_id < self.vocab_size:
             raise ValueError(
                 f"`pad_token_id` must be in [0, `vocab_size` = {self.vocab_size}), got {self.pad_token_id}."

@@ -298,10 +298,18 @@ class VanillaBertModel(VanillaBertPreTrainedModel):
         config (`VanillaBertConfig`): The model's config.
         add_pooling_layer (`bool`, defaults to `True`): Whether to have a pooler.
 
+    Raises:
+        ValueError: if `num_attention_heads` does not divide `hidden_size`.
+
     Source: Devlin et al. 2018, section 3.
     """
 
     def __init__(self, config: VanillaBertConfig, add_pooling_layer: bool = True):
+        if config.hidden_size % config.num_attention_heads:  # where transformers' BERT asks, not in the config
+            raise ValueError(
+                f"`hidden_size` ({config.hidden_size}) must be divisible by `num_attention_heads` "
+                f"({config.num_attention_heads})."
+            )
         super().__init__(config)
         self.embeddings = Embeddings(config)
         self.layers = nn.ModuleList([EncoderLayer(config) for _ in range(config.num_hidden_layers)])
@@ -340,10 +348,11 @@ class VanillaBertModel(VanillaBertPreTrainedModel):
                 by default, padding too.
             inputs_embeds (`torch.Tensor` of shape `(batch, length, d_model)`, *optional*): In place of `input_ids`.
             keep_padding (`bool`, *optional*, defaults to `False`): Whether padding, too, gets an output that depends
-                on the tokens, as transformers' BERT gives it. It means nothing and costs time; otherwise it may be 0.
+                on the tokens, as transformers' BERT gives it. It means nothing and costs time; otherwise it is 0,
+                in eager, compiled and exported code alike.
             read_positions (`torch.Tensor` of shape `(batch, length)`, *optional*): Not 0 where `last_hidden_state`
-                will be read, by default everywhere; elsewhere it may then be 0, which spares most of the last layer.
-                The first position of each row is read by the pooler, if there is one.
+                is read, by default everywhere; elsewhere it may then be 0, which spares most of the last layer. The
+                first position of each row is read by the pooler, if there is one.
             **kwargs: transformers' `output_attentions`, `output_hidden_states`, `return_dict`.
 
         Returns:

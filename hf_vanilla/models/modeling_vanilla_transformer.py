@@ -171,8 +171,8 @@ class VanillaTransformerEncoder(VanillaTransformerPreTrainedModel):
             **kwargs: transformers' `output_attentions`, `output_hidden_states`, `return_dict`.
 
         Returns:
-            `BaseModelOutput`: `last_hidden_state` of shape `(batch, src_len, d_model)`, at padding zero or a number
-            that means nothing, and what was asked for.
+            `BaseModelOutput`: `last_hidden_state` of shape `(batch, src_len, d_model)`, zero at padding in eager,
+            compiled and exported code alike, and what was asked for.
 
         Raises:
             ValueError: if not exactly one of `input_ids` and `inputs_embeds` is given, an id is outside the

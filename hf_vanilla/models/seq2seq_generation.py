@@ -15,6 +15,19 @@ from transformers.generation.utils import GenerateOutput
 UNIVERSAL_MAX_LENGTH = 20
 
 
+def _with_a_source_for_each_row(outputs: Any) -> Any:
+    """Repeat the keys and values of a source for each of its beams, as transformers returns them."""
+    cache = getattr(outputs, "past_key_values", None)
+    if isinstance(cache, EncoderDecoderCache) and any(cache.is_updated.values()):
+        rows = cache.self_attention_cache.layers[0].keys.shape[0]
+        for layer in cache.cross_attention_cache.layers:
+            beams = rows // layer.keys.shape[0]
+            layer.keys, layer.values = (
+                states.repeat_interleave(beams, dim=0) for states in (layer.keys, layer.values)
+            )
+    return outputs
+
+
 class Seq2SeqGenerationMixin(GenerationMixin):
     """`generate()` of an encoder-decoder: up to 50 tokens longer than the source, and each source stored once."""
 
@@ -47,7 +60,7 @@ class Seq2SeqGenerationMixin(GenerationMixin):
         sources = (inputs, kwargs.get("input_ids"), kwargs.get("inputs_embeds"))
         source = next((given for given in sources if given is not None), None)
         if source is None or 0 not in source.shape[:2]:
-            return super().generate(inputs, generation_config, *args, **kwargs)
+            return _with_a_source_for_each_row(super().generate(inputs, generation_config, *args, **kwargs))
         options, _ = self._prepare_generation_config(generation_config, **kwargs)
         end = options.eos_token_id[0] if isinstance(options.eos_token_id, list) else options.eos_token_id
         sequence = [options.decoder_start_token_id] if end is None else [options.decoder_start_token_id, end]

@@ -5,6 +5,7 @@ import shutil
 import pytest
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
+from tiny_berts import tiny_bert
 from tiny_models import (
     BATCH,
     LABELS,
@@ -222,6 +223,25 @@ def test_flex_attention_equals_sdpa():
     actual = model(**INPUTS, decoder_attention_mask=(TARGET != 0).long()).logits
     tokens = TARGET != 0
     torch.testing.assert_close(actual[tokens], expected[tokens], rtol=1e-4, atol=1e-5)
+
+
+@DYNAMO_WARNS
+@torch.no_grad()
+@pytest.mark.parametrize("way", ["compiled", "exported"])
+@pytest.mark.parametrize("family", ["bert", "transformer"])
+def test_output_at_padding_is_zero_on_every_path(family, way):
+    model = tiny_bert("model") if family == "bert" else tiny_model().get_encoder()
+    expected = model(SOURCE, SOURCE_MASK).last_hidden_state
+    assert torch.equal((expected != 0).all(-1), SOURCE_MASK.bool())
+    if way == "compiled":
+        run = torch.compile(model, fullgraph=True, backend="aot_eager")
+    else:
+        run = torch.export.export(model, (SOURCE, SOURCE_MASK)).module()
+    actual = run(SOURCE, SOURCE_MASK).last_hidden_state
+    assert torch.equal(actual == 0, expected == 0)
+    torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-6)  # packed products have other shapes
+    if family == "bert":
+        assert model(SOURCE, SOURCE_MASK, keep_padding=True).last_hidden_state.all()
 
 
 @pytest.mark.parametrize("implementation", ["eager", "sdpa", "flex_attention", "flash_attention_2"])
