@@ -11,6 +11,7 @@ from .checkpoints import (
     told_how_to_go_on,
 )
 from .cost import Estimate, bert_flops, estimate, transformer_flops
+from .divergence import StopOnNaNCallback, check_finite_weights
 from .finetuning import (
     FinetuningArguments,
     FinetuningTask,
@@ -48,6 +49,7 @@ __all__ = [
     "PhasedBatchSampler",
     "PretrainingTrainer",
     "RepeatableCollator",
+    "StopOnNaNCallback",
     "VanillaTrainer",
     "VanillaTrainingArguments",
     "WarmupWarning",
@@ -56,6 +58,7 @@ __all__ = [
     "bert_flops",
     "bert_training_arguments",
     "best_checkpoints",
+    "check_finite_weights",
     "checkpoint_to_resume",
     "command_of_process",
     "decisive_options",

@@ -21,6 +21,7 @@ from transformers.trainer import OPTIMIZER_NAME, OPTIMIZER_NAME_BIN, SCHEDULER_N
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from transformers.utils import CONFIG_NAME, SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME, WEIGHTS_NAME, logging
 
+from .divergence import check_finite_weights
 from .hub_pushes import PatientPushes
 
 
@@ -222,7 +223,11 @@ def save_final_model(trainer: Trainer) -> None:
     Args:
         trainer (`Trainer`):
             The trainer; all processes must call this.
+
+    Raises:
+        ValueError: if a weight is nan or infinite; nothing is written then.
     """
+    check_finite_weights(trainer.model, trainer.state.global_step)
     folder = Path(str(trainer.args.output_dir))
     temporary = folder / SAVING_FOLDER
     if trainer.args.should_save:

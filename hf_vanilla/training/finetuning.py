@@ -18,6 +18,7 @@ from transformers.utils import logging
 
 from ..generation.line_files import replacing_file
 from .checkpoints import last_complete_checkpoint, save_final_model
+from .divergence import StopOnNaNCallback
 from .hub_pushes import PatientPushes
 from .run_folder import decisive_options, keep_options, train_to_end
 
@@ -56,6 +57,8 @@ class FinetuningArguments(TrainingArguments):
             Order of the examples.
         logging_steps (`float`):
             When to tell the loss: every so many updates, or below 1 after such a share of them.
+        logging_nan_inf_filter (`bool`):
+            Whether to hide losses that are nan or infinite from the log; the run then stops later.
         save_strategy (`str`):
             When to save checkpoints on the way.
 
@@ -82,6 +85,10 @@ class FinetuningArguments(TrainingArguments):
     )
     logging_steps: float = field(
         default=0.05, metadata={"help": "Tell the loss every so many updates, or below 1 a share of them."}
+    )
+    logging_nan_inf_filter: bool = field(
+        default=False,
+        metadata={"help": "Hide losses that are nan or inf from the log. Off: they show, and the run stops."},
     )
     save_strategy: str = field(default="no", metadata={"help": "Checkpoints on the way: no, epoch or steps."})
 
@@ -227,6 +234,7 @@ def _train_and_score(
     """Train with one seed, save the model, and return its scores on each set."""
     trainer = task.make_trainer(args)
     trainer.add_callback(FewUpdatesWarning())
+    trainer.add_callback(StopOnNaNCallback())
     train_to_end(trainer, checkpoint)
     save_final_model(trainer)  # before it is scored, so that no error there loses it
     return {
