@@ -28,7 +28,7 @@ from hf_vanilla import VanillaTransformerConfig, VanillaTransformerForConditiona
 from hf_vanilla.command_line.options import parse_arguments, run
 from hf_vanilla.data import date_corpus, tokenize_parallel_dataset
 from hf_vanilla.data.tokenization import train_tokenizer
-from hf_vanilla.training import paper_training_arguments
+from hf_vanilla.training import StopOnNaNCallback, paper_training_arguments
 from hf_vanilla.visualization import plot_attention, plot_training_curve
 
 
@@ -89,6 +89,7 @@ def train(model, tokenizer, dataset, arguments: DemoArguments) -> Seq2SeqTrainer
         train_dataset=dataset,
         processing_class=tokenizer,
         data_collator=DataCollatorForSeq2Seq(tokenizer, model=model),
+        callbacks=[StopOnNaNCallback()],
     )
     trainer.remove_callback(ProgressCallback)
     trainer.add_callback(ReadableProgress)

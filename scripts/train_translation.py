@@ -44,6 +44,7 @@ from hf_vanilla.metrics import TranslationMetrics
 from hf_vanilla.models.text_batches import TARGET_TOKENIZER, load_tokenizers
 from hf_vanilla.training import (
     PatientPushes,
+    StopOnNaNCallback,
     VanillaTrainer,
     VanillaTrainingArguments,
     WarmupWarning,
@@ -340,6 +341,7 @@ def build_trainer(model, tokenizer, target_tokenizer, data, training_args, bleu_
         return VanillaTrainer(**kwargs)
     if training_args.lr_scheduler_type == "inverse_sqrt":
         kwargs["optimizers"] = paper_optimizers(model.to(training_args.device), training_args)
+    kwargs["callbacks"].append(StopOnNaNCallback())
     return StockTrainer(**kwargs)
 
 

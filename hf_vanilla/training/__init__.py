@@ -11,6 +11,7 @@ from .checkpoints import (
     last_complete_checkpoint,
 )
 from .cost import Estimate, bert_flops, estimate, transformer_flops
+from .divergence import StopOnNaNCallback, check_finite_weights
 from .finetuning import (
     FinetuningTask,
     OrderedEvaluationTrainer,
@@ -54,6 +55,7 @@ __all__ = [
     "PhasedBatchSampler",
     "PretrainingTrainer",
     "RepeatableCollator",
+    "StopOnNaNCallback",
     "VanillaTrainer",
     "VanillaTrainingArguments",
     "WarmupWarning",
@@ -62,6 +64,7 @@ __all__ = [
     "bert_flops",
     "bert_training_arguments",
     "best_checkpoints",
+    "check_finite_weights",
     "checkpoint_to_resume",
     "command_of_process",
     "decisive_options",

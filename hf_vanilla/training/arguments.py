@@ -20,9 +20,9 @@ class VanillaTrainingArguments(Seq2SeqTrainingArguments):
             Share of the decoder inputs that are the gold tokens; the rest are the model's own predictions from a first
             pass without gradient. Not the paper's, which always feeds the gold tokens (1.0).
         logging_nan_inf_filter (`bool`, *optional*, defaults to `False`):
-            As in `TrainingArguments`, but off: [`VanillaTrainer`] stops at a loss that is not finite, and a filtered
-            one is invisible to it. The stock `Seq2SeqTrainer` goes on with such a loss, and off only shows it in the
-            log. Off also saves a device synchronisation per step.
+            As in `TrainingArguments`, but off: [`~hf_vanilla.training.StopOnNaNCallback`], which is part of
+            [`VanillaTrainer`], stops at a loss that is not finite, and does not see a filtered one. Off also saves a
+            device synchronisation per step.
         ddp_find_unused_parameters (`bool`, *optional*, defaults to `False`):
             As in `TrainingArguments`, but off: every parameter takes part in every update of these models, and looking
             for others costs a walk over each graph. Set it for a model of which a part is not trained.
@@ -50,7 +50,7 @@ class VanillaTrainingArguments(Seq2SeqTrainingArguments):
     )
     logging_nan_inf_filter: bool = field(
         default=False,
-        metadata={"help": "Hide losses that are nan or inf from the log. Off: they show, and VanillaTrainer stops."},
+        metadata={"help": "Hide losses that are nan or inf from the log. Off: they show, and the run stops."},
     )
     ddp_find_unused_parameters: bool | None = field(
         default=False,
@@ -111,6 +111,8 @@ class FinetuningArguments(TrainingArguments):
             Order of the examples.
         logging_steps (`float`):
             When to tell the loss: every so many updates, or below 1 after such a share of them.
+        logging_nan_inf_filter (`bool`):
+            Whether to hide losses that are nan or infinite from the log; the run then stops later.
         save_strategy (`str`):
             When to save checkpoints on the way.
 
@@ -137,6 +139,10 @@ class FinetuningArguments(TrainingArguments):
     )
     logging_steps: float = field(
         default=0.05, metadata={"help": "Tell the loss every so many updates, or below 1 a share of them."}
+    )
+    logging_nan_inf_filter: bool = field(
+        default=False,
+        metadata={"help": "Hide losses that are nan or inf from the log. Off: they show, and the run stops."},
     )
     save_strategy: str = field(default="no", metadata={"help": "Checkpoints on the way: no, epoch or steps."})
 

@@ -19,6 +19,7 @@ from ..data.line_files import replacing_file
 from ..hub.pushing_trainer import PatientPushes
 from .arguments import LOSSES, FinetuningArguments
 from .checkpoints import last_complete_checkpoint
+from .divergence import StopOnNaNCallback
 from .runs import decisive_options, keep_options, save_final_model, train_to_end
 
 
@@ -167,6 +168,7 @@ def _train_and_score(
     """Train with one seed, save the model, and return its scores on each set."""
     trainer = task.make_trainer(args)
     trainer.add_callback(FewUpdatesWarning())
+    trainer.add_callback(StopOnNaNCallback())
     train_to_end(trainer, checkpoint)
     save_final_model(trainer)  # before it is scored, so that no error there loses it
     return {

@@ -10,6 +10,7 @@ from typing import Any
 from transformers.utils import logging
 
 from .arguments import LOSSES, FinetuningArguments
+from .divergence import StopOnNaNCallback
 from .finetuning import FinetuningTask
 
 
@@ -102,6 +103,7 @@ def search_settings(
 
     if left:
         trainer = task.make_trainer(args)
+        trainer.add_callback(StopOnNaNCallback())
         trainer.eval_dataset = task.evaluation_sets["validation"]  # whatever else it evaluates on
         trainer.hyperparameter_search(
             hp_space=lambda trial: {name: trial.suggest_categorical(name, each) for name, each in choices.items()},

@@ -18,6 +18,7 @@ from transformers.utils import CONFIG_NAME, logging
 from ..data.line_files import replacing_file
 from ..hub.pushing_trainer import PatientPushes
 from .checkpoints import SAVING_FOLDER, _move_files, checkpoint_to_resume, last_complete_checkpoint
+from .divergence import check_finite_weights
 
 
 logger = logging.get_logger(__name__)
@@ -282,7 +283,11 @@ def save_final_model(trainer: Trainer) -> None:
     Args:
         trainer (`Trainer`):
             The trainer; all processes must call this.
+
+    Raises:
+        ValueError: if a weight is nan or infinite; nothing is written then.
     """
+    check_finite_weights(trainer.model, trainer.state.global_step)
     folder = Path(str(trainer.args.output_dir))
     temporary = folder / SAVING_FOLDER
     if trainer.args.should_save:

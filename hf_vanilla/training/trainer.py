@@ -11,7 +11,6 @@ from typing import Any
 
 import datasets
 import torch
-from torch.distributed.tensor import DTensor
 from torch.utils.data import DataLoader, Dataset, Sampler
 from transformers import (
     DataCollatorForSeq2Seq,
@@ -30,6 +29,7 @@ from ..data.batching import LengthSortedBatchSampler, PairLengths, TokenBudgetBa
 from ..hub.pushing_trainer import PatientPushes
 from ..models.checks import IGNORED_LABEL
 from .arguments import VanillaTrainingArguments
+from .divergence import StopOnNaNCallback
 from .recipes import inverse_sqrt_schedule_from_one
 
 
@@ -51,7 +51,8 @@ class VanillaTrainer(PatientPushes, Seq2SeqTrainer):
       from 0, so its first update has a learning rate of 0.
     - `teacher_forcing_ratio` below 1 feeds the decoder partly with the model's own predictions.
     - The data collator is `DataCollatorForSeq2Seq` when a tokenizer is given as `processing_class` and no collator.
-    - A loss that is not finite stops the run at the next log, and weights that are not finite are never saved.
+    - A loss, gradient norm or weight that is nan or infinite stops the run before anything is saved
+      ([`~hf_vanilla.training.StopOnNaNCallback`]).
 
     Args:
         model (`PreTrainedModel`, *optional*):
@@ -92,6 +93,7 @@ class VanillaTrainer(PatientPushes, Seq2SeqTrainer):
         if data_collator is None and isinstance(self.processing_class, PreTrainedTokenizerBase):
             self.data_collator = DataCollatorForSeq2Seq(self.processing_class, model=self.model)
         self.add_callback(_EpochOfBatchSampler())
+        self.add_callback(StopOnNaNCallback())
         self._lengths_of_datasets: dict[int, tuple[Dataset, PairLengths]] = {}
         self._sentences_per_update: int | None = None
         self._token_loss: _TokenLoss | None = None
@@ -362,47 +364,6 @@ class VanillaTrainer(PatientPushes, Seq2SeqTrainer):
             self._token_loss.add(step[0], inputs["labels"])
         return step
 
-    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """Log `logs`, and stop the run when its loss is not finite.
-
-        Args:
-            logs (`dict[str, float]`):
-                The values to log.
-            start_time (`float`, *optional*):
-                When the training started.
-
-        Raises:
-            ValueError: if the training loss since the last log is nan or infinite.
-        """
-        super().log(logs, start_time)
-        loss = logs.get("loss", logs.get("train_loss", 0.0))
-        if not math.isfinite(loss):
-            raise ValueError(
-                f"The training loss is {loss} at step {self.state.global_step} (or at a step since the log before "
-                "it); checkpoints already saved are sound. Lower the learning rate, warm up longer, or train in "
-                "float32."
-            )
-
-    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        """Save the model, unless its weights have been spoilt.
-
-        Args:
-            output_dir (`str`, *optional*):
-                Where to; the default is the folder of the run.
-            _internal_call (`bool`, *optional*, defaults to `False`):
-                Whether the trainer itself is calling.
-
-        Raises:
-            ValueError: if a weight is nan or infinite; nothing is written then.
-        """
-        broken = _first_broken_parameter(self.model) if self.model is not None else None
-        if broken is not None:
-            raise ValueError(
-                f"The weights `{broken}` hold nan or infinity at step {self.state.global_step}, and so they are not "
-                "saved. Resume from the last checkpoint with a lower learning rate or a longer warm-up."
-            )
-        super().save_model(output_dir, _internal_call)
-
 
 class _TokenLoss:
     """Sums the losses of an evaluation over tokens, on the device and without a synchronisation per step."""
@@ -484,18 +445,6 @@ def _check_has_length(train_dataset: Any, args: VanillaTrainingArguments) -> Non
         f"`{type(train_dataset).__name__}`; load it without streaming (it is read from disk as it is needed, not into "
         "memory), or leave `max_tokens_per_batch` unset."
     )
-
-
-def _first_broken_parameter(model: torch.nn.Module) -> str | None:
-    """Return the name of the first parameter with a value that is not finite. One synchronisation per device."""
-    parameters = dict(model.named_parameters())
-    # Of a sharded parameter the local part: a collective would hang where one process saves alone.
-    local = (each.to_local() if isinstance(each, DTensor) else each for each in parameters.values())
-    is_finite = [torch.isfinite(each).all() for each in local]
-    # The layers of one model may be spread over several devices.
-    if not is_finite or torch.stack([each.to(is_finite[0].device) for each in is_finite]).all():
-        return None
-    return next(name for name, finite in zip(parameters, is_finite, strict=True) if not finite)
 
 
 def _inner_sampler(dataloader: Any, sampler_class: type) -> Any:

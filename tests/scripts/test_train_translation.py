@@ -179,6 +179,15 @@ def test_help_names_every_group_of_options():
         assert option in shown.stdout
 
 
+def test_a_training_with_stock_batches_that_diverges_fails_and_saves_nothing(corpus, tmp_path):
+    sizes = TINY[: TINY.index("--max_tokens_per_batch")]
+    options = ["--use_cpu", "--max_steps", 6, "--save_steps", 4, "--learning_rate", "1e38"]
+    result = run("train_translation.py", *text_files(corpus), *sizes, *options, "--output_dir", tmp_path / "run")
+    assert result.returncode == 1
+    assert "error: The weights `" in result.stderr
+    assert not list((tmp_path / "run").rglob("*.safetensors"))
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

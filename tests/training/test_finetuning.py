@@ -106,6 +106,14 @@ def test_seeds_that_are_done_keep_their_scores_and_the_others_go_on(tmp_path):
     assert {seed for seed, _ in more.taken} == {7}
 
 
+def test_a_fine_tuning_that_diverges_stops_before_it_is_saved_or_scored(tmp_path):
+    with pytest.raises(
+        ValueError, match="The training loss is nan at step 6 .* Lower the learning rate [(]1e[+]38[)]"
+    ):
+        train(tmp_path, Steps(), learning_rate=1e38, logging_steps=6, save_strategy="no")
+    assert not [path for path in tmp_path.rglob("*") if path.suffix in (".safetensors", ".json")]
+
+
 BROKEN_SCORES = [b"[]", b"null", b"{}", b'{"validation": {}}', b'{"validation": {"loss": NaN}}', b"NaN", b"", b"\xff"]
 
 

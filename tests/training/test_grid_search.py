@@ -105,6 +105,11 @@ def test_a_torn_last_line_of_the_journal_does_not_stop_the_search(tmp_path, args
     assert [sorted(each["scores"]) for each in ranking] == [["1", "2"]] * 4
 
 
+def test_a_setting_that_diverges_stops_the_search_and_is_named(tmp_path, args):
+    with pytest.raises(ValueError, match="The training loss is nan .* Lower the learning rate [(]1e[+]38[)]"):
+        search_settings(task([]), args, [1], tmp_path / "journal", grid={"learning_rate": [1e38]})
+
+
 def test_the_lowest_loss_comes_first(tmp_path, args):
     ranking = search_settings(task([], main_score="loss"), args, [1, 2, 3], tmp_path / "journal", grid=GRID)
     medians = [each["median"] for each in ranking]

@@ -83,3 +83,14 @@ class Recorder(TrainerCallback):
     def on_log(self, args, state, control, logs=None, **kwargs) -> None:
         if "loss" in logs:
             self.losses.append(logs["loss"])
+
+
+class Poison(TrainerCallback):
+    """Spoils one weight after an update."""
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def on_step_end(self, args, state, control, model=None, **kwargs) -> None:
+        if state.global_step == self.step:
+            next(model.parameters()).data[3] = torch.nan
