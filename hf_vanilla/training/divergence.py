@@ -1,4 +1,4 @@
-"""A training that diverged is stopped before it can save anything."""
+"""Stopping a diverged training before anything is saved."""
 
 import math
 from typing import Any
@@ -13,7 +13,7 @@ class StopOnNaNCallback(TrainerCallback):
     """Stops a training of any `Trainer` whose loss, gradient norm or weights are nan or infinite.
 
     Loss and gradient norm are checked in each log, the weights before each checkpoint and at the end of the training,
-    where the trainer waits for the accelerator anyway. So neither a checkpoint nor a model saved after `train()` holds
+    where the trainer waits for the accelerator anyway. So neither a checkpoint nor a model saved after `train()` has
     such weights. With the loss scaling of fp16, infinite gradients are normal (their update is skipped), and so the
     gradient norm is not checked. Add it after callbacks that set `control.should_save`.
 
@@ -39,16 +39,11 @@ class StopOnNaNCallback(TrainerCallback):
         """Check loss and gradient norm.
 
         Args:
-            args (`TrainingArguments`):
-                How to train.
-            state (`TrainerState`):
-                The step.
-            control (`TrainerControl`):
-                Not used.
-            logs (`dict[str, Any]`, *optional*):
-                What is logged.
-            **kwargs (`Any`):
-                The optimizer, and others that are not used.
+            args (`TrainingArguments`): The training arguments.
+            state (`TrainerState`): The step.
+            control (`TrainerControl`): Not used.
+            logs (`dict[str, Any]`, *optional*): The values to log.
+            **kwargs (`Any`): The optimizer; the others are not used.
 
         Raises:
             ValueError: if one is nan or infinite.
@@ -69,17 +64,13 @@ class StopOnNaNCallback(TrainerCallback):
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Check the weights if a checkpoint comes next.
+        """Check the weights if a checkpoint is saved next.
 
         Args:
-            args (`TrainingArguments`):
-                Not used.
-            state (`TrainerState`):
-                The step.
-            control (`TrainerControl`):
-                Whether a checkpoint comes next.
-            **kwargs (`Any`):
-                The model, and others that are not used.
+            args (`TrainingArguments`): Not used.
+            state (`TrainerState`): The step.
+            control (`TrainerControl`): Whether a checkpoint is saved next.
+            **kwargs (`Any`): The model; the others are not used.
         """
         if control.should_save:
             check_finite_weights(kwargs["model"], state.global_step)
@@ -89,17 +80,13 @@ class StopOnNaNCallback(TrainerCallback):
     def on_evaluate(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Check the weights if a checkpoint may come next, such as that of the best model so far.
+        """Check the weights if a checkpoint may be saved next, such as that of the best model so far.
 
         Args:
-            args (`TrainingArguments`):
-                When checkpoints are saved.
-            state (`TrainerState`):
-                The step.
-            control (`TrainerControl`):
-                Whether a checkpoint comes next.
-            **kwargs (`Any`):
-                The model, and others that are not used.
+            args (`TrainingArguments`): When checkpoints are saved.
+            state (`TrainerState`): The step.
+            control (`TrainerControl`): Whether a checkpoint is saved next.
+            **kwargs (`Any`): The model; the others are not used.
         """
         if control.should_save or args.save_strategy == SaveStrategy.BEST:
             check_finite_weights(kwargs["model"], state.global_step)
@@ -110,14 +97,10 @@ class StopOnNaNCallback(TrainerCallback):
         """Check the weights of the trained model.
 
         Args:
-            args (`TrainingArguments`):
-                Not used.
-            state (`TrainerState`):
-                The step.
-            control (`TrainerControl`):
-                Not used.
-            **kwargs (`Any`):
-                The model, and others that are not used.
+            args (`TrainingArguments`): Not used.
+            state (`TrainerState`): The step.
+            control (`TrainerControl`): Not used.
+            **kwargs (`Any`): The model; the others are not used.
         """
         check_finite_weights(kwargs["model"], state.global_step)
 
@@ -128,10 +111,8 @@ def check_finite_weights(model: torch.nn.Module, step: int) -> None:
     Reads all parameters and waits for each device once.
 
     Args:
-        model (`torch.nn.Module`):
-            The model, wrapped or not.
-        step (`int`):
-            Number of updates so far, for the message.
+        model (`torch.nn.Module`): The model, wrapped or not.
+        step (`int`): Number of updates so far, for the message.
 
     Raises:
         ValueError: if a parameter holds nan or infinity; the message names the first one.
