@@ -10,8 +10,33 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from transformers import ProgressCallback, TrainerControl, TrainerState, TrainingArguments
 
 from ..data.line_files import replacing_file
+
+
+class ReadableProgress(ProgressCallback):
+    """The stock progress bar, with a readable line for the loss in place of a dictionary."""
+
+    def on_log(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        logs: dict[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """Write step and loss above the bar.
+
+        Args:
+            args (`TrainingArguments`): Not used.
+            state (`TrainerState`): The step.
+            control (`TrainerControl`): Not used.
+            logs (`dict[str, Any]`, *optional*): The values to log.
+            **kwargs (`Any`): Not used.
+        """
+        if state.is_world_process_zero and self.training_bar is not None and logs is not None and "loss" in logs:
+            self.training_bar.write(f"step {state.global_step:>5}   loss {float(logs['loss']):.3f}")
 
 
 def describe_environment(*packages: str) -> dict[str, dict[str, Any]]:
