@@ -156,9 +156,7 @@ def main() -> None:
 
     trainer.save_model()
     same = translate_in_new_process(output_dir, test["source"]) == translations
-    print(
-        f"Saved to {output_dir}/; after loading in a new process, translations are {'the same' if same else 'DIFFERENT'}."
-    )
+    print(f"Saved to {output_dir}/; a new process that loads it gives {'the same' if same else 'OTHER'} translations.")
     plot_training_curve(trainer.state.log_history).savefig(output_dir / "training_curve.png", dpi=120)
     draw_attention(model, tokenizer, "Tuesday, the 3rd of March 1998", output_dir / "attention.png")
     print(f"Pictures: {output_dir / 'attention.png'} and {output_dir / 'training_curve.png'}")

@@ -129,7 +129,9 @@ class DataArguments:
     validation_file: str | None = field(default=None, metadata={"help": "The same for validation."})
     source_column: str = field(default="source", metadata={"help": "Column of the source, or its language code."})
     target_column: str = field(default="target", metadata={"help": "Column of the target, or its language code."})
-    train_source_file: str | None = field(default=None, metadata={"help": "Text file, one source sentence a line."})
+    train_source_file: str | None = field(
+        default=None, metadata={"help": "Text file with one source sentence per line."}
+    )
     train_target_file: str | None = field(default=None, metadata={"help": "Its translations, line by line."})
     validation_source_file: str | None = field(default=None, metadata={"help": "The same for validation."})
     validation_target_file: str | None = field(default=None, metadata={"help": "The same for validation."})

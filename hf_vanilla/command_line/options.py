@@ -80,7 +80,7 @@ def parse_arguments(*dataclass_types: Any, description: str | None) -> tuple[Any
     ]
     parser = HfArgumentParser(
         dataclass_types,
-        # argparse would list all options here, and those of transformers' trainer alone fill a screen.
+        # argparse would list all options here, and transformers' training arguments fill a screen.
         usage="%(prog)s --option value ... | options.json",
         description=description,
         formatter_class=partial(HelpFormatter, own=own),

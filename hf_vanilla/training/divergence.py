@@ -118,7 +118,7 @@ def check_finite_weights(model: torch.nn.Module, step: int) -> None:
         ValueError: if a parameter holds nan or infinity; the message names the first one.
     """
     parameters = dict(model.named_parameters())
-    # Of a sharded parameter the local part: a collective would hang where one process saves alone.
+    # Only the local part of a sharded parameter: a collective would hang if one process saves alone.
     local = (each.to_local() if isinstance(each, DTensor) else each for each in parameters.values())
     is_finite = [torch.isfinite(each).all() for each in local]
     # The layers of one model may be spread over several devices.

@@ -284,7 +284,7 @@ class VanillaTrainer(PatientPushes, Seq2SeqTrainer):
         Args:
             dataloader (`DataLoader`): The batches.
             description (`str`): Name of the loop in the log.
-            prediction_loss_only (`bool`, *optional*): Whether to compute the loss alone.
+            prediction_loss_only (`bool`, *optional*): Whether to compute only the loss.
             ignore_keys (`list[str]`, *optional*): Outputs of the model to leave out.
             metric_key_prefix (`str`, *optional*, defaults to `"eval"`): Prefix of the metrics' names.
 
@@ -326,7 +326,7 @@ class VanillaTrainer(PatientPushes, Seq2SeqTrainer):
         Args:
             model (`torch.nn.Module`): The model.
             inputs (`dict`): Its arguments.
-            prediction_loss_only (`bool`): Whether to compute the loss alone.
+            prediction_loss_only (`bool`): Whether to compute only the loss.
             ignore_keys (`list[str]`, *optional*): Outputs of the model to leave out.
             **gen_kwargs (`Any`): Arguments of `generate`.
 

@@ -46,7 +46,7 @@ def peak_megabytes() -> float:
 
 
 def measure(arguments: MemoryBenchmarkArguments, sentences: int) -> float:
-    """Train two steps of so many sentences, or predict them, and return by how many megabytes the peak rises."""
+    """Train two steps with a number of sentences, or estimate them, and return the rise of the peak in megabytes."""
     set_seed(0)
     sizes = {"d_model": 128, "encoder_layers": 2, "decoder_layers": 2} if arguments.quick else {}
     config = VanillaTransformerConfig.preset("base", vocab_size=VOCAB_SIZE, **sizes)

@@ -1,4 +1,4 @@
-"""A stock trainer with `StopOnNaNCallback`: what it stops at, and what it has saved by then."""
+"""A stock trainer with `StopOnNaNCallback`: when it stops, and what is saved by then."""
 
 import math
 import os
@@ -49,13 +49,13 @@ def test_stock_trainer_stops_before_it_saves(tmp_path, poisoned_step, changes, m
     assert os.listdir(tmp_path) == saved
 
 
-def test_a_sound_training_is_left_alone(tmp_path):
+def test_finite_training_is_not_stopped(tmp_path):
     saving = {**LOGGED, **EVALUATED, "save_strategy": "steps", "save_steps": 3}
     stock_trainer(tmp_path, poisoned_step=99, **saving).train()
     assert sorted(os.listdir(tmp_path)) == ["checkpoint-3", "checkpoint-6"]
 
 
-def test_infinite_gradients_are_normal_with_loss_scaling(tmp_path):
+def test_infinite_gradients_are_accepted_with_loss_scaling(tmp_path):
     trainer = stock_trainer(tmp_path, poisoned_step=99)
     log = (trainer.args, TrainerState(), TrainerControl(), {"loss": 2.5, "grad_norm": math.inf})
     StopOnNaNCallback().on_log(*log, optimizer=SimpleNamespace(scaler="a GradScaler"))
