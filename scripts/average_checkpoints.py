@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""Average checkpoints of a training run, as the paper does with the last 5 (base) or 20 (big) of its own.
+"""Average checkpoints of a training run, as the paper does with the last 5 (base) or 20 (big).
 
 The mean of the weights of several checkpoints usually translates better than any one of them. The result is a folder
 like any checkpoint: `AutoModelForSeq2SeqLM.from_pretrained("averaged")` loads it.
@@ -25,7 +25,7 @@ from hf_vanilla.training import average_checkpoints, best_checkpoints, last_chec
 
 @dataclass
 class AverageArguments:
-    """What to average, and where to write it. Say which checkpoints in one way: `last`, `best` or `checkpoints`."""
+    """The checkpoints, selected by one of `last`, `best` and `checkpoints`, and where to write their average."""
 
     output_dir: str | None = field(
         default=None,
@@ -36,19 +36,16 @@ class AverageArguments:
     )
     run_dir: str | None = field(
         default=None,
-        metadata={
-            "help": "Folder of a training run (its --output_dir), which holds checkpoint-1000, checkpoint-2000 ..."
-        },
+        metadata={"help": "Folder of a training run (its --output_dir), with checkpoint-1000, checkpoint-2000 ..."},
     )
-    last: int | None = field(default=None, metadata={"help": "Average this many checkpoints from the end of the run."})
+    last: int | None = field(default=None, metadata={"help": "Average this many last checkpoints of the run."})
     best: int | None = field(
-        default=None, metadata={"help": "Average this many checkpoints, those with the best value of --metric."}
+        default=None, metadata={"help": "Average this many checkpoints with the best values of --metric."}
     )
     metric: str | None = field(
         default=None,
         metadata={
-            "help": "What --best compares: the name of a figure in the run's evaluations, such as eval_bleu or "
-            "eval_loss. Unset: eval_loss."
+            "help": "Metric of the run's evaluations that --best compares, such as eval_bleu. Default: eval_loss."
         },
     )
     checkpoints: list[str] | None = field(
@@ -58,22 +55,22 @@ class AverageArguments:
     overwrite: bool = field(default=False, metadata={"help": "Replace --output_dir if there is a model in it."})
 
     def __post_init__(self) -> None:
-        ways = [name for name in ("last", "best", "checkpoints") if getattr(self, name) is not None]
-        if len(ways) != 1:
-            given = " and ".join(f"--{name}" for name in ways) or "none"
-            raise ValueError(f"Say which checkpoints with one of --last, --best and --checkpoints; got {given}.")
-        if (self.run_dir is None) != (ways == ["checkpoints"]):
-            raise ValueError("--last and --best need --run_dir, and --checkpoints stands without it.")
+        selections = [name for name in ("last", "best", "checkpoints") if getattr(self, name) is not None]
+        if len(selections) != 1:
+            given = " and ".join(f"--{name}" for name in selections) or "none"
+            raise ValueError(f"Select checkpoints with one of --last, --best and --checkpoints; got {given}.")
+        if (self.run_dir is None) != (selections == ["checkpoints"]):
+            raise ValueError("--last and --best need --run_dir; --checkpoints can't be combined with it.")
         if self.output_dir is None and self.run_dir is None:
-            raise ValueError("--checkpoints needs --output_dir: say where the average shall go.")
+            raise ValueError("--checkpoints needs --output_dir, the folder to write to.")
         if self.output_dir is None:
-            self.output_dir = str(Path(str(self.run_dir)) / f"averaged-{ways[0]}-{getattr(self, ways[0])}")
+            self.output_dir = str(Path(str(self.run_dir)) / f"averaged-{selections[0]}-{getattr(self, selections[0])}")
         if self.metric is not None and self.best is None:
-            raise ValueError("--metric is for --best, which is not given.")
+            raise ValueError("--metric needs --best.")
 
 
 def choose_checkpoints(arguments: AverageArguments) -> list[Path]:
-    """Return the folders that the arguments ask for, in order of their steps."""
+    """Return the folders that the arguments select."""
     if arguments.run_dir is None:
         return [Path(checkpoint) for checkpoint in arguments.checkpoints or []]
     if arguments.best is not None:

@@ -1,11 +1,11 @@
 #!/usr/bin/env python
-"""Train a small Transformer to read dates as people write them, and look at what it learnt. Takes about two minutes.
+"""Train a small Transformer to read dates as people write them, and look at the results. Takes about two minutes.
 
     python scripts/demo.py --output_dir demo_output
 
-Everything is made on the spot: the corpus ("Tuesday, the 3rd of March 1998" -> "1998-03-03"), the tokenizer and the
-model, which transformers' own Seq2SeqTrainer trains. Then a second Python process loads the result with
-AutoModelForSeq2SeqLM and must translate as the first one did.
+The corpus ("Tuesday, the 3rd of March 1998" -> "1998-03-03") is generated, a tokenizer is trained on it, and
+transformers' own Seq2SeqTrainer trains the model. Then a second Python process loads the model with
+AutoModelForSeq2SeqLM and must give the same translations.
 """
 
 import json
@@ -26,9 +26,10 @@ from transformers import (
 
 from hf_vanilla import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
 from hf_vanilla.command_line.options import parse_arguments, run
+from hf_vanilla.command_line.report import ReadableProgress
 from hf_vanilla.data import date_corpus, tokenize_parallel_dataset
 from hf_vanilla.data.tokenization import train_tokenizer
-from hf_vanilla.training import paper_training_arguments
+from hf_vanilla.training import StopOnNaNCallback, paper_training_arguments
 from hf_vanilla.visualization import plot_attention, plot_training_curve
 
 
@@ -42,11 +43,11 @@ class DemoArguments:
 
     output_dir: str = field(default="demo_output", metadata={"help": "Folder of the model and the pictures."})
     train_size: int = field(default=20_000, metadata={"help": "Number of dates to learn from."})
-    test_size: int = field(default=1_000, metadata={"help": "Number of other dates to be asked for."})
-    epochs: int = field(default=8, metadata={"help": "How often to go through them."})
-    seed: int = field(default=0, metadata={"help": "Decides the dates, the first weights and the order."})
+    test_size: int = field(default=1_000, metadata={"help": "Number of other dates to test with."})
+    epochs: int = field(default=8, metadata={"help": "Passes over them."})
+    seed: int = field(default=0, metadata={"help": "Seed of the dates, the initial weights and the order."})
     reload_from: str | None = field(
-        default=None, metadata={"help": "Only translate, with the model in this folder: lines in, a JSON list out."}
+        default=None, metadata={"help": "Only translate standard input with the model in this folder, to a JSON list."}
     )
 
 
@@ -58,17 +59,8 @@ def build_model(tokenizer) -> VanillaTransformerForConditionalGeneration:
     return VanillaTransformerForConditionalGeneration(config)
 
 
-class ReadableProgress(ProgressCallback):
-    """The stock progress bar, with a line that a person reads instead of a dictionary."""
-
-    def on_log(self, args, state, control, logs=None, **kwargs) -> None:
-        """Write step and loss above the bar."""
-        if state.is_world_process_zero and self.training_bar is not None and logs is not None and "loss" in logs:
-            self.training_bar.write(f"step {state.global_step:>5}   loss {float(logs['loss']):.3f}")
-
-
 def train(model, tokenizer, dataset, arguments: DemoArguments) -> Seq2SeqTrainer:
-    """Train with the stock trainer and the paper's optimiser; so short a run ends better with a linear decay."""
+    """Train with the stock trainer and the paper's optimizer; a linear decay suits so short a run better."""
     training_args = paper_training_arguments(
         model.config,
         arguments.output_dir,
@@ -89,6 +81,7 @@ def train(model, tokenizer, dataset, arguments: DemoArguments) -> Seq2SeqTrainer
         train_dataset=dataset,
         processing_class=tokenizer,
         data_collator=DataCollatorForSeq2Seq(tokenizer, model=model),
+        callbacks=[StopOnNaNCallback()],
     )
     trainer.remove_callback(ProgressCallback)
     trainer.add_callback(ReadableProgress)
@@ -108,7 +101,7 @@ def translate(model, tokenizer, texts: list[str], batch_size: int = 250) -> list
 
 
 def translate_in_new_process(folder: Path, texts: list[str]) -> list[str]:
-    """Let a fresh Python process load the folder and translate."""
+    """Load the folder and translate in a new Python process."""
     command = [sys.executable, __file__, "--reload_from", str(folder)]
     result = subprocess.run(command, input="\n".join(texts), capture_output=True, text=True, check=True)
     return json.loads(result.stdout.splitlines()[-1])
@@ -116,7 +109,7 @@ def translate_in_new_process(folder: Path, texts: list[str]) -> list[str]:
 
 @torch.no_grad()
 def draw_attention(model, tokenizer, text: str, path: Path) -> None:
-    """Draw what each written token looked at."""
+    """Draw the attention of each target token to the source."""
     source = tokenizer(text, return_tensors="pt").to(model.device)
     target = model.generate(**source)
     model.set_attn_implementation("eager")
@@ -131,16 +124,16 @@ def draw_attention(model, tokenizer, text: str, path: Path) -> None:
 
 
 def show_results(test, translations: list[str]) -> float:
-    """Print a few examples and return the share of exact matches."""
+    """Print a few examples, and return the share of exact matches."""
     for source, expected, got in list(zip(test["source"], test["target"], translations, strict=True))[:SHOWN_EXAMPLES]:
-        print(f"  {source:<40} {got}{'' if got == expected else f'   (should be {expected})'}")
+        print(f"  {source:<40} {got}{'' if got == expected else f'   (expected {expected})'}")
     right = sum(got == expected for got, expected in zip(translations, test["target"], strict=True))
-    print(f"\n{right} of {len(translations)} dates that it never saw are right: {right / len(translations):.1%}")
+    print(f"\n{right} of {len(translations)} unseen dates are right: {right / len(translations):.1%}")
     return right / len(translations)
 
 
 def main() -> None:
-    """Make the corpus, train, show, save, reload and draw."""
+    """Generate the corpus, train, show results, save, reload and draw."""
     (arguments,) = parse_arguments(DemoArguments, description=__doc__)
     if arguments.reload_from is not None:
         model = AutoModelForSeq2SeqLM.from_pretrained(arguments.reload_from)
@@ -157,22 +150,20 @@ def main() -> None:
     print(f"\nTraining {model.num_parameters():,} parameters on {len(pairs):,} dates.\n")
     trainer = train(model, tokenizer, tokenize_parallel_dataset(pairs, tokenizer), arguments)
 
-    print("\nDates that it never saw:\n")
+    print("\nUnseen dates:\n")
     translations = translate(model, tokenizer, test["source"])
     accuracy = show_results(test, translations)
 
     trainer.save_model()
     same = translate_in_new_process(output_dir, test["source"]) == translations
-    print(
-        f"Saved to {output_dir}/; a new process that loads it translates {'just the same' if same else 'DIFFERENTLY'}."
-    )
+    print(f"Saved to {output_dir}/; a new process that loads it gives {'the same' if same else 'OTHER'} translations.")
     plot_training_curve(trainer.state.log_history).savefig(output_dir / "training_curve.png", dpi=120)
     draw_attention(model, tokenizer, "Tuesday, the 3rd of March 1998", output_dir / "attention.png")
     print(f"Pictures: {output_dir / 'attention.png'} and {output_dir / 'training_curve.png'}")
     if not same or accuracy < EXPECTED_ACCURACY:
         sys.exit(
-            f"Expected the same translations and at least {EXPECTED_ACCURACY:.0%} of the dates right; fewer dates or "
-            "epochs than the defaults teach it less."
+            f"Expected the same translations and at least {EXPECTED_ACCURACY:.0%} of the dates right; with fewer "
+            "dates or epochs than the defaults it learns less."
         )
 
 

@@ -1,8 +1,8 @@
 #!/usr/bin/env python
-"""Pre-train a tiny BERT on English that every Python ships, in minutes on a CPU, and let it fill masks.
+"""Pre-train a tiny BERT on English text that comes with Python, in minutes on a CPU, and fill masks with it.
 
-The text is Python's own: the help topics of the interpreter and the docstrings of the standard library. At the end
-the model is loaded again with `AutoModelForMaskedLM` and fills masks in sentences that it never saw.
+The text are the help topics of the interpreter and the docstrings of the standard library. At the end the model is
+loaded with `AutoModelForMaskedLM` and fills masks in unseen sentences.
 """
 
 import sys
@@ -16,17 +16,18 @@ from transformers.utils import logging
 from hf_vanilla import VanillaBertConfig, VanillaBertForPreTraining
 from hf_vanilla.command_line.checks import without_load_report
 from hf_vanilla.command_line.options import parse_arguments, run
+from hf_vanilla.command_line.report import ReadableProgress
 from hf_vanilla.data import build_pretraining_dataset, mask_statically, python_documentation
 from hf_vanilla.data.tokenization import train_wordpiece_tokenizer
 from hf_vanilla.metrics import PretrainingMetrics
 from hf_vanilla.training import Phase, PretrainingTrainer, bert_training_arguments
 
 
-HELD_OUT_EVERY = 20  # of so many documents one is kept for the test
+HELD_OUT_EVERY = 20  # one of this many documents is kept for the test
 VOCAB_SIZE = 4000
-# Length and share of the updates. What stands beside a word is learnt much sooner from short sequences.
+# Length and share of the updates. Short sequences teach the context of words much sooner.
 PHASES = ((32, 0.8), (128, 0.2))
-# Not from the documents; each has one word that the rest of the sentence gives away.
+# Not from the documents; each mask can be inferred from the rest of its sentence.
 QUESTIONS = (
     "if the file does not exist , an exception is [MASK] .",
     "return [MASK] if the two objects are equal , false otherwise .",
@@ -41,17 +42,8 @@ class DemoArguments:
 
     output_dir: str = field(default="demo_bert_output", metadata={"help": "Folder of the model."})
     max_steps: int = field(default=2600, metadata={"help": "Number of updates."})
-    documents: int = field(default=3000, metadata={"help": "Most documents to learn from."})
-    seed: int = field(default=0, metadata={"help": "Decides the first weights, the order and the masks."})
-
-
-class ReadableProgress(ProgressCallback):
-    """The stock progress bar, with a line that a person reads instead of a dictionary."""
-
-    def on_log(self, args, state, control, logs=None, **kwargs) -> None:
-        """Write step and loss above the bar."""
-        if self.training_bar is not None and logs is not None and "loss" in logs:
-            self.training_bar.write(f"step {state.global_step:>5}   loss {float(logs['loss']):.3f}")
+    documents: int = field(default=3000, metadata={"help": "Most documents to train on."})
+    seed: int = field(default=0, metadata={"help": "Seed of the initial weights, the order and the masks."})
 
 
 def train(model, tokenizer, phases, held_out, arguments: DemoArguments) -> PretrainingTrainer:
@@ -89,7 +81,7 @@ def train(model, tokenizer, phases, held_out, arguments: DemoArguments) -> Pretr
 
 
 def main() -> None:
-    """Read, train, measure, save, load again, fill masks."""
+    """Read the text, train, evaluate, save, reload and fill masks."""
     (arguments,) = parse_arguments(DemoArguments, description=__doc__)
     logging.set_verbosity_error()
     set_seed(arguments.seed)
@@ -106,16 +98,16 @@ def main() -> None:
         "tiny", vocab_size=len(tokenizer), hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0
     )
     model = VanillaBertForPreTraining(config)
-    print(f"\nTraining {model.num_parameters():,} parameters on {len(corpus):,} documents of Python's own text.\n")
+    print(f"\nTraining {model.num_parameters():,} parameters on {len(corpus):,} documents of Python's text.\n")
     trainer = train(model, tokenizer, phases, held_out, arguments)
 
     measured = trainer.evaluate()
     print(
-        f"\nIn {len(test)} documents that it never saw: {measured['eval_mlm_accuracy']:.1%} of the masked tokens "
+        f"\nOn {len(test)} unseen documents {measured['eval_mlm_accuracy']:.1%} of the masked tokens "
         f"and {measured['eval_nsp_accuracy']:.1%} of the next sentences are right.\n"
     )
     trainer.save_model()
-    with without_load_report():  # of the head for next sentences, which this task does not need
+    with without_load_report():  # it lists the next-sentence head as unused
         fill = pipeline("fill-mask", model=arguments.output_dir, device=-1)  # through AutoModelForMaskedLM
     for question in QUESTIONS:
         words = ", ".join(f"{guess['token_str']} {guess['score']:.0%}" for guess in fill(question, top_k=4))

@@ -1,11 +1,11 @@
 #!/usr/bin/env python
-r"""Measure a pre-trained BERT on documents that it never saw: masked tokens and next sentences.
+r"""Evaluate a pre-trained BERT on unseen documents: masked tokens and next sentences.
 
     python scripts/evaluate_bert.py --model runs/bert --files held_out.jsonl.gz other.txt --results_file results.json
 
-Each file gives figures of its own. The documents are packed into pairs as in pre-training; 15 % of the tokens, chosen
-once and for all by --seed, are to be predicted. A model without a next-sentence head is measured on masked tokens
-alone. The losses of models with different vocabularies can't be compared.
+Each file is evaluated separately. The documents are packed into pairs as in pre-training; 15 % of the tokens, which
+--seed decides, are masked. A model without a next-sentence head is evaluated on masked tokens only. The losses of
+models with different vocabularies can't be compared.
 """
 
 import json
@@ -18,7 +18,7 @@ import torch
 from transformers import AutoModelForPreTraining, AutoTokenizer, DataCollatorForTokenClassification
 from transformers.utils import logging
 
-import hf_vanilla  # noqa: F401  (the Auto classes learn our models)
+import hf_vanilla  # noqa: F401  (registers the models)
 from hf_vanilla.command_line.checks import check_files, check_models, check_results_file, explained_loading
 from hf_vanilla.command_line.options import parse_arguments, run
 from hf_vanilla.command_line.report import write_report
@@ -33,20 +33,20 @@ NEXT_SENTENCE_HEAD = "cls.seq_relationship.weight"
 
 @dataclass
 class EvaluationArguments:
-    """What to measure, and on what."""
+    """The model, the documents and the report."""
 
     model: str = field(metadata={"help": "Folder or Hub name of the model and its tokenizer."})
-    files: list[str] = field(
-        metadata={"help": "Documents: .jsonl, .json, .csv, .parquet or plain text, or .gz of it."}
-    )
+    files: list[str] = field(metadata={"help": "Documents: .jsonl, .json, .csv, .parquet or plain text, also as .gz."})
     text_column: str = field(default="text", metadata={"help": "Column of the text."})
     max_length: int = field(default=128, metadata={"help": "Tokens of a pair."})
     mlm_probability: float = field(default=0.15, metadata={"help": "Share of tokens to predict."})
-    batch_size: int = field(default=32, metadata={"help": "Pairs at once."})
-    seed: int = field(default=0, metadata={"help": "Decides pairs and masks."})
-    results_file: str | None = field(default=None, metadata={"help": "JSON file for figures, versions and machine."})
-    commands: list[str] = field(default_factory=list, metadata={"help": "The commands that made the model."})
-    notes: list[str] = field(default_factory=list, metadata={"help": "More facts, each as name=value."})
+    batch_size: int = field(default=32, metadata={"help": "Pairs of a batch."})
+    seed: int = field(default=0, metadata={"help": "Seed of pairs and masks."})
+    results_file: str | None = field(default=None, metadata={"help": "JSON file for metrics, versions and machine."})
+    commands: list[str] = field(
+        default_factory=list, metadata={"help": "The commands that trained the model, for the report."}
+    )
+    notes: list[str] = field(default_factory=list, metadata={"help": "More facts for the report, each as name=value."})
 
     def __post_init__(self):
         for note in self.notes:
@@ -57,7 +57,7 @@ class EvaluationArguments:
 def measure(
     model, tokenizer, path: str, arguments: EvaluationArguments, *, with_next_sentence: bool
 ) -> dict[str, Any]:
-    """Return the figures of one file."""
+    """Return the metrics of one file."""
     documents = load_documents(data_files=[path], text_column=arguments.text_column)
     pairs = build_pretraining_dataset(documents, tokenizer, max_length=arguments.max_length, seed=arguments.seed)
     masked = mask_statically(
@@ -93,7 +93,7 @@ def measure(
 
 
 def main() -> None:
-    """Load the model, measure it on each file, and perhaps write the result."""
+    """Load the model, evaluate it on each file, and report."""
     (arguments,) = parse_arguments(EvaluationArguments, description=__doc__)
     logging.set_verbosity_error()
     check_files(files=arguments.files)

@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-r"""Fine-tune BERT to classify texts or pairs of texts, or to give them a number, from any checkpoint or from nothing.
+r"""Fine-tune BERT to classify texts or pairs of texts, or for regression, from a checkpoint or from scratch.
 
 A task of GLUE, from the Hub:
 
@@ -11,10 +11,10 @@ Your own files (.json, .jsonl, .csv, .tsv, .parquet), with the names of their co
         --train_file train.csv --validation_file val.csv --text_column review --label_column stars \
         --seeds 1 2 3 --results_file results.json --output_dir runs/reviews
 
-Labels may be names or numbers; lists of them are several labels of one text; fractions are a regression. With --seeds
-the training is repeated, and the median, best and worst of the main score are told. --from_scratch starts from random
-weights of the same size, to see what pre-training gives. The same command again goes on where a stopped one was. All
-options may also stand in one JSON file.
+Labels can be names or numbers; lists of them mean several labels of one text; fractions mean a regression. With
+--seeds the training is repeated, and the median, best and worst of the main score are printed. --from_scratch starts
+from random weights of the same size, to measure the effect of pre-training. Run the same command again to resume an
+interrupted one. All options can also be in a JSON file.
 """
 
 import logging
@@ -27,7 +27,7 @@ from transformers import (
     DataCollatorWithPadding,
 )
 
-import hf_vanilla  # noqa: F401  (the Auto classes learn our models)
+import hf_vanilla  # noqa: F401  (registers the models)
 from hf_vanilla.command_line.checks import check_output_dir
 from hf_vanilla.command_line.finetuning import (
     TestedTaskArguments,
@@ -57,7 +57,7 @@ GLUE: dict[str, tuple[tuple[str, ...], str]] = {
     "stsb": (("sentence1", "sentence2"), "spearman"),
     "wnli": (("sentence1", "sentence2"), "accuracy"),
 }
-# What `ClassificationMetrics` gives, the main score first.
+# The scores of `ClassificationMetrics`, the main one first.
 SCORES = {
     "single_label_classification": ("accuracy", "f1", "matthews"),
     "multi_label_classification": ("f1_micro", "f1_macro", "accuracy"),
@@ -67,16 +67,20 @@ SCORES = {
 
 @dataclass
 class TaskArguments(TestedTaskArguments):
-    """Which model, which data, how often."""
+    """The model, the data and the seeds."""
 
     task_name: str | None = field(default=None, metadata={"help": f"A task of GLUE: {', '.join(GLUE)}."})
     text_column: str = field(default="text", metadata={"help": "Column of the text."})
     text_pair_column: str | None = field(default=None, metadata={"help": "Column of the second text of a pair."})
     label_column: str = field(default="label", metadata={"help": "Column of the label."})
-    regression: bool = field(default=False, metadata={"help": "Labels are numbers to predict, even if whole ones."})
-    max_length: int = field(default=128, metadata={"help": "Most tokens of a text or pair; more is cut."})
+    regression: bool = field(
+        default=False, metadata={"help": "Predict the labels as numbers, even if they are integers."}
+    )
+    max_length: int = field(
+        default=128, metadata={"help": "Most tokens of a text or pair; longer ones are truncated."}
+    )
     main_score: str | None = field(
-        default=None, metadata={"help": "The score that counts: accuracy, f1, matthews, pearson, spearman, ..."}
+        default=None, metadata={"help": "The score to compare by: accuracy, f1, matthews, pearson, spearman, ..."}
     )
 
     def __post_init__(self):
@@ -86,15 +90,15 @@ class TaskArguments(TestedTaskArguments):
         if self.task_name is not None and self.task_name not in GLUE:
             raise ValueError(f"`task_name` must be one of {', '.join(GLUE)}; got {self.task_name!r}.")
         if self.train_file is not None and self.validation_file is None:
-            raise ValueError("`validation_file` is missing: say what to measure on.")
+            raise ValueError("`validation_file` is missing; give a file to evaluate on.")
 
-    def needed(self):
-        """Name the options that must be given; a task of GLUE has its files on the Hub."""
+    def required(self):
+        """Return the names of the options that must be given; GLUE's files are on the Hub."""
         return ("model_name_or_path",)
 
 
 def load_splits(arguments: TaskArguments) -> tuple[dict[str, Dataset], list[str]]:
-    """Load the splits with their text columns and `label`, and name the text columns."""
+    """Load the splits with their text columns and `label`, and return them with the names of the text columns."""
     if arguments.task_name is not None:
         loaded = load_dataset("nyu-mll/glue", arguments.task_name)
         validation = "validation_matched" if arguments.task_name == "mnli" else "validation"
@@ -107,7 +111,7 @@ def load_splits(arguments: TaskArguments) -> tuple[dict[str, Dataset], list[str]
 
 
 def get_labels(arguments: TaskArguments, train: Dataset) -> Labels:
-    """Find out what the labels are; the Hub tells the names of GLUE's."""
+    """Return the labels; the datasets of GLUE have their names."""
     names = getattr(train.features["label"], "names", None)
     if names is not None:
         return Labels("single_label_classification", list(names))
@@ -115,15 +119,17 @@ def get_labels(arguments: TaskArguments, train: Dataset) -> Labels:
 
 
 def encode(splits: dict[str, Dataset], texts: list[str], labels: Labels, tokenizer, max_length: int):
-    """Turn texts and labels into what the model reads."""
+    """Tokenize texts and encode labels."""
     encoded = {}
     for name, split in splits.items():
         columns = tokenizer(
             *(list(map(str, split[column][:])) for column in texts), truncation=True, max_length=max_length
         )
-        cut = sum(len(ids) == max_length for ids in columns["input_ids"])
-        if cut:
-            logger.info(f"{name}: {cut} of {len(split)} inputs reach --max_length ({max_length}); more was cut.")
+        truncated = sum(len(ids) == max_length for ids in columns["input_ids"])
+        if truncated:
+            logger.info(
+                f"{name}: {truncated} of {len(split)} inputs reach --max_length ({max_length}) and may be truncated."
+            )
         given = split["label"][:]
         if getattr(split.features["label"], "names", None) is not None:
             given = split.features["label"].int2str(given)
@@ -133,7 +139,7 @@ def encode(splits: dict[str, Dataset], texts: list[str], labels: Labels, tokeniz
 
 
 def prepare(arguments: TaskArguments, training_args: FinetuningArguments) -> FinetuningTask:
-    """Load the data, and say how model and trainer are made."""
+    """Load the data, and define how to make the trainer."""
     check_output_dir(training_args.output_dir)
 
     # 1. data
@@ -165,7 +171,7 @@ def prepare(arguments: TaskArguments, training_args: FinetuningArguments) -> Fin
 
 
 def main() -> None:
-    """Prepare, train once with each seed, report."""
+    """Prepare the task, train once with each seed, report."""
     arguments, training_args = parse_task_arguments(TaskArguments, description=__doc__)
     train_and_report(prepare(arguments, training_args), arguments, training_args)
 

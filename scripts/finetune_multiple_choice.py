@@ -1,13 +1,13 @@
 #!/usr/bin/env python
-r"""Fine-tune BERT to choose the right ending, from any checkpoint or from nothing.
+r"""Fine-tune BERT to choose the right ending, from a checkpoint or from scratch.
 
     python scripts/finetune_multiple_choice.py --model_name_or_path runs/bert \
         --train_file train.jsonl --validation_file val.jsonl --output_dir runs/endings
 
-Each row of the files (.json, .jsonl, .parquet, perhaps .gz) has a beginning (`sent1`), a list of `endings`, and as
-`label` the number of the right one, from 0. With --seeds the training is repeated, and the median, best and worst
-accuracy is told. --from_scratch starts from random weights of the same size, to see what pre-training gives. The same
-command again goes on where a stopped one was. All options may also stand in one JSON file.
+Each row of the files (.json, .jsonl, .parquet, also as .gz) has a beginning (`sent1`), a list of `endings`, and as
+`label` the index of the right one, from 0. With --seeds the training is repeated, and the median, best and worst
+accuracy are printed. --from_scratch starts from random weights of the same size, to measure the effect of
+pre-training. Run the same command again to resume an interrupted one. All options can also be in a JSON file.
 """
 
 import logging
@@ -20,7 +20,7 @@ from transformers import (
     DataCollatorForMultipleChoice,
 )
 
-import hf_vanilla  # noqa: F401  (the Auto classes learn our models)
+import hf_vanilla  # noqa: F401  (registers the models)
 from hf_vanilla.command_line.checks import check_output_dir
 from hf_vanilla.command_line.finetuning import (
     TestedTaskArguments,
@@ -41,12 +41,14 @@ logger = logging.getLogger("finetune_multiple_choice")
 
 @dataclass
 class TaskArguments(TestedTaskArguments):
-    """Which model, which data, how often."""
+    """The model, the data and the seeds."""
 
     text_column: str = field(default="sent1", metadata={"help": "Column of the beginning."})
     endings_column: str = field(default="endings", metadata={"help": "Column of the endings."})
-    label_column: str = field(default="label", metadata={"help": "Column of the number of the right one."})
-    max_length: int = field(default=128, metadata={"help": "Most tokens of beginning and ending; more is cut."})
+    label_column: str = field(default="label", metadata={"help": "Column of the index of the right ending."})
+    max_length: int = field(
+        default=128, metadata={"help": "Most tokens of beginning and ending; longer ones are truncated."}
+    )
 
 
 def encode(name: str, rows: Dataset, arguments: TaskArguments, tokenizer) -> Dataset:
@@ -74,7 +76,7 @@ def encode(name: str, rows: Dataset, arguments: TaskArguments, tokenizer) -> Dat
 
 
 def prepare(arguments: TaskArguments, training_args: FinetuningArguments) -> FinetuningTask:
-    """Load the data, and say how model and trainer are made."""
+    """Load the data, and define how to make the trainer."""
     files = given_files(arguments)
     check_output_dir(training_args.output_dir)
 
@@ -87,7 +89,7 @@ def prepare(arguments: TaskArguments, training_args: FinetuningArguments) -> Fin
     }
     logger.info(f"{len(data['train']):,} training rows")
 
-    # 2. model and trainer; the lengths of a row's choices are no length to group by
+    # 2. model and trainer; rows have several lengths and can't be grouped by one
     training_args.train_sampling_strategy = "random"
 
     def make_trainer(args: FinetuningArguments) -> ResilientPushTrainer:
@@ -106,7 +108,7 @@ def prepare(arguments: TaskArguments, training_args: FinetuningArguments) -> Fin
 
 
 def main() -> None:
-    """Prepare, train once with each seed, report."""
+    """Prepare the task, train once with each seed, report."""
     arguments, training_args = parse_task_arguments(TaskArguments, description=__doc__)
     train_and_report(prepare(arguments, training_args), arguments, training_args)
 

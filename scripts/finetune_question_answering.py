@@ -1,17 +1,17 @@
 #!/usr/bin/env python
-r"""Fine-tune BERT to find the answer to a question in a text, from any checkpoint or from nothing.
+r"""Fine-tune BERT to find the answer to a question in a text, from a checkpoint or from scratch.
 
     python scripts/finetune_question_answering.py --model_name_or_path runs/bert \
         --train_file train-v1.1.json --validation_file dev-v1.1.json --output_dir runs/squad
 
-The files are SQuAD's own, or have its articles line by line (.jsonl), or one question a row as on the Hub: `id`,
-`question`, `context`, `answers` (.jsonl, .parquet). A long text is read in windows that overlap (--doc_stride). If
-some questions of the training data have no answer, as in SQuAD 2.0, "no answer" is one of the answers.
+The files are in SQuAD's own format, or have one of its articles on each line (.jsonl), or one question in each row as
+on the Hub: `id`, `question`, `context`, `answers` (.jsonl, .parquet). Long texts are split into windows that overlap
+(--doc_stride). If some training questions have no answer, as in SQuAD 2.0, "no answer" is one of the answers.
 
-Each model's folder gets `predictions.json` ({id: answer}) and `nbest_predictions.json`, on the validation data. With
---seeds the training is repeated, and the median, best and worst F1 is told. --from_scratch starts from random weights
-of the same size, to see what pre-training gives. The same command again goes on where a stopped one was. All options
-may also stand in one JSON file.
+Each model's folder gets `predictions.json` ({id: answer}) and `nbest_predictions.json` for the validation data. With
+--seeds the training is repeated, and the median, best and worst F1 are printed. --from_scratch starts from random
+weights of the same size, to measure the effect of pre-training. Run the same command again to resume an interrupted
+one. All options can also be in a JSON file.
 """
 
 import json
@@ -26,7 +26,7 @@ from transformers import (
     EvalPrediction,
 )
 
-import hf_vanilla  # noqa: F401  (the Auto classes learn our models)
+import hf_vanilla  # noqa: F401  (registers the models)
 from hf_vanilla.command_line.checks import check_output_dir
 from hf_vanilla.command_line.finetuning import (
     CommonTaskArguments,
@@ -48,17 +48,17 @@ logger = logging.getLogger("finetune_question_answering")
 
 @dataclass
 class TaskArguments(CommonTaskArguments):
-    """Which model, which data, how often."""
+    """The model, the data and the seeds."""
 
     max_train_questions: int | None = field(
         default=None, metadata={"help": "Train on this many questions, drawn at random, instead of all."}
     )
     max_length: int = field(default=384, metadata={"help": "Most tokens of question and window."})
-    doc_stride: int = field(default=128, metadata={"help": "Tokens that neighbouring windows have in common."})
+    doc_stride: int = field(default=128, metadata={"help": "Tokens shared by neighbouring windows."})
     n_best: int = field(default=20, metadata={"help": "Answers of a question in nbest_predictions.json."})
     max_answer_length: int = field(default=30, metadata={"help": "Most tokens of an answer."})
     no_answer_threshold: float = field(
-        default=0.0, metadata={"help": "How much more 'no answer' must score than the best answer to come first."}
+        default=0.0, metadata={"help": "Margin by which 'no answer' must outscore the best answer."}
     )
 
     def __post_init__(self):
@@ -70,7 +70,7 @@ class TaskArguments(CommonTaskArguments):
 
 
 def load_split(path: str, most: int | None = None):
-    """Load questions, perhaps only some of them; which ones does not depend on the seed of a training."""
+    """Load all questions, or a random sample that does not depend on the seed of a training."""
     questions = load_questions(path)
     if most is None or most >= len(questions):
         return questions
@@ -78,7 +78,7 @@ def load_split(path: str, most: int | None = None):
 
 
 def write_answers(folder: Path, answers) -> None:
-    """Write the best answer and the n best of each question, as the official script names the files."""
+    """Write the best answer and the n best of each question, to the file names of the official script."""
     folder.mkdir(parents=True, exist_ok=True)
     contents = {
         "predictions.json": {identity: best[0].text for identity, best in answers.items()},
@@ -92,11 +92,11 @@ def write_answers(folder: Path, answers) -> None:
 
 
 def prepare(arguments: TaskArguments, training_args: FinetuningArguments) -> FinetuningTask:
-    """Load the data, and say how model and trainer are made."""
+    """Load the data, and define how to make the trainer."""
     files = given_files(arguments)
     check_output_dir(training_args.output_dir)
 
-    # 1. data; windows of like length stand together, which saves padding
+    # 1. data; windows of similar length share a batch, which saves padding
     questions = {
         "train": load_split(files["train"], arguments.max_train_questions),
         "validation": load_split(files["validation"]),
@@ -147,7 +147,7 @@ def prepare(arguments: TaskArguments, training_args: FinetuningArguments) -> Fin
 
 
 def main() -> None:
-    """Prepare, train once with each seed, report."""
+    """Prepare the task, train once with each seed, report."""
     arguments, training_args = parse_task_arguments(TaskArguments, description=__doc__)
     train_and_report(prepare(arguments, training_args), arguments, training_args)
 

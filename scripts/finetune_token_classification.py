@@ -1,13 +1,13 @@
 #!/usr/bin/env python
-r"""Fine-tune BERT to tag words, such as the names in a sentence, from any checkpoint or from nothing.
+r"""Fine-tune BERT to tag words, such as the names in a sentence, from a checkpoint or from scratch.
 
     python scripts/finetune_token_classification.py --model_name_or_path runs/bert \
         --train_file train.jsonl --validation_file val.jsonl --tags_column ner_tags --output_dir runs/names
 
-Each row of the files (.json, .jsonl, .parquet, perhaps .gz) has a list of words and a list of as many tags in BIO.
-With --seeds the training is repeated, and the median, best and worst F1 is told. --from_scratch starts from random
-weights of the same size, to see what pre-training gives. The same command again goes on where a stopped one was. All
-options may also stand in one JSON file.
+Each row of the files (.json, .jsonl, .parquet, also as .gz) has a list of words and a list of their BIO tags. With
+--seeds the training is repeated, and the median, best and worst F1 are printed. --from_scratch starts from random
+weights of the same size, to measure the effect of pre-training. Run the same command again to resume an interrupted
+one. All options can also be in a JSON file.
 """
 
 import logging
@@ -19,7 +19,7 @@ from transformers import (
     DataCollatorForTokenClassification,
 )
 
-import hf_vanilla  # noqa: F401  (the Auto classes learn our models)
+import hf_vanilla  # noqa: F401  (registers the models)
 from hf_vanilla.command_line.checks import check_output_dir
 from hf_vanilla.command_line.finetuning import (
     TestedTaskArguments,
@@ -41,18 +41,18 @@ logger = logging.getLogger("finetune_token_classification")
 
 @dataclass
 class TaskArguments(TestedTaskArguments):
-    """Which model, which data, how often."""
+    """The model, the data and the seeds."""
 
     tokens_column: str = field(default="tokens", metadata={"help": "Column of the words."})
     tags_column: str = field(default="tags", metadata={"help": "Column of their tags."})
-    max_length: int = field(default=128, metadata={"help": "Most tokens of a sentence; more is cut."})
+    max_length: int = field(default=128, metadata={"help": "Most tokens of a sentence; longer ones are truncated."})
     label_all_pieces: bool = field(
-        default=False, metadata={"help": "Train on all pieces of a word and not on the first alone."}
+        default=False, metadata={"help": "Train on all pieces of a word instead of only the first."}
     )
 
 
 def prepare(arguments: TaskArguments, training_args: FinetuningArguments) -> FinetuningTask:
-    """Load the data, and say how model and trainer are made."""
+    """Load the data, and define how to make the trainer."""
     files = given_files(arguments)
     check_output_dir(training_args.output_dir)
 
@@ -95,7 +95,7 @@ def prepare(arguments: TaskArguments, training_args: FinetuningArguments) -> Fin
 
 
 def main() -> None:
-    """Prepare, train once with each seed, report."""
+    """Prepare the task, train once with each seed, report."""
     arguments, training_args = parse_task_arguments(TaskArguments, description=__doc__)
     train_and_report(prepare(arguments, training_args), arguments, training_args)
 

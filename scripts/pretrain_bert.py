@@ -7,14 +7,14 @@ Plain text has blank lines between documents; in .jsonl, .csv and .parquet files
         --train_files encyclopedia.jsonl.gz novels.txt --validation_files held_out.jsonl.gz \
         --preset mini --vocab_size 16000 --max_tokens_per_batch 16384 --max_steps 20000 --output_dir runs/bert
 
-A data set of the Hub: --dataset_name wikimedia/wikipedia --dataset_config_name 20231101.simple.
-On from any BERT, with text of your own field: --model_name_or_path google-bert/bert-base-uncased.
+A dataset of the Hub: --dataset_name wikimedia/wikipedia --dataset_config_name 20231101.simple.
+Further pre-training of any BERT on text of your domain: --model_name_or_path google-bert/bert-base-uncased.
 
 Nine tenths of the updates have sequences of 128 tokens, the last tenth of 512, as in the paper. In a short run a small
-model gets past the mere frequencies of words sooner if it begins with still shorter ones: --phase_lengths 32 128 512
---phase_shares 0.15 0.75 0.1. The optimiser is the paper's unless you say otherwise. Run the same command again to go
-on with a run that was stopped; with other data or another model it is refused. `accelerate launch` and `torchrun` in
-place of `python` use several devices. All options may also stand in one JSON file, which is then the only argument.
+model learns more than word frequencies sooner if it starts with even shorter ones: --phase_lengths 32 128 512
+--phase_shares 0.15 0.75 0.1. The optimizer is the paper's by default. Run the same command again to resume an
+interrupted run; other data or another model is refused. `accelerate launch` and `torchrun` in place of `python` use
+several devices. All options can also be in a JSON file, which is then the only argument.
 """
 
 import logging
@@ -46,9 +46,9 @@ from hf_vanilla.training import (
     WarmupWarning,
     begin_run,
     folder_of_tokenizer,
-    hold_folder,
+    lock_run_folder,
+    resume_hint_on_interrupt,
     save_final_model,
-    told_how_to_go_on,
     train_to_end,
 )
 
@@ -57,23 +57,23 @@ logger = logging.getLogger("pretrain_bert")
 
 MODEL_SIZES = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
 REGULARISATION = ("hidden_dropout_prob", "attention_probs_dropout_prob")
-# Of the tokens in a batch that is evaluated; its logits over the whole vocabulary exist at once.
-MOST_PREDICTIONS = 0.15
+# Largest share of tokens predicted in an evaluation, whose logits over the whole vocabulary exist at once.
+MAX_PREDICTED_SHARE = 0.15
 
 
 @dataclass
 class ModelArguments:
-    """Which model and tokenizer to train."""
+    """The model and tokenizer to train."""
 
     model_name_or_path: str | None = field(
         default=None,
-        metadata={"help": "Go on from this BERT and its tokenizer (folder or Hub name) instead of starting anew."},
+        metadata={"help": "Train this BERT with its tokenizer (folder or Hub name) instead of a new one."},
     )
     preset: str = field(
         default="base", metadata={"help": "Size to start from: base, large, tiny, mini, small, medium, L-6_H-256, ..."}
     )
     hidden_size: int | None = field(
-        default=None, metadata={"help": "Width of the model. Default: the preset's, as below."}
+        default=None, metadata={"help": "Width of the model. Default: the preset's, also below."}
     )
     num_hidden_layers: int | None = field(default=None, metadata={"help": "Number of layers."})
     num_attention_heads: int | None = field(default=None, metadata={"help": "Number of attention heads."})
@@ -82,7 +82,7 @@ class ModelArguments:
     attention_probs_dropout_prob: float | None = field(
         default=None, metadata={"help": "Dropout rate of attention weights; the paper's is 0.1."}
     )
-    no_next_sentence_prediction: bool = field(default=False, metadata={"help": "Train on masked tokens alone."})
+    no_next_sentence_prediction: bool = field(default=False, metadata={"help": "Train on masked tokens only."})
     tokenizer_name_or_path: str | None = field(
         default=None, metadata={"help": "Use this tokenizer (folder or Hub name) instead of training one."}
     )
@@ -100,16 +100,16 @@ class ModelArguments:
 
 @dataclass
 class DataArguments:
-    """Where the documents come from, and how they become examples."""
+    """The documents, and how to make examples of them."""
 
-    dataset_name: str | None = field(default=None, metadata={"help": "A data set of the Hub."})
+    dataset_name: str | None = field(default=None, metadata={"help": "A dataset of the Hub."})
     dataset_config_name: str | None = field(default=None, metadata={"help": "Its configuration."})
     dataset_revision: str | None = field(default=None, metadata={"help": "Its branch, tag or commit."})
     dataset_split: str = field(default="train", metadata={"help": "Its split to train on."})
     train_files: list[str] | None = field(
-        default=None, metadata={"help": "Documents: .jsonl, .json, .csv, .parquet or plain text, or .gz of it."}
+        default=None, metadata={"help": "Documents: .jsonl, .json, .csv, .parquet or plain text, also as .gz."}
     )
-    validation_files: list[str] | None = field(default=None, metadata={"help": "The same, for validation."})
+    validation_files: list[str] | None = field(default=None, metadata={"help": "The same for validation."})
     text_column: str = field(default="text", metadata={"help": "Column of the text."})
     phase_lengths: list[int] = field(
         default_factory=lambda: [128, 512], metadata={"help": "Tokens of an example in each phase."}
@@ -118,44 +118,42 @@ class DataArguments:
         default_factory=lambda: [0.9, 0.1], metadata={"help": "Share of the updates of each phase."}
     )
     validation_length: int = field(default=128, metadata={"help": "Tokens of an example in validation."})
-    repeats: int = field(
-        default=1, metadata={"help": "How often to go over the documents when pairs are built, with others each time."}
-    )
+    repeats: int = field(default=1, metadata={"help": "Passes over the documents, each with other random pairs."})
     short_sequence_probability: float = field(default=0.1, metadata={"help": "Share of examples that are shorter."})
     mlm_probability: float = field(default=0.15, metadata={"help": "Share of tokens to predict."})
-    whole_word_mask: bool = field(default=False, metadata={"help": "Mask whole words instead of pieces of them."})
+    whole_word_mask: bool = field(default=False, metadata={"help": "Mask whole words instead of single word pieces."})
     preprocessing_num_workers: int | None = field(default=None, metadata={"help": "Processes that build examples."})
 
 
 @dataclass
 class PretrainingArguments(VanillaTrainingArguments):
-    """How to train; the defaults are the paper's optimiser and schedule (A.2)."""
+    """Training arguments; the defaults are the paper's optimizer and schedule (A.2)."""
 
     output_dir: str | None = field(default=None, metadata={"help": "Folder of the checkpoints and the final model."})
     max_tokens_per_batch: int | None = field(
-        default=16384, metadata={"help": "Size of a batch of one device in tokens, padding counted."}
+        default=16384, metadata={"help": "Size of a batch of one device in tokens, padding included."}
     )
     max_steps: int = field(default=1_000_000, metadata={"help": "Number of updates, over all phases."})
     learning_rate: float = field(default=1e-4, metadata={"help": "Peak learning rate."})
     warmup_steps: float = field(
         default=10_000,
-        metadata={"help": "Updates over which the learning rate grows; a third of max_steps, or fewer."},
+        metadata={"help": "Updates over which the learning rate grows; at most about a third of max_steps."},
     )
-    weight_decay: float = field(default=0.01, metadata={"help": "Weight decay, off biases and norms."})
-    logging_steps: float = field(default=50, metadata={"help": "Tell the loss every so many updates."})
+    weight_decay: float = field(default=0.01, metadata={"help": "Weight decay, except for biases and norms."})
+    logging_steps: float = field(default=50, metadata={"help": "Log the loss every this many updates."})
     adam_epsilon: float = field(default=1e-6, metadata={"help": "Adam's epsilon (the authors' code)."})
 
     def __post_init__(self):
         if self.output_dir is None:
-            raise ValueError("`output_dir` is missing: say where the model shall go, as in --output_dir runs/bert.")
-        # transformers refuses --bf16 on a machine without an accelerator unless it is told that this is meant.
+            raise ValueError("`output_dir` is missing; give a folder for the model, as in --output_dir runs/bert.")
+        # Without an accelerator, transformers accepts --bf16 only with --use_cpu.
         if not torch.accelerator.is_available():
             self.use_cpu: bool = True
         super().__post_init__()
 
 
 def check_phases(data_args: DataArguments) -> None:
-    """Fail now rather than after the examples are built."""
+    """Check the phases before the examples are built."""
     if len(data_args.phase_lengths) != len(data_args.phase_shares):
         raise ValueError(
             f"`phase_lengths` ({data_args.phase_lengths}) and `phase_shares` ({data_args.phase_shares}) must be "
@@ -166,7 +164,7 @@ def check_phases(data_args: DataArguments) -> None:
 
 
 def load_corpora(arguments: DataArguments) -> dict[str, Any]:
-    """Load the documents as `train` and perhaps `validation`."""
+    """Load the documents as `train` and, if given, `validation`."""
     corpora = {
         "train": load_documents(
             arguments.dataset_name,
@@ -184,9 +182,9 @@ def load_corpora(arguments: DataArguments) -> dict[str, Any]:
     return corpora
 
 
-def get_tokenizer(arguments: ModelArguments, documents, output_dir: Path, trained_in: Path | None):
-    """Load the tokenizer, or train it, and save it."""
-    path = trained_in or arguments.tokenizer_name_or_path or arguments.model_name_or_path
+def get_tokenizer(arguments: ModelArguments, documents, output_dir: Path, saved_in: Path | None):
+    """Load or train the tokenizer, and save it."""
+    path = saved_in or arguments.tokenizer_name_or_path or arguments.model_name_or_path
     if path is not None:
         option = "tokenizer_name_or_path" if arguments.tokenizer_name_or_path else "model_name_or_path"
         with explained_loading(option, path):
@@ -199,13 +197,13 @@ def get_tokenizer(arguments: ModelArguments, documents, output_dir: Path, traine
             lowercase=not arguments.cased,
             alphabet_size=arguments.alphabet_size,
         )
-    if trained_in != output_dir:
+    if saved_in != output_dir:
         tokenizer.save_pretrained(output_dir)
     return tokenizer
 
 
 def build_examples(model_args: ModelArguments, data_args: DataArguments, corpora, tokenizer, seed: int):
-    """Pack the documents: examples of each phase, and validation examples with fixed masks."""
+    """Build the examples of each phase, and validation examples with fixed masks."""
 
     def build(documents, length: int):
         if model_args.no_next_sentence_prediction:
@@ -234,19 +232,19 @@ def build_examples(model_args: ModelArguments, data_args: DataArguments, corpora
         build(corpora["validation"], length),
         tokenizer,
         probability=data_args.mlm_probability,
-        max_predictions=math.ceil(MOST_PREDICTIONS * length),
+        max_predictions=math.ceil(MAX_PREDICTED_SHARE * length),
     )
     return phases, held_out.remove_columns(["special_tokens_mask", "offset_mapping"])
 
 
 def given_fields(arguments: ModelArguments) -> dict:
-    """Return the fields of the config that options set."""
+    """Return the config fields that are set by options."""
     given = {name: getattr(arguments, name) for name in MODEL_SIZES + REGULARISATION}
     return {name: value for name, value in given.items() if value is not None}
 
 
 def get_model(arguments: ModelArguments, tokenizer, longest: int):
-    """Load the model to go on from, or build a new one that fits the tokenizer."""
+    """Load a trained model, or build a new one for the tokenizer."""
     model_class = VanillaBertForMaskedLM if arguments.no_next_sentence_prediction else VanillaBertForPreTraining
     given = given_fields(arguments)
     if arguments.model_name_or_path is not None:
@@ -256,8 +254,8 @@ def get_model(arguments: ModelArguments, tokenizer, longest: int):
         model = model_class.from_pretrained(arguments.model_name_or_path, **given)
         if len(tokenizer) > model.config.vocab_size:
             raise ValueError(
-                f"The tokenizer has {len(tokenizer)} entries, but the model `{arguments.model_name_or_path}` only "
-                f"{model.config.vocab_size}; they don't belong together."
+                f"The tokenizer has {len(tokenizer)} tokens, but the model `{arguments.model_name_or_path}` only "
+                f"{model.config.vocab_size}; give the model's own tokenizer."
             )
         return model
     positions = max(longest, VanillaBertConfig.max_position_embeddings)
@@ -272,7 +270,7 @@ def get_model(arguments: ModelArguments, tokenizer, longest: int):
 
 
 def main() -> None:
-    """Check the options, and train unless another run is at work in the same folder."""
+    """Check the options, lock the folder of the run, and train."""
     model_args, data_args, training_args = parse_arguments(
         ModelArguments, DataArguments, PretrainingArguments, description=__doc__
     )
@@ -284,26 +282,26 @@ def main() -> None:
     )
     check_files(train_files=data_args.train_files, validation_files=data_args.validation_files)
     if model_args.model_name_or_path is None:
-        VanillaBertConfig.preset(model_args.preset, **given_fields(model_args))  # fails now if sizes don't fit
-    with hold_folder(training_args.output_dir, is_main_process=training_args.should_save):
+        VanillaBertConfig.preset(model_args.preset, **given_fields(model_args))  # checks the sizes
+    with lock_run_folder(training_args.output_dir, is_main_process=training_args.should_save):
         train(model_args, data_args, training_args)
 
 
 def train(model_args: ModelArguments, data_args: DataArguments, training_args: PretrainingArguments) -> None:
-    """Go from documents to a pre-trained model, in four steps."""
+    """Pre-train a model from documents, in four steps."""
     set_seed(training_args.seed)
     output_dir = Path(str(training_args.output_dir))
     checkpoint, is_finished = begin_run(training_args, model_args, data_args)
     if is_finished:
         return
 
-    # 1. documents -> tokenizer -> examples; the first process does the work and the others find it done
+    # 1. documents -> tokenizer -> examples; the first process does the work, the others read its cache
     with training_args.main_process_first(local=False, desc="preparing the data"):
         corpora = load_corpora(data_args)
-        trained_in = folder_of_tokenizer(checkpoint) if checkpoint is not None else None
+        saved_in = folder_of_tokenizer(checkpoint) if checkpoint is not None else None
         if training_args.process_index > 0:
-            trained_in = output_dir
-        tokenizer = get_tokenizer(model_args, corpora["train"], output_dir, trained_in)
+            saved_in = output_dir
+        tokenizer = get_tokenizer(model_args, corpora["train"], output_dir, saved_in)
         phases, held_out = build_examples(model_args, data_args, corpora, tokenizer, training_args.seed)
     lengths = [
         length for length, share in zip(data_args.phase_lengths, data_args.phase_shares, strict=True) if share > 0
@@ -333,10 +331,10 @@ def train(model_args: ModelArguments, data_args: DataArguments, training_args: P
     )
 
     # 3. training, from the last checkpoint if there is one
-    with told_how_to_go_on(output_dir):
+    with resume_hint_on_interrupt(output_dir):
         train_to_end(trainer, checkpoint)
 
-    # 4. the final model: measured, saved
+    # 4. the final model: evaluated, saved
     if held_out is not None:
         measured = trainer.evaluate()
         trainer.log_metrics("eval", measured)

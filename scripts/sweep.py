@@ -1,7 +1,7 @@
 #!/usr/bin/env python
-r"""Find the best settings of a fine-tuning: the paper's grid of batch size, learning rate and epochs, several seeds.
+r"""Find the best settings of a fine-tuning: the paper's grid of batch size, learning rate and epochs, over seeds.
 
-The first word says which fine-tuning, and the options of its script follow:
+The first argument is the task, and the options of its script follow:
 
     python scripts/sweep.py classification --model_name_or_path runs/bert --task_name rte \
         --seeds 1 2 3 --results_file sweep.json --output_dir runs/sweep
@@ -10,9 +10,9 @@ The first word says which fine-tuning, and the options of its script follow:
     python scripts/sweep.py multiple_choice --help
     python scripts/sweep.py question_answering --help
 
-The grid is the paper's (A.3): --batch_sizes 16 32 --learning_rates 5e-5 3e-5 2e-5 --epochs 2 3 4, which makes 18
-trainings a seed. The settings are ranked by the median of their seeds on the validation data. Run the same command
-again to go on with a search that was stopped. The winner is told as the options to give to the fine-tuning script.
+The grid is the paper's (A.3): --batch_sizes 16 32 --learning_rates 5e-5 3e-5 2e-5 --epochs 2 3 4, 18
+trainings for each seed. The settings are ranked by the median of their seeds on the validation data, and printed as
+options of the fine-tuning script. Run the same command again to resume an interrupted search.
 """
 
 import dataclasses
@@ -31,7 +31,7 @@ import finetune_token_classification
 from hf_vanilla.command_line.finetuning import parse_task_arguments
 from hf_vanilla.command_line.options import run
 from hf_vanilla.command_line.report import write_report
-from hf_vanilla.training import PAPER_GRID, command_of_process, hold_folder, search_settings
+from hf_vanilla.training import PAPER_GRID, command_of_process, lock_run_folder, search_settings
 
 
 logger = logging.getLogger("sweep")
@@ -47,13 +47,13 @@ SETTINGS = {
     "learning_rate": "learning_rates",
     "num_train_epochs": "epochs",
 }
-# Options that change where things go and what is told, and not what is found.
-PLACES = ("output_dir", "results_file", "disable_tqdm", "logging_steps", "logging_strategy", "log_level")
+# Options of places and logs, which do not change the scores.
+NON_SEMANTIC = ("output_dir", "results_file", "disable_tqdm", "logging_steps", "logging_strategy", "log_level")
 
 
 @dataclass
 class GridArguments:
-    """What to try."""
+    """The grid."""
 
     batch_sizes: list[int] = field(
         default_factory=lambda: list(map(int, PAPER_GRID["per_device_train_batch_size"])),
@@ -68,20 +68,20 @@ class GridArguments:
 
 
 def choose_task():
-    """Take the first word off the command line and return the script that it names."""
+    """Remove the task from the command line, and return its script."""
     if len(sys.argv) > 1 and sys.argv[1] in TASKS:
         return TASKS[sys.argv.pop(1)]
     if len(sys.argv) > 1 and sys.argv[1] in ("-h", "--help"):
         sys.stdout.write(__doc__)
         sys.exit(0)
-    sys.stderr.write(f"error: the first word must be one of {', '.join(TASKS)}.\n--help tells more.\n")
+    sys.stderr.write(f"error: the first argument must be one of {', '.join(TASKS)}.\n--help says more.\n")
     sys.exit(2)
 
 
 def fingerprint(*arguments) -> str:
-    """Name a search after all that decides its scores, so that another one in the same folder starts anew.
+    """Return a checksum of all that decides the scores, so that another search in the same folder starts anew.
 
-    Grid and seeds belong to it. Of files and of a model's folder, size and time of change count too.
+    It includes the grid and the seeds, and size and modification time of files and of a model's weights.
     """
     fields = {name: value for each in arguments for name, value in dataclasses.asdict(each).items()}
     stamps = []
@@ -89,12 +89,12 @@ def fingerprint(*arguments) -> str:
         path = Path(value) if isinstance(value, str) else None
         for file in [path, *path.glob("*.safetensors")] if path is not None and path.exists() else []:
             stamps.append([file.name, file.stat().st_size, file.stat().st_mtime_ns] if file.is_file() else [])
-    decisive = [[name, repr(value)] for name, value in fields.items() if name not in PLACES]
+    decisive = [[name, repr(value)] for name, value in fields.items() if name not in NON_SEMANTIC]
     return hashlib.sha256(json.dumps([decisive, stamps]).encode()).hexdigest()[:16]
 
 
 def main() -> None:
-    """Prepare the task as its script does, search, report."""
+    """Prepare the task like its script, search, report."""
     script = choose_task()
     arguments, training_args, grid_args = parse_task_arguments(
         script.TaskArguments, GridArguments, description=__doc__
@@ -102,11 +102,11 @@ def main() -> None:
     given = {word.partition("=")[0].strip("-").replace("-", "_") for word in sys.argv if word.startswith("--")}
     for single, several in SETTINGS.items():
         if single in given:
-            raise ValueError(f"`{single}` is what is searched for; give the values to try as --{several}.")
+            raise ValueError(f"`{single}` is what is searched for; give its values as --{several}.")
     task = script.prepare(arguments, training_args)
     grid = {single: getattr(grid_args, several) for single, several in SETTINGS.items()}
     folder = Path(training_args.output_dir)
-    with hold_folder(folder, is_main_process=training_args.should_save):
+    with lock_run_folder(folder, is_main_process=training_args.should_save):
         ranking = search_settings(
             task,
             training_args,

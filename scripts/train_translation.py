@@ -8,12 +8,12 @@ Two text files, line N of one being the translation of line N of the other:
         --validation_source_file val.en --validation_target_file val.de \
         --vocab_size 10000 --max_tokens_per_batch 4096 --max_steps 10000 --output_dir runs/en-de
 
-A data set of the Hub: --dataset_name wmt14 --dataset_config_name de-en --source_column en --target_column de.
+A dataset of the Hub: --dataset_name wmt14 --dataset_config_name de-en --source_column en --target_column de.
 A JSON, CSV or Parquet file: --train_file train.jsonl --source_column en --target_column de.
 
-The optimiser and schedule are the paper's unless you say otherwise. Run the same command again to go on with a run
-that was stopped. `accelerate launch` and `torchrun` in place of `python` use several devices. All options may also
-stand in one JSON file, which is then the only argument.
+The optimizer and schedule are the paper's by default. Run the same command again to resume an interrupted run.
+`accelerate launch` and `torchrun` in place of `python` use several devices. All options can also be in a JSON file,
+which is then the only argument.
 """
 
 import logging
@@ -44,18 +44,19 @@ from hf_vanilla.metrics import TranslationMetrics
 from hf_vanilla.models.text_batches import TARGET_TOKENIZER, load_tokenizers
 from hf_vanilla.training import (
     ResilientPushTrainer,
+    StopOnNaNCallback,
     VanillaTrainer,
     VanillaTrainingArguments,
     WarmupWarning,
     average_checkpoints,
     begin_run,
     folder_of_tokenizer,
-    hold_folder,
     last_checkpoints,
+    lock_run_folder,
     noam_learning_rate,
     paper_optimizers,
+    resume_hint_on_interrupt,
     save_final_model,
-    told_how_to_go_on,
     train_to_end,
 )
 
@@ -69,15 +70,15 @@ REGULARISATION = ("dropout", "label_smoothing", "label_smoothing_type")
 
 @dataclass
 class ModelArguments:
-    """Which model and tokenizer to train."""
+    """The model and tokenizer to train."""
 
     model_name_or_path: str | None = field(
         default=None,
-        metadata={"help": "Go on from this model and its tokenizer (folder or Hub name) instead of starting anew."},
+        metadata={"help": "Train this model with its tokenizer (folder or Hub name) instead of a new one."},
     )
     preset: str = field(default="base", metadata={"help": "Row of the paper's Table 3 to start from: base, big, ..."})
     d_model: int | None = field(
-        default=None, metadata={"help": "Width of the model. Default: the preset's, as below."}
+        default=None, metadata={"help": "Width of the model. Default: the preset's, also below."}
     )
     d_ff: int | None = field(default=None, metadata={"help": "Inner width of the feed-forward networks."})
     num_heads: int | None = field(default=None, metadata={"help": "Number of attention heads."})
@@ -85,14 +86,16 @@ class ModelArguments:
     d_v: int | None = field(default=None, metadata={"help": "Width of a head's values. Default: d_model / num_heads."})
     encoder_layers: int | None = field(default=None, metadata={"help": "Number of encoder layers."})
     decoder_layers: int | None = field(default=None, metadata={"help": "Number of decoder layers."})
-    dropout: float | None = field(default=None, metadata={"help": "Dropout rate of the paper's two places."})
+    dropout: float | None = field(default=None, metadata={"help": "Dropout rate where the paper has dropout."})
     norm_position: Literal["post", "pre"] | None = field(default=None, metadata={"help": "post (the paper) or pre."})
     position_type: Literal["sinusoidal", "sinusoidal_split", "sinusoidal_t2t", "learned"] | None = field(
         default=None, metadata={"help": "How positions are encoded; sinusoidal is the paper's."}
     )
-    label_smoothing: float | None = field(default=None, metadata={"help": "Share taken from the true token (0 to 1)."})
+    label_smoothing: float | None = field(
+        default=None, metadata={"help": "Probability taken from the true token (0 to 1)."}
+    )
     label_smoothing_type: Literal["uniform", "t2t", "annotated"] | None = field(
-        default=None, metadata={"help": "Who gets that share: all tokens, all others, or all others but padding."}
+        default=None, metadata={"help": "What it is spread over: all tokens, all others, or all others but padding."}
     )
     tokenizer_name_or_path: str | None = field(
         default=None, metadata={"help": "Use this tokenizer (folder or Hub name) instead of training one."}
@@ -103,7 +106,7 @@ class ModelArguments:
     tokenizer_algorithm: Literal["bpe", "unigram"] = field(
         default="bpe", metadata={"help": "bpe (the paper) or unigram."}
     )
-    lowercase: bool = field(default=False, metadata={"help": "Lower-case all text before it is tokenized."})
+    lowercase: bool = field(default=False, metadata={"help": "Lower-case all text before tokenization."})
     separate_vocabularies: bool = field(
         default=False,
         metadata={"help": "One vocabulary per language instead of a joint one (Chinese and English, say)."},
@@ -117,24 +120,26 @@ class ModelArguments:
 
 @dataclass
 class DataArguments:
-    """Where the sentence pairs come from."""
+    """The sentence pairs."""
 
-    dataset_name: str | None = field(default=None, metadata={"help": "A data set of the Hub."})
+    dataset_name: str | None = field(default=None, metadata={"help": "A dataset of the Hub."})
     dataset_config_name: str | None = field(default=None, metadata={"help": "Its configuration, such as de-en."})
     dataset_revision: str | None = field(default=None, metadata={"help": "Its branch, tag or commit."})
-    train_file: str | None = field(default=None, metadata={"help": "A .json(l), .csv or .parquet file, or .gz of it."})
-    validation_file: str | None = field(default=None, metadata={"help": "The same, for validation."})
+    train_file: str | None = field(default=None, metadata={"help": "A .json(l), .csv or .parquet file, also as .gz."})
+    validation_file: str | None = field(default=None, metadata={"help": "The same for validation."})
     source_column: str = field(default="source", metadata={"help": "Column of the source, or its language code."})
     target_column: str = field(default="target", metadata={"help": "Column of the target, or its language code."})
-    train_source_file: str | None = field(default=None, metadata={"help": "Text file, one source sentence a line."})
+    train_source_file: str | None = field(
+        default=None, metadata={"help": "Text file with one source sentence per line."}
+    )
     train_target_file: str | None = field(default=None, metadata={"help": "Its translations, line by line."})
-    validation_source_file: str | None = field(default=None, metadata={"help": "The same, for validation."})
-    validation_target_file: str | None = field(default=None, metadata={"help": "The same, for validation."})
+    validation_source_file: str | None = field(default=None, metadata={"help": "The same for validation."})
+    validation_target_file: str | None = field(default=None, metadata={"help": "The same for validation."})
     max_source_length: int = field(
-        default=256, metadata={"help": "Longest source in tokens; more is cut on the right."}
+        default=256, metadata={"help": "Longest source in tokens; longer ones are truncated."}
     )
     max_target_length: int = field(
-        default=256, metadata={"help": "Longest target in tokens; more is cut on the right."}
+        default=256, metadata={"help": "Longest target in tokens; longer ones are truncated."}
     )
     streaming: bool = field(default=False, metadata={"help": "Read while training, for text larger than memory."})
     preprocessing_num_workers: int | None = field(default=None, metadata={"help": "Processes that tokenize."})
@@ -145,7 +150,7 @@ class DataArguments:
 
 @dataclass
 class TranslationTrainingArguments(VanillaTrainingArguments):
-    """How to train; the defaults are the paper's optimiser and schedule (section 5.3)."""
+    """Training arguments; the defaults are the paper's optimizer and schedule (section 5.3)."""
 
     output_dir: str | None = field(default=None, metadata={"help": "Folder of the checkpoints and the final model."})
     learning_rate: float | None = field(
@@ -154,25 +159,25 @@ class TranslationTrainingArguments(VanillaTrainingArguments):
     lr_scheduler_type: str = field(default="inverse_sqrt", metadata={"help": "inverse_sqrt (the paper), linear, ..."})
     warmup_steps: float = field(
         default=4000,
-        metadata={"help": "Updates over which the learning rate grows; a third of max_steps if these are few."},
+        metadata={"help": "Updates over which the learning rate grows; in a short run about a third of max_steps."},
     )
     adam_beta2: float = field(default=0.98, metadata={"help": "Adam's second decay rate."})
     adam_epsilon: float = field(default=1e-9, metadata={"help": "Adam's epsilon."})
     max_grad_norm: float = field(
         default=0.0, metadata={"help": "Clip gradients at this norm; 0 does not (the paper)."}
     )
-    logging_steps: float = field(default=50, metadata={"help": "Tell the loss every so many updates."})
-    predict_with_generate: bool = field(default=True, metadata={"help": "Measure BLEU and chrF when validating."})
+    logging_steps: float = field(default=50, metadata={"help": "Log the loss every this many updates."})
+    predict_with_generate: bool = field(default=True, metadata={"help": "Measure BLEU and chrF in validation."})
     average_last: int = field(
-        default=0, metadata={"help": "The final model is the mean of this many last checkpoints (the paper: 5 or 20)."}
+        default=0, metadata={"help": "Average this many last checkpoints into the final model (the paper: 5 or 20)."}
     )
 
     def __post_init__(self):
         if self.output_dir is None:
-            raise ValueError("`output_dir` is missing: say where the model shall go, as in --output_dir runs/en-de.")
+            raise ValueError("`output_dir` is missing; give a folder for the model, as in --output_dir runs/en-de.")
         self._given_learning_rate = self.learning_rate
         self.learning_rate = 1.0 if self.learning_rate is None else self.learning_rate
-        # transformers refuses --bf16 on a machine without an accelerator unless it is told that this is meant.
+        # Without an accelerator, transformers accepts --bf16 only with --use_cpu.
         if not torch.accelerator.is_available():
             self.use_cpu: bool = True
         super().__post_init__()
@@ -180,7 +185,7 @@ class TranslationTrainingArguments(VanillaTrainingArguments):
         self._check_average()
 
     def _check_average(self) -> None:
-        """Check now that there will be enough checkpoints to average at the end."""
+        """Check early that there will be enough checkpoints to average."""
         if self.average_last < 0:
             raise ValueError(f"`average_last` must not be negative, got {self.average_last}.")
         if self.average_last > 0 and self.save_strategy == "no":
@@ -197,7 +202,7 @@ class TranslationTrainingArguments(VanillaTrainingArguments):
             )
 
     def set_paper_learning_rate(self, d_model: int) -> None:
-        """Take the paper's peak learning rate unless one was given."""
+        """Set the paper's peak learning rate unless one was given."""
         if self._given_learning_rate is not None:
             return
         if self.warmup_steps < 1:
@@ -209,20 +214,20 @@ class TranslationTrainingArguments(VanillaTrainingArguments):
 
 
 class SaveTargetTokenizer(TrainerCallback):
-    """Keeps the target's tokenizer beside the model in every checkpoint; the trainer saves the source's only."""
+    """Saves the target's tokenizer in every checkpoint; the trainer saves only the source's."""
 
     def __init__(self, target_tokenizer):
         self.target_tokenizer = target_tokenizer
 
     def on_save(self, args, state, control, **kwargs) -> None:
-        """Save it where the trainer has just saved the rest."""
+        """Save it in the checkpoint that the trainer has just saved."""
         if state.is_world_process_zero:
             checkpoint = Path(args.output_dir) / f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}"
             self.target_tokenizer.save_pretrained(checkpoint / TARGET_TOKENIZER)
 
 
 def load_data(arguments: DataArguments):
-    """Load the pairs as splits `train` and perhaps `validation`, with the columns `source` and `target`."""
+    """Load the pairs as `train` and, if given, `validation`, with columns `source` and `target`."""
     data_files = {}
     for split in ("train", "validation"):
         file = getattr(arguments, f"{split}_file")
@@ -236,7 +241,7 @@ def load_data(arguments: DataArguments):
     names = [f"{split}_{side}file" for split in ("train", "validation") for side in ("", "source_", "target_")]
     check_files(**{name: getattr(arguments, name) for name in names})
     if data_files and "train" not in data_files:
-        raise ValueError("There is no text to train on: pass `train_file`, or a source and a target file.")
+        raise ValueError("There is no text to train on; pass `train_file`, or a source and a target file.")
     return load_parallel_dataset(
         arguments.dataset_name,
         arguments.dataset_config_name,
@@ -248,16 +253,16 @@ def load_data(arguments: DataArguments):
     )
 
 
-def get_tokenizers(arguments: ModelArguments, pairs, output_dir: Path, trained_in: Path | None):
-    """Load the tokenizers of source and target, or train them, and save them; they are one object unless separate."""
-    path = trained_in or arguments.tokenizer_name_or_path or arguments.model_name_or_path
+def get_tokenizers(arguments: ModelArguments, pairs, output_dir: Path, saved_in: Path | None):
+    """Load or train the tokenizers of source and target, and save them; a joint one is returned twice."""
+    path = saved_in or arguments.tokenizer_name_or_path or arguments.model_name_or_path
     if path is not None:
         option = "tokenizer_name_or_path" if arguments.tokenizer_name_or_path else "model_name_or_path"
         with explained_loading(option, path):
             tokenizer, target_tokenizer = load_tokenizers(path)
     else:
         tokenizer, target_tokenizer = train_tokenizers(arguments, pairs)
-    if trained_in != output_dir:
+    if saved_in != output_dir:
         save_tokenizers(tokenizer, target_tokenizer, output_dir)
     return tokenizer, target_tokenizer
 
@@ -288,13 +293,13 @@ def train_tokenizers(arguments: ModelArguments, pairs):
 
 
 def given_fields(arguments: ModelArguments) -> dict:
-    """Return the fields of the config that options set."""
+    """Return the config fields that are set by options."""
     given = {name: getattr(arguments, name) for name in MODEL_SIZES + MODEL_CHOICES + REGULARISATION}
     return {name: value for name, value in given.items() if value is not None}
 
 
 def get_model(arguments: ModelArguments, tokenizer, target_tokenizer):
-    """Load the model to go on from, or build a new one that fits the tokenizers."""
+    """Load a trained model, or build a new one for the tokenizers."""
     given = given_fields(arguments)
     if arguments.model_name_or_path is not None:
         fixed = sorted(given.keys() - set(REGULARISATION))
@@ -317,11 +322,11 @@ def get_model(arguments: ModelArguments, tokenizer, target_tokenizer):
 
 
 class StockTrainer(ResilientPushTrainer, Seq2SeqTrainer):
-    """`Seq2SeqTrainer`, but a Hub that is down does not end it."""
+    """`Seq2SeqTrainer` whose training survives an outage of the Hub."""
 
 
 def build_trainer(model, tokenizer, target_tokenizer, data, training_args, bleu_tokenize: str) -> Seq2SeqTrainer:
-    """Make the stock trainer, or ours where something is asked for that the stock one does not have."""
+    """Make the stock trainer, or `VanillaTrainer` if an option needs it."""
     kwargs = {
         "model": model,
         "args": training_args,
@@ -340,6 +345,7 @@ def build_trainer(model, tokenizer, target_tokenizer, data, training_args, bleu_
         return VanillaTrainer(**kwargs)
     if training_args.lr_scheduler_type == "inverse_sqrt":
         kwargs["optimizers"] = paper_optimizers(model.to(training_args.device), training_args)
+    kwargs["callbacks"].append(StopOnNaNCallback())
     return StockTrainer(**kwargs)
 
 
@@ -354,7 +360,7 @@ def use_average_of_last(trainer: Seq2SeqTrainer, count: int) -> None:
 
 
 def main() -> None:
-    """Check the options, and train unless another run is at work in the same folder."""
+    """Check the options, lock the folder of the run, and train."""
     model_args, data_args, training_args = parse_arguments(
         ModelArguments, DataArguments, TranslationTrainingArguments, description=__doc__
     )
@@ -364,26 +370,26 @@ def main() -> None:
         model_name_or_path=model_args.model_name_or_path, tokenizer_name_or_path=model_args.tokenizer_name_or_path
     )
     if model_args.model_name_or_path is None:
-        VanillaTransformerConfig.preset(model_args.preset, **given_fields(model_args))  # fails now if sizes don't fit
-    with hold_folder(training_args.output_dir, is_main_process=training_args.should_save):
+        VanillaTransformerConfig.preset(model_args.preset, **given_fields(model_args))  # checks the sizes
+    with lock_run_folder(training_args.output_dir, is_main_process=training_args.should_save):
         train(model_args, data_args, training_args)
 
 
 def train(model_args: ModelArguments, data_args: DataArguments, training_args: TranslationTrainingArguments) -> None:
-    """Go from raw text to a trained model, in four steps."""
+    """Train a model from raw text, in four steps."""
     set_seed(training_args.seed)
     output_dir = Path(str(training_args.output_dir))
     checkpoint, is_finished = begin_run(training_args, model_args, data_args)
     if is_finished:
         return
 
-    # 1. text -> tokenizers -> token ids; the first process does the work and the others find it done
+    # 1. text -> tokenizers -> token ids; the first process does the work, the others read its cache
     with training_args.main_process_first(local=False, desc="preparing the data"):
         data = load_data(data_args)
-        trained_in = folder_of_tokenizer(checkpoint) if checkpoint is not None else None
+        saved_in = folder_of_tokenizer(checkpoint) if checkpoint is not None else None
         if training_args.process_index > 0:
-            trained_in = output_dir
-        tokenizer, target_tokenizer = get_tokenizers(model_args, data["train"], output_dir, trained_in)
+            saved_in = output_dir
+        tokenizer, target_tokenizer = get_tokenizers(model_args, data["train"], output_dir, saved_in)
         data = tokenize_parallel_dataset(
             data,
             tokenizer,
@@ -400,10 +406,10 @@ def train(model_args: ModelArguments, data_args: DataArguments, training_args: T
     trainer = build_trainer(model, tokenizer, target_tokenizer, data, training_args, data_args.bleu_tokenize)
 
     # 3. training, from the last checkpoint if there is one
-    with told_how_to_go_on(output_dir):
+    with resume_hint_on_interrupt(output_dir):
         train_to_end(trainer, checkpoint)
 
-    # 4. the final model: averaged if asked for, measured, saved
+    # 4. the final model: averaged with --average_last, evaluated, saved
     if training_args.average_last > 0:
         use_average_of_last(trainer, training_args.average_last)
     if "validation" in data:

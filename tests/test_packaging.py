@@ -1,4 +1,4 @@
-"""The wheel: what is in it, and that it works where the source tree is not."""
+"""The wheel: its content, and that it works without the source tree; make and constraints."""
 
 import os
 import shutil
@@ -43,7 +43,7 @@ def installed(wheel):
     return target
 
 
-def test_wheel_holds_the_package_and_nothing_else(wheel):
+def test_wheel_has_only_the_package(wheel):
     names = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
     source = {path for path in PACKAGE.rglob("*") if path.is_file() and "__pycache__" not in path.parts}
     assert names == {path.relative_to(ROOT).as_posix() for path in source}
@@ -117,7 +117,7 @@ def test_constraints_pin_every_requirement():
 COMMANDS = ["help", "venv", "demo", "demo-bert", "test", "test-slow", "check", "format", "benchmark"]
 
 
-def test_make_lists_and_knows_every_command():
+def test_make_lists_every_command():
     make = ["make", "--no-print-directory", "-C", ROOT]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}
     listed = subprocess.run([*make, "help"], check=True, capture_output=True, text=True, env=environment).stdout

@@ -1,4 +1,4 @@
-"""The README says nothing that is not so: its code runs, its files exist, its numbers are those of the results."""
+"""The README is correct: its code runs, its files exist, its numbers are those of the results."""
 
 import ast
 import json
@@ -30,17 +30,17 @@ BENCHMARKS = sorted((ROOT / "scripts" / "benchmark" / "results").glob("*.json"))
 
 
 def code_of(heading):
-    """The first program below a heading."""
+    """Return the first program below a heading."""
     block = README[README.index(f"## {heading}\n") :]
     return re.search(r"```python\n(.*?)```", block, flags=re.DOTALL).group(1)
 
 
 def program_of(heading):
-    """The same, compiled."""
+    """Return the first program below a heading, compiled."""
     return compile(code_of(heading), "README.md", "exec")
 
 
-def test_a_few_lines_run(capsys):
+def test_first_lines_run(capsys):
     names = {}
     exec(program_of("In a few lines"), names)
     assert re.fullmatch(r"loss \d\.\d\d, translations \[\[.*\]\]\n", capsys.readouterr().out)
@@ -57,8 +57,8 @@ def save_translator(folder):
     train_tokenizer(["the dog likes the cat"] * 3, 280, show_progress=False).save_pretrained(folder)
 
 
-def test_what_was_published_works_without_the_package_and_asks_nothing(tmp_path):
-    """A folder of the same name stands for the repository."""
+def test_published_model_works_without_the_package_and_asks_nothing(tmp_path):
+    """A folder of the same name replaces the repository."""
     save_translator(tmp_path / "my-name" / "en-de")
     program = 'import sys; sys.modules["hf_vanilla"] = None\n' + code_of("Publish on the Hub")
     finished = subprocess.run(
@@ -70,7 +70,7 @@ def test_what_was_published_works_without_the_package_and_asks_nothing(tmp_path)
     assert "Do you wish to run the custom code?" not in finished.stdout + finished.stderr
 
 
-def test_the_pipelines_run(tmp_path, monkeypatch, capsys):
+def test_pipelines_run(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     sizes = dict(hidden_size=12, num_hidden_layers=1, num_attention_heads=3, intermediate_size=20)
     for folder, model_class in (
@@ -90,41 +90,40 @@ def test_the_pipelines_run(tmp_path, monkeypatch, capsys):
     assert answer["answer"] in "Ben has two dogs and a cat."
 
 
-def test_the_estimate_runs(tmp_path, monkeypatch, capsys):
+def test_estimate_runs(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     Path("train.en").write_text("the dog likes the cat\n" * 3)
     Path("train.de").write_text("der hund mag die katze\n" * 3)
     names = {}
     exec(program_of("Speed"), names)
-    told = capsys.readouterr().out
+    shown = capsys.readouterr().out
     model = VanillaTransformerForConditionalGeneration(names["config"])
-    assert told.startswith(f"{model.num_parameters():,} parameters, ")
-    assert re.search(r"[\d.]+ GB of memory, \d+:\d\d:\d\d \(h:mm:ss\)\n$", told)
+    assert shown.startswith(f"{model.num_parameters():,} parameters, ")
+    assert re.search(r"[\d.]+ GB of memory, \d+:\d\d:\d\d \(h:mm:ss\)\n$", shown)
 
 
 def options_of_trainings():
-    """The options of the commands that train a translator: a try-out, and the base model."""
+    """Return the options of the commands that train a translator: a small one, and the base model."""
     commands = README.split("python scripts/train_translation.py")[1:]
     return [dict(re.findall(r"--(\w+) ([\w./-]+)", command.partition("```")[0])) for command in commands]
 
 
-def test_the_try_out_has_a_sound_learning_rate():
+def test_small_training_has_a_sound_learning_rate():
     options, _ = options_of_trainings()
     d_model, warmup = int(options["d_model"]), int(options["warmup_steps"])
     assert 3 * warmup == int(options["max_steps"])
     assert noam_learning_rate(warmup, d_model, warmup) < HIGHEST_PEAK < noam_learning_rate(133, d_model, 133)
 
 
-def test_the_best_of_the_training_can_be_averaged():
-    """The options that `--best` needs stand in the training's command."""
+def test_best_checkpoints_of_the_training_can_be_averaged():
     _, options = options_of_trainings()
     best = int(re.search(r"average_checkpoints.py --run_dir runs/en-de --best (\d+)", README).group(1))
     assert (options["eval_strategy"], options["eval_steps"]) == ("steps", options["save_steps"])
     assert best < int(options["save_total_limit"]) <= int(options["max_steps"]) / int(options["save_steps"])
 
 
-def told_of(result):
-    """The cells that the README's row of a result must have, whichever kind of result it is."""
+def cells_of(result):
+    """Return the cells that the README's row of a result must have, for any kind of result."""
     if "bleu" in result:
         return [f"{result['bleu']}", f"{result['chrf']}", f"{result['notes']['training_minutes']} min"]
     if "files" in result:
@@ -140,17 +139,17 @@ def percent(score):
 
 
 @pytest.mark.parametrize("path", RESULTS, ids=lambda path: path.stem)
-def test_numbers_are_those_of_the_results(path):
+def test_numbers_match_the_results(path):
     result = json.loads(path.read_text(encoding="utf-8"))
     rows = [line for line in README.splitlines() if f"`{path.name}`" in line]
     assert rows
     cells = [cell.strip() for row in rows for cell in row.split("|")]
-    for told in told_of(result):
-        assert told in cells
+    for cell in cells_of(result):
+        assert cell in cells
 
 
 @pytest.mark.parametrize("path", BENCHMARKS, ids=lambda path: path.stem)
-def test_ratios_are_those_of_the_benchmarks(path):
+def test_ratios_match_the_benchmarks(path):
     result = json.loads(path.read_text(encoding="utf-8"))
     rows = [[cell.strip() for cell in line.split("|")] for line in README.splitlines() if f"`{path.name}`" in line]
     assert rows or f"`{path.name}`" in README
@@ -169,14 +168,14 @@ def test_ratios_are_those_of_the_benchmarks(path):
 
 
 @pytest.mark.parametrize("name", ["search_agreement.json", "search_agreement_greedy.json"])
-def test_agreement_is_that_of_the_searches(name):
+def test_agreement_matches_the_searches(name):
     compared = json.loads((BENCHMARKS[0].parent / name).read_text(encoding="utf-8"))["compared"]
-    [told] = [part for part in README.split("\n\n") if f"`{name}`" in part]
+    [paragraph] = [part for part in README.split("\n\n") if f"`{name}`" in part]
     counts = [compared[name]["hypotheses_that_differ"] for name in compared]
-    assert [int(number) for number in re.findall(r" (\d+) (?:differ|in|of)", told)] == counts
+    assert [int(number) for number in re.findall(r" (\d+) (?:differ|in|of)", paragraph)] == counts
 
 
-def test_every_number_has_its_result():
+def test_named_results_are_the_recorded_ones():
     named = re.findall(r"`(\w+\.json)`", README)
     assert sorted(set(named)) == sorted(path.name for path in [*RESULTS, *BENCHMARKS])
 
@@ -187,7 +186,7 @@ def test_named_files_exist():
     assert [path for path in named if not (ROOT / path).exists()] == []
 
 
-def test_ceilings_are_those_of_the_profiles():
+def test_ceilings_match_the_profiles():
     results = BENCHMARKS[0].parent
     text = (results.parent / "README.md").read_text(encoding="utf-8").partition("## What is left\n")[2]
     rows = [[cell.strip() for cell in line.split("|")] for line in text.splitlines() if line.startswith("|")][2:8]
@@ -199,10 +198,10 @@ def test_ceilings_are_those_of_the_profiles():
         ratio = list(json.loads((results / f"{file}.json").read_text(encoding="utf-8"))["ratios"].values())[place]
         profile, shares = profiles[name], profiles[name]["shares"]
         parts = [shares["products"], shares["attention's products"], shares["outside of operations"]]
-        told = [parts[0], parts[1], 1 - sum(parts), parts[2]]
+        expected = [parts[0], parts[1], 1 - sum(parts), parts[2]]
         assert row[2:5] == [
             f"{ratio['target']:g}",
             f"{ratio['median']:.2f}",
             f"{ratio['median'] * profile['ceiling']:.1f}",
         ]
-        assert row[5:9] == [f"{share:.0%}" for share in told]
+        assert row[5:9] == [f"{share:.0%}" for share in expected]

@@ -1,1 +1,1 @@
-"""What the scripts share: options, checks before long work, reports."""
+"""Shared by the scripts: options, checks before long work, reports."""

@@ -11,18 +11,18 @@ from pathlib import Path
 from transformers import AutoConfig
 
 
-# What the errors of `torch.save` say where it can't write; those of small files come from the last flush.
+# Parts of the error messages of `torch.save` when it can't write; for small files the last flush fails.
 CANT_WRITE = ("inline_container", "PytorchStreamWriter", "iostream error")
 
 
 def check_output_dir(output_dir: str | None) -> None:
-    """Fail now rather than after hours if a folder can't be made or written to. Leaves nothing behind.
+    """Check early that a folder can be created and written to. Leaves no files.
 
     Args:
         output_dir (`str`): The folder, which need not exist yet.
 
     Raises:
-        ValueError: if there is none, it is a link to nothing, or nothing can be written there.
+        ValueError: if it is missing, a broken link, or not writable.
     """
     if not output_dir:
         raise ValueError("`output_dir` is missing; give a folder as --output_dir.")
@@ -30,10 +30,10 @@ def check_output_dir(output_dir: str | None) -> None:
 
 
 def _check_folder(folder: Path, rule: str) -> None:
-    """Check that a folder can be made and written to; otherwise the error begins with the rule."""
+    """Check that a folder can be created and written to; an error starts with `rule`."""
     for each in (folder, *folder.parents):
         if each.is_symlink() and not each.exists():
-            raise ValueError(f"{rule}, but {each} is a link to nothing; remove it.")
+            raise ValueError(f"{rule}, but {each} is a broken link; remove it.")
     existing = next(each for each in (folder, *folder.parents) if each.exists())
     try:
         with tempfile.TemporaryFile(dir=existing):
@@ -43,13 +43,13 @@ def _check_folder(folder: Path, rule: str) -> None:
 
 
 def check_results_file(path: str | None) -> None:
-    """Fail now rather than after hours if a file of results can't be written. Leaves nothing behind.
+    """Check early that a file of results can be written. Leaves no files.
 
     Args:
         path (`str`, *optional*): The file. Neither it nor its folder need exist yet.
 
     Raises:
-        ValueError: if it is a folder, or its folder can't be made or written to.
+        ValueError: if it is a folder, or its folder can't be created or written to.
     """
     if path is None:
         return
@@ -59,10 +59,10 @@ def check_results_file(path: str | None) -> None:
 
 
 def check_files(**files: str | list[str] | None) -> None:
-    """Check that the files of options exist, before anything is done with them.
+    """Check early that the files of options exist.
 
     Args:
-        **files (`str`, `list[str]` or `None`): Name of the option, and what was given.
+        **files (`str`, `list[str]` or `None`): Path or paths by the name of the option.
 
     Raises:
         ValueError: if a file does not exist.
@@ -70,18 +70,18 @@ def check_files(**files: str | list[str] | None) -> None:
     for name, given in files.items():
         for path in [given] if isinstance(given, str) else given or []:
             if not Path(path).is_file():
-                raise ValueError(f"`{name}` must name an existing file, but there is no file {path}.")
+                raise ValueError(f"`{name}` must be an existing file, but there is no file {path}.")
 
 
 @contextmanager
 def without_load_report() -> Iterator[None]:
-    """Keep transformers from listing which weights are new and which are left over, where that is what is wanted.
+    """Silence transformers' list of new and unused weights, for a block that expects some.
 
     Yields:
         Nothing: the block loads a model.
     """
     reporter = logging.getLogger("transformers.modeling_utils")
-    reporter.addFilter(_is_no_load_report)  # a level of its own would make it tell something else
+    reporter.addFilter(_is_no_load_report)  # a higher level would hide other warnings
     try:
         yield
     finally:
@@ -93,14 +93,13 @@ def _is_no_load_report(record: logging.LogRecord) -> bool:
 
 
 def check_models(**models: str | None) -> None:
-    """Find out now, and not from the Hub, that a folder of a model does not exist.
+    """Check early, without the Hub, that the folders of models exist.
 
     Args:
-        **models (`str`, *optional*): Name of the option, and the folder or name on the Hub that was given.
+        **models (`str`, *optional*): Folder or name on the Hub by the name of the option.
 
     Raises:
-        ValueError: if what was given can only be a folder, as its beginning or a folder above it tells, and there is
-            none.
+        ValueError: if a value can only be a folder, by its first character or its parent, and does not exist.
     """
     for option, given in models.items():
         if given is None or Path(given).is_dir():
@@ -113,14 +112,14 @@ def check_models(**models: str | None) -> None:
 
 @contextmanager
 def explained_loading(option: str, name_or_path: str | os.PathLike[str] | None) -> Iterator[None]:
-    """Say in one line that a model is not there or of the wrong kind, where transformers tells much else.
+    """Raise one-line errors for a model that is missing or of the wrong kind, in place of transformers' long ones.
 
     Args:
         option (`str`): Name of the option.
-        name_or_path (`str`, *optional*): What was given: a folder or a name on the Hub.
+        name_or_path (`str`, *optional*): Its value: a folder or a name on the Hub.
 
     Yields:
-        Nothing: the block loads it.
+        Nothing: the block loads the model.
 
     Raises:
         ValueError: if there is no such folder, and loading from the Hub fails, or the model is of the wrong kind.
@@ -133,7 +132,7 @@ def explained_loading(option: str, name_or_path: str | os.PathLike[str] | None) 
             auto_class, model_type = wrong_kind[1], AutoConfig.from_pretrained(name_or_path).model_type
             example = "a translator" if auto_class == "AutoModelForSeq2SeqLM" else "a BERT"
             raise ValueError(
-                f"`{option}` ({name_or_path}) is a {model_type}; a model of {auto_class} is needed, such as {example}."
+                f"`{option}` ({name_or_path}) must be a model for {auto_class}, such as {example}, got a {model_type}."
             ) from None
         if name_or_path is None or Path(name_or_path).is_dir():
             raise

@@ -1,4 +1,4 @@
-"""What the fine-tuning scripts share: common options, the model with its new head, and the report."""
+"""Shared by the fine-tuning scripts: common options, the model with its new head, and the report."""
 
 import functools
 import logging
@@ -9,7 +9,7 @@ from typing import Any
 
 from transformers import AutoConfig, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
-from ..training import FinetuningArguments, FinetuningTask, hold_folder, seeds_report, train_with_seeds
+from ..training import FinetuningArguments, FinetuningTask, lock_run_folder, seeds_report, train_with_seeds
 from ..training.arguments import LOSSES
 from .checks import check_files, check_models, check_results_file, explained_loading, without_load_report
 from .options import parse_arguments, set_up_logging
@@ -19,7 +19,7 @@ from .report import show_report, write_report
 logger = logging.getLogger(__name__)
 
 
-SHORTEST = 4  # tokens: one of each text of a pair between the special ones
+MIN_LENGTH = 4  # tokens: [CLS], a token, [SEP] and one more
 
 
 @dataclass
@@ -27,44 +27,44 @@ class CommonTaskArguments:
     """Options of every fine-tuning script.
 
     Args:
-        model_name_or_path (`str`): The pre-trained model and its tokenizer.
-        from_scratch (`bool`): Whether to take its size and tokenizer, but random weights.
-        train_file (`str`): What to train on.
-        validation_file (`str`): What to score on.
-        seeds (`list[int]`): Seeds, each of one training.
-        results_file (`str`, *optional*): Where to write what came out.
+        model_name_or_path (`str`): Pre-trained model and its tokenizer.
+        from_scratch (`bool`): Whether to use only its config and tokenizer, with random weights.
+        train_file (`str`): File to train on.
+        validation_file (`str`): File to score on.
+        seeds (`list[int]`): Seeds, one training for each.
+        results_file (`str`, *optional*): File for the report.
 
     Raises:
         ValueError: if model, files or seeds are missing.
     """
 
     model_name_or_path: str | None = field(
-        default=None, metadata={"help": "The pre-trained BERT and its tokenizer: a folder or a name on the Hub."}
+        default=None, metadata={"help": "Pre-trained BERT and its tokenizer: a folder or a name on the Hub."}
     )
     from_scratch: bool = field(
-        default=False, metadata={"help": "Take size and tokenizer of that model, but random weights."}
+        default=False, metadata={"help": "Use only config and tokenizer of that model, with random weights."}
     )
-    train_file: str | None = field(default=None, metadata={"help": "File to train on; above stands which kinds."})
-    validation_file: str | None = field(default=None, metadata={"help": "The same, for validation."})
+    train_file: str | None = field(default=None, metadata={"help": "File to train on, in a format named above."})
+    validation_file: str | None = field(default=None, metadata={"help": "The same for validation."})
     seeds: list[int] = field(default_factory=lambda: [42], metadata={"help": "Train once with each of these seeds."})
     results_file: str | None = field(default=None, metadata={"help": "JSON file for scores, versions and machine."})
 
     def __post_init__(self) -> None:
-        for name in self.needed():
+        for name in self.required():
             if getattr(self, name) is None:
                 raise ValueError(f"`{name}` is missing; give it as --{name}.")
         if not self.seeds or min(self.seeds) < 0 or len(set(self.seeds)) < len(self.seeds):
-            raise ValueError(f"`seeds` must be one or several different numbers from 0, got {self.seeds}.")
-        longest = getattr(self, "max_length", SHORTEST)
-        if longest < SHORTEST:
+            raise ValueError(f"`seeds` must be one or more different numbers, 0 or above, got {self.seeds}.")
+        longest = getattr(self, "max_length", MIN_LENGTH)
+        if longest < MIN_LENGTH:
             raise ValueError(
-                f"`max_length` must be at least {SHORTEST}, for a word and the special tokens; got {longest}."
+                f"`max_length` must be at least {MIN_LENGTH}, for a word and the special tokens; got {longest}."
             )
         check_results_file(self.results_file)
         check_models(model_name_or_path=self.model_name_or_path)
 
-    def needed(self) -> tuple[str, ...]:
-        """Name the options that must be given.
+    def required(self) -> tuple[str, ...]:
+        """Return the names of the options that must be given.
 
         Returns:
             `tuple[str, ...]`: their names.
@@ -77,22 +77,22 @@ class TestedTaskArguments(CommonTaskArguments):
     """Options of the fine-tuning scripts that score a test file too.
 
     Args:
-        test_file (`str`, *optional*): What to score on at the end.
+        test_file (`str`, *optional*): File to score on at the end.
     """
 
-    __test__ = False  # pytest would take it for a class of tests
+    __test__ = False  # no class of tests, despite its name
 
-    test_file: str | None = field(default=None, metadata={"help": "The same, scored once at the end."})
+    test_file: str | None = field(default=None, metadata={"help": "The same for a test, scored once at the end."})
 
 
 def given_files(arguments: CommonTaskArguments) -> dict[str, str]:
-    """Check and return the files of the splits.
+    """Check the files of the splits, and return them.
 
     Args:
         arguments (`CommonTaskArguments`): The options.
 
     Returns:
-        `dict[str, str]`: path of `train`, `validation` and, where it is given, `test`.
+        `dict[str, str]`: path of `train`, `validation` and, if given, `test`.
 
     Raises:
         ValueError: if one does not exist.
@@ -103,37 +103,37 @@ def given_files(arguments: CommonTaskArguments) -> dict[str, str]:
 
 
 def load_tokenizer(arguments: CommonTaskArguments) -> PreTrainedTokenizerBase:
-    """Load the tokenizer, and check that model and options fit.
+    """Load the tokenizer, and check `max_length` against the model.
 
     Args:
-        arguments (`CommonTaskArguments`): Which model, and perhaps `max_length`.
+        arguments (`CommonTaskArguments`): The model, and for some tasks `max_length`.
 
     Returns:
         `PreTrainedTokenizerBase`: the tokenizer.
 
     Raises:
-        ValueError: if there is no such model, or `max_length` is above what it reads.
+        ValueError: if there is no such model, or `max_length` is above its number of positions.
     """
     name = arguments.model_name_or_path
     with explained_loading("model_name_or_path", name):
         config = AutoConfig.from_pretrained(name)
         tokenizer = AutoTokenizer.from_pretrained(name)
-    most = getattr(config, "max_position_embeddings", None)
-    longest = getattr(arguments, "max_length", SHORTEST)
-    if most is not None and longest > most:
-        raise ValueError(f"`max_length` ({longest}) must be at most {most}, the positions of the model {name}.")
+    positions = getattr(config, "max_position_embeddings", None)
+    longest = getattr(arguments, "max_length", MIN_LENGTH)
+    if positions is not None and longest > positions:
+        raise ValueError(f"`max_length` ({longest}) must be at most {positions}, the positions of the model {name}.")
     return tokenizer
 
 
 def build_model(auto_class: Any, arguments: CommonTaskArguments, **fields: Any) -> PreTrainedModel:
     """Load the model with a new head, or build one of the same size with random weights.
 
-    The head of another task is left out with a warning if it has another number of labels.
+    A head with another number of labels is replaced by a new one, with a warning.
 
     Args:
         auto_class (`Any`): Such as `AutoModelForSequenceClassification`.
-        arguments (`CommonTaskArguments`): Which model, and whether from scratch.
-        **fields (`Any`): Fields of the config that the task decides, such as `num_labels`.
+        arguments (`CommonTaskArguments`): The model, and whether to train from scratch.
+        **fields (`Any`): Fields of the config that depend on the task, such as `num_labels`.
 
     Returns:
         `PreTrainedModel`: the model.
@@ -150,25 +150,25 @@ def build_model(auto_class: Any, arguments: CommonTaskArguments, **fields: Any) 
             name, ignore_mismatched_sizes=True, output_loading_info=True, **fields
         )
     if loading["mismatched_keys"]:
-        logger.warning(f"The head of {name} has another number of labels than this task, and so it begins anew.")
+        logger.warning(f"The head of {name} has another number of labels than this task, and so gets random weights.")
     new = sorted({key.rpartition(".")[0] for key in loading["missing_keys"]})
     if new:
-        _tell_once(f"New in the model, with random weights: {', '.join(new)}; all else comes from {name}.")
+        _log_once(f"New in the model, with random weights: {', '.join(new)}; all others are from {name}.")
     return model
 
 
 @functools.cache
-def _tell_once(message: str) -> None:
-    """Say what every training of a process would say again."""
+def _log_once(message: str) -> None:
+    """Log a message that every training of this process would repeat."""
     logger.info(message)
 
 
 def parse_task_arguments(*dataclass_types: Any, description: str | None) -> tuple[Any, ...]:
-    """Read options as [`~hf_vanilla.command_line.parse_arguments`] does, and set logging up.
+    """Read options like [`~hf_vanilla.command_line.options.parse_arguments`], and set up logging.
 
     Args:
         *dataclass_types (`Any`): Dataclasses of options; [`FinetuningArguments`] comes second.
-        description (`str`, *optional*): What stands above the options in the help.
+        description (`str`, *optional*): Text above the options in the help.
 
     Returns:
         `tuple[Any, ...]`: one instance of each dataclass.
@@ -183,26 +183,26 @@ def parse_task_arguments(*dataclass_types: Any, description: str | None) -> tupl
 def train_and_report(
     task: FinetuningTask, arguments: CommonTaskArguments, training_args: FinetuningArguments
 ) -> dict[str, Any]:
-    """Train once with each seed, tell the scores, and write them to the file of results.
+    """Train once with each seed, print the scores, and write them to the file of results.
 
-    What an earlier run with the same options has done in the same folder is not done again.
+    Work that an earlier run with the same options has finished in the same folder is not repeated.
 
     Args:
-        task (`FinetuningTask`): What to learn.
-        arguments (`CommonTaskArguments`): The seeds, and where to write.
-        training_args (`FinetuningArguments`): How to train.
+        task (`FinetuningTask`): The task.
+        arguments (`CommonTaskArguments`): The seeds, and the file of results.
+        training_args (`FinetuningArguments`): The training arguments.
 
     Returns:
-        `dict[str, Any]`: what was written, without versions and machine.
+        `dict[str, Any]`: the report, without versions and machine.
 
     Raises:
-        ValueError: if the file can't be written, the folder is in use, or has the seeds of a run with other options.
+        ValueError: if the file can't be written, the folder is in use, or contains a run with other options.
     """
-    with hold_folder(str(training_args.output_dir), is_main_process=training_args.should_save):
+    with lock_run_folder(str(training_args.output_dir), is_main_process=training_args.should_save):
         try:
             results = train_with_seeds(task, training_args, arguments.seeds, vars(arguments))
         except KeyboardInterrupt as interrupt:
-            interrupt.add_note("The same command again goes on; seeds that are done are not trained again.")
+            interrupt.add_note("The same command resumes; finished seeds are not trained again.")
             raise
         report = seeds_report(results, task.main_score)
         show_report(report)
@@ -214,7 +214,7 @@ def train_and_report(
 
 
 def _show_folders(report: dict[str, Any], output_dir: Path) -> None:
-    """Tell where the model of each seed is, and which one is the best on the validation data."""
+    """Print the folder of each seed's model, and the best one on the validation data."""
     main_score = report["main_score"]
     scores = {seed: each["validation"][main_score] for seed, each in report["seeds"].items()}
     for seed, score in scores.items():

@@ -22,21 +22,21 @@ from ..data.line_files import Result
 from .checks import CANT_WRITE
 
 
-# The exit status of a program that Ctrl-C has ended.
+# Exit status of a program that Ctrl-C has ended.
 INTERRUPTED = 130
 
 
-# Options of transformers' trainer that no script reads: each does all of its work.
+# Options of transformers' `TrainingArguments` that no script reads.
 WITHOUT_EFFECT = ("do_train", "do_eval", "do_predict")
 
 
 class HelpFormatter(argparse.RawDescriptionHelpFormatter, argparse.ArgumentDefaultsHelpFormatter):
-    """Keeps the line breaks of the examples, tells the defaults that there are, and puts a script's own options first.
+    """Keeps the line breaks of examples, shows defaults other than None, and lists a script's own options first.
 
     Args:
-        *args (`Any`): As argparse's.
+        *args (`Any`): As in argparse.
         own (`Collection[str]`): Names of the script's own options.
-        **kwargs (`Any`): As argparse's.
+        **kwargs (`Any`): As in argparse.
     """
 
     def __init__(self, *args: Any, own: Collection[str] = (), **kwargs: Any) -> None:
@@ -44,7 +44,7 @@ class HelpFormatter(argparse.RawDescriptionHelpFormatter, argparse.ArgumentDefau
         self.own = ("help", *own)
 
     def add_arguments(self, actions: Iterable[argparse.Action]) -> None:
-        """List options: the script's own ones, and behind them those of transformers' trainer.
+        """List the script's own options, and then those of transformers' trainer.
 
         Args:
             actions (`Iterable[argparse.Action]`): The options.
@@ -62,14 +62,14 @@ class HelpFormatter(argparse.RawDescriptionHelpFormatter, argparse.ArgumentDefau
 
 
 def parse_arguments(*dataclass_types: Any, description: str | None) -> tuple[Any, ...]:
-    """Read options into dataclasses, from the command line or from one JSON file that is the only argument.
+    """Read options into dataclasses, from the command line or from a JSON file as the only argument.
 
     Args:
         *dataclass_types (`Any`): Dataclasses whose fields are the options, with their help in `metadata`.
-        description (`str`, *optional*): What stands above the options in the help: what the script does, and examples.
+        description (`str`, *optional*): Text above the options in the help: purpose and examples.
 
     Returns:
-        `tuple[Any, ...]`: one instance of each dataclass. A wrong option ends the program with status 2.
+        `tuple[Any, ...]`: one instance of each dataclass. A bad option ends the program with status 2.
     """
     own = [
         name
@@ -80,7 +80,7 @@ def parse_arguments(*dataclass_types: Any, description: str | None) -> tuple[Any
     ]
     parser = HfArgumentParser(
         dataclass_types,
-        # argparse would list all options here, and transformers' training arguments alone fill a screen.
+        # argparse would list all options here, and transformers' training arguments fill a screen.
         usage="%(prog)s --option value ... | options.json",
         description=description,
         formatter_class=partial(HelpFormatter, own=own),
@@ -91,67 +91,67 @@ def parse_arguments(*dataclass_types: Any, description: str | None) -> tuple[Any
             options = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
             _check_types(options, dataclass_types, sys.argv[1])
             return parser.parse_dict(options)
-        return _parse_words(parser)
+        return _parse_command_line(parser)
     except (ValueError, OSError) as error:
         sys.stderr.write(f"error: {error}\n--help lists all options.\n")
         sys.exit(2)
 
 
-def _parse_words(parser: HfArgumentParser) -> tuple[Any, ...]:
-    """Parse the command line, the names of options first: argparse would tell what is missing for a mistyped one."""
+def _parse_command_line(parser: HfArgumentParser) -> tuple[Any, ...]:
+    """Parse the command line; unknown options come first, as argparse would report missing ones instead."""
     known = [name for action in parser._actions for name in action.option_strings]
     for word in sys.argv[1:]:
         name = word.partition("=")[0]
-        if name.startswith("--") and name not in known and " " not in name:  # with a space it is the value of another
-            raise ValueError(f"unknown option {name}{_nearest(name, known)}")
-    *parsed, left_over = parser.parse_args_into_dataclasses(return_remaining_strings=True)
-    if left_over:
+        if name.startswith("--") and name not in known and " " not in name:  # with a space it is a value
+            raise ValueError(f"unknown option {name}{_suggestion(name, known)}")
+    *parsed, unparsed = parser.parse_args_into_dataclasses(return_remaining_strings=True)
+    if unparsed:
         raise ValueError(
-            f"no option takes {' '.join(left_over)!r}; names begin with --, values with spaces need quotes."
+            f"no option takes {' '.join(unparsed)!r}; names begin with --, values with spaces need quotes."
         )
     return tuple(parsed)
 
 
-def _nearest(name: str, known: Collection[str]) -> str:
-    """End a sentence about a name that is not known with the one that was meant, if there is one like it."""
+def _suggestion(name: str, known: Collection[str]) -> str:
+    """Return the end of a sentence on an unknown name: the closest known one, if there is one."""
     nearest = difflib.get_close_matches(name, known, n=1)
     return f"; did you mean {nearest[0]}?" if nearest else "."
 
 
 def set_up_logging(training_args: TrainingArguments) -> None:
-    """Tell messages as they are; of other processes than the first, and of requests to the Hub, warnings alone.
+    """Log plain messages; from other processes than the first, and on requests to the Hub, warnings only.
 
     Args:
-        training_args (`TrainingArguments`): Which process this is, and `log_level`.
+        training_args (`TrainingArguments`): The process, and `log_level`.
     """
     logging.basicConfig(format="%(message)s", level=logging.INFO if training_args.should_log else logging.WARNING)
-    logging.getLogger("httpx").setLevel(logging.WARNING)  # it tells every request that a push consists of
+    logging.getLogger("httpx").setLevel(logging.WARNING)  # it logs every request of a push
     transformers.utils.logging.set_verbosity(training_args.get_process_log_level())
 
 
 def _check_types(options: Any, dataclass_types: tuple[Any, ...], path: str) -> None:
-    """Check the values of a JSON file, which nothing else converts or checks, where the type is a simple one."""
+    """Check the values of a JSON file for simple types, which `parse_dict` neither converts nor checks."""
     if not isinstance(options, dict):
         raise ValueError(f"{path} must hold one JSON object of options, got a {type(options).__name__}.")
     types = {name: hint for each in dataclass_types for name, hint in get_type_hints(each).items()}
     for name, value in options.items():
         if name not in types:
-            raise ValueError(f"{path}: there is no option called {name!r}{_nearest(name, types)}")
+            raise ValueError(f"{path}: unknown option {name!r}{_suggestion(name, types)}")
         type_ = types[name]
         allowed = get_args(type_) if get_origin(type_) in (Union, UnionType) else (type_,)
-        if value is not None and not any(_is_of(value, each) for each in allowed):
-            told = " or ".join(
+        if value is not None and not any(_has_type(value, each) for each in allowed):
+            expected = " or ".join(
                 each.__name__ if isinstance(each, type) else str(each) for each in allowed if each is not NoneType
             )
-            raise ValueError(f"{path}: `{name}` must be {told}, got {value!r}.")
+            raise ValueError(f"{path}: `{name}` must be {expected}, got {value!r}.")
 
 
-def _is_of(value: Any, type_: Any) -> bool:
-    """Tell whether a JSON value has a type; of types that are not simple ones it always has."""
+def _has_type(value: Any, type_: Any) -> bool:
+    """Check a JSON value against a type; types that are not simple accept every value."""
     if get_origin(type_) is Literal:
         return value in get_args(type_)
     if get_origin(type_) is list:
-        return isinstance(value, list) and all(_is_of(each, *get_args(type_)) for each in value)
+        return isinstance(value, list) and all(_has_type(each, *get_args(type_)) for each in value)
     if type_ in (bool, int, float, str):
         expected = (int, float) if type_ is float else type_
         return isinstance(value, expected) and isinstance(value, bool) == (type_ is bool)
@@ -159,16 +159,16 @@ def _is_of(value: Any, type_: Any) -> bool:
 
 
 def run(main: Callable[[], None]) -> int:
-    """Call the script's main function, and turn what ends it into an exit status.
+    """Call a script's main function, and return its exit status.
 
     Args:
         main (`Callable[[], None]`): The function.
 
     Returns:
-        `int`: 0 for success, 1 for an error, which is told in one line, 130 for Ctrl-C.
+        `int`: 0 for success, 1 for an error, which is printed in one line, 130 for Ctrl-C.
 
     Raises:
-        RuntimeError: if there is one that does not come from a full disk.
+        RuntimeError: if one is raised for another reason than a full disk.
     """
     try:
         main()
@@ -176,7 +176,7 @@ def run(main: Callable[[], None]) -> int:
         sys.stderr.write("\n".join([f"error: {error}", *getattr(error, "__notes__", ()), ""]))
         return 1
     except RuntimeError as error:
-        if not any(words in str(error) for words in CANT_WRITE):
+        if not any(part in str(error) for part in CANT_WRITE):
             raise
         first = str(error).strip().partition("\n")[0]
         sys.stderr.write(f"error: a file could not be written, most likely because the disk is full: {first}\n")
@@ -188,27 +188,27 @@ def run(main: Callable[[], None]) -> int:
 
 
 def on_first_process(function: Callable[[], Result]) -> Result:
-    """Call a function on the first of several processes, and give all of them its result.
+    """Call a function on the first of several processes, and return its result on all of them.
 
     Args:
-        function (`Callable[[], Result]`): What to call, such as a reader of standard input, which only one can read.
+        function (`Callable[[], Result]`): The function, such as a reader of standard input.
 
     Returns:
-        `Result`: what the function returned.
+        `Result`: the function's result.
 
     Raises:
         ValueError: on all processes, if the function raises one.
     """
-    told: list = [None, None]
+    shared: list = [None, None]  # result, message of an error
     if PartialState().is_main_process:
         try:
-            told[0] = function()
+            shared[0] = function()
         except ValueError as error:
-            told[1] = str(error)
-    broadcast_object_list(told)
-    if told[1] is not None:
-        raise ValueError(told[1])
-    return told[0]
+            shared[1] = str(error)
+    broadcast_object_list(shared)
+    if shared[1] is not None:
+        raise ValueError(shared[1])
+    return shared[0]
 
 
 __all__ = ["on_first_process"]

@@ -3,6 +3,7 @@
 import os
 from typing import Any
 
+import torch
 from huggingface_hub.dataclasses import strict
 from transformers import Pipeline
 from transformers.activations import ACT2FN
@@ -135,6 +136,33 @@ class VanillaBertConfig(SelfContainedConfig):
         from .pipeline_vanilla_bert import QuestionAnsweringPipeline
 
         return {"question-answering": ("AutoModelForQuestionAnswering", QuestionAnsweringPipeline)}
+
+    def forward_flops(
+        self, input_lengths: torch.Tensor, label_counts: torch.Tensor, *, whole_last_layer: bool = False
+    ) -> torch.Tensor:
+        """Count the operations of all matrix products of a forward pass of pre-training, two for each multiplication.
+
+        Args:
+            input_lengths (`torch.Tensor` of shape `(batch,)`): Tokens of each row.
+            label_counts (`torch.Tensor` of shape `(batch,)`): Tokens of each row that are predicted.
+            whole_last_layer (`bool`): Whether the last layer computes the output of all tokens, as it does on an
+                accelerator, or only those that a head reads, as on a CPU.
+
+        Returns:
+            `torch.Tensor` of shape `(batch,)`: the operations of each row.
+        """
+        from .packing import MAX_OUTPUT_SHARE
+
+        width = self.hidden_size
+        attention = input_lengths * 6 * width**2 + input_lengths**2 * 4 * width
+        token = 2 * width**2 + 4 * width * self.intermediate_size  # attention's output and feed-forward
+        layers = self.num_hidden_layers * (attention + input_lengths * token)
+        if not whole_last_layer:
+            read = label_counts + 1  # with the first token
+            is_shorter = read <= MAX_OUTPUT_SHARE * input_lengths
+            layers = layers - torch.where(is_shorter, input_lengths - read, 0) * token
+        prediction = label_counts * (2 * width**2 + 2 * width * self.vocab_size)
+        return layers + prediction + 2 * width**2 + 4 * width
 
     @classmethod
     def preset(cls, name: str, **overrides: Any) -> "VanillaBertConfig":

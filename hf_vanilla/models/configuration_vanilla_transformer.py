@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import torch
 from huggingface_hub.dataclasses import strict
 from transformers import Pipeline
 from transformers.activations import ACT2FN
@@ -179,6 +180,32 @@ class VanillaTransformerConfig(SelfContainedConfig):
         from .pipeline_vanilla_transformer import TranslationPipeline
 
         return {"translation": ("AutoModelForSeq2SeqLM", TranslationPipeline)}
+
+    def forward_flops(
+        self, input_lengths: torch.Tensor, label_counts: torch.Tensor, *, whole_last_layer: bool = False
+    ) -> torch.Tensor:
+        """Count the operations of all matrix products of a forward pass, two for each multiplication and addition.
+
+        Args:
+            input_lengths (`torch.Tensor` of shape `(batch,)`): Tokens of each source.
+            label_counts (`torch.Tensor` of shape `(batch,)`): Tokens of each target.
+            whole_last_layer (`bool`): Without effect here, where every output is read; other models have it.
+
+        Returns:
+            `torch.Tensor` of shape `(batch,)`: the operations of each pair.
+        """
+        width = self.d_model
+        keys, values = self.num_heads * int(self.d_k or 0), self.num_heads * int(self.d_v or 0)  # never None by now
+        attention = 2 * (keys + values)  # for each query and key: a score and a weighted value
+        query, key_value, output = 2 * width * keys, 2 * width * (keys + values), 2 * values * width
+        feed_forward = 4 * width * self.d_ff
+        encoder = input_lengths * (query + key_value + output + feed_forward) + input_lengths**2 * attention
+        self_attention = label_counts * (query + key_value + output) + label_counts**2 * attention
+        cross_attention = label_counts * (query + output) + input_lengths * key_value
+        cross_attention = cross_attention + input_lengths * label_counts * attention
+        decoder = self_attention + cross_attention + label_counts * feed_forward
+        projection = label_counts * 2 * width * self.vocab_size
+        return self.encoder_layers * encoder + self.decoder_layers * decoder + projection
 
     @classmethod
     def preset(cls, name: str, **overrides: Any) -> "VanillaTransformerConfig":

@@ -1,9 +1,10 @@
-"""The papers' recipes as training arguments, the trainer, and checkpoints."""
+"""The papers' recipes as training arguments, the trainers, checkpoints and runs."""
 
 import warnings
 from typing import Any
 
 from ..hub.pushing_trainer import ResilientPushTrainer
+from . import deprecated
 from .arguments import FinetuningArguments, VanillaTrainingArguments
 from .averaging import average_checkpoints
 from .checkpoints import (
@@ -13,7 +14,8 @@ from .checkpoints import (
     last_checkpoints,
     last_complete_checkpoint,
 )
-from .cost import Estimate, bert_flops, estimate, transformer_flops
+from .cost import Estimate, estimate
+from .divergence import StopOnNaNCallback, check_finite_weights
 from .finetuning import (
     FinetuningTask,
     OrderedEvaluationTrainer,
@@ -34,16 +36,29 @@ from .recipes import (
 )
 from .runs import (
     begin_run,
+    check_and_save_options,
     decisive_options,
     has_all_updates,
-    hold_folder,
     is_finished,
-    keep_options,
+    lock_run_folder,
+    resume_hint_on_interrupt,
     save_final_model,
-    told_how_to_go_on,
     train_to_end,
 )
 from .trainer import VanillaTrainer
+
+
+def __getattr__(name: str) -> Any:
+    """Return the new object of a deprecated name, with a warning."""
+    if name not in deprecated.NAMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    new_name, value = deprecated.NAMES[name]
+    warnings.warn(
+        f"`hf_vanilla.training.{name}` is now `{new_name}`; the old name will be removed in 0.3.",
+        FutureWarning,
+        stacklevel=2,
+    )
+    return value
 
 
 __all__ = [
@@ -57,47 +72,35 @@ __all__ = [
     "PretrainingTrainer",
     "RepeatableCollator",
     "ResilientPushTrainer",
+    "StopOnNaNCallback",
     "VanillaTrainer",
     "VanillaTrainingArguments",
     "WarmupWarning",
     "average_checkpoints",
     "begin_run",
-    "bert_flops",
     "bert_training_arguments",
     "best_checkpoints",
+    "check_and_save_options",
+    "check_finite_weights",
     "checkpoint_to_resume",
     "command_of_process",
     "decisive_options",
     "estimate",
     "folder_of_tokenizer",
     "has_all_updates",
-    "hold_folder",
     "inverse_sqrt_schedule_from_one",
     "is_finished",
-    "keep_options",
     "last_checkpoints",
     "last_complete_checkpoint",
+    "lock_run_folder",
     "noam_learning_rate",
     "paper_optimizers",
     "paper_training_arguments",
+    "resume_hint_on_interrupt",
     "save_final_model",
     "search_settings",
     "seeds_report",
     "summarise_seeds",
-    "told_how_to_go_on",
     "train_to_end",
     "train_with_seeds",
-    "transformer_flops",
 ]
-
-
-_RENAMED = {"PatientPushes": "ResilientPushTrainer"}
-
-
-def __getattr__(name: str) -> Any:
-    """Find a public name under its old name, with a warning."""
-    if name not in _RENAMED:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    message = f"`{name}` is now called `{_RENAMED[name]}`; the old name will be removed in 0.3."
-    warnings.warn(message, FutureWarning, stacklevel=2)
-    return globals()[_RENAMED[name]]

@@ -12,24 +12,22 @@ class VanillaTrainingArguments(Seq2SeqTrainingArguments):
     """The arguments of `Seq2SeqTrainingArguments`, and those of [`VanillaTrainer`].
 
     Args:
-        max_tokens_per_batch (`int`, *optional*):
-            Size of a batch of one device in tokens, padding counted, the larger of source and target side. Takes the
-            place of `per_device_train_batch_size` and `per_device_eval_batch_size`. `None` keeps the stock batches;
-            so does the stock `Seq2SeqTrainer`, which does not know this argument and the next.
-        teacher_forcing_ratio (`float`, *optional*, defaults to 1.0):
-            Share of the decoder inputs that are the gold tokens; the rest are the model's own predictions from a first
-            pass without gradient. Not the paper's, which always feeds the gold tokens (1.0).
-        logging_nan_inf_filter (`bool`, *optional*, defaults to `False`):
-            As in `TrainingArguments`, but off: [`VanillaTrainer`] stops at a loss that is not finite, and a filtered
-            one is invisible to it. The stock `Seq2SeqTrainer` goes on with such a loss, and off only shows it in the
-            log. Off also saves a device synchronisation per step.
-        ddp_find_unused_parameters (`bool`, *optional*, defaults to `False`):
-            As in `TrainingArguments`, but off: every parameter takes part in every update of these models, and looking
-            for others costs a walk over each graph. Set it for a model of which a part is not trained.
+        max_tokens_per_batch (`int`, *optional*): Size of a batch of one device in tokens, padding included, the larger
+            of source and target side. Replaces `per_device_train_batch_size` and `per_device_eval_batch_size`. `None`
+            keeps the stock batches, as does the stock `Seq2SeqTrainer`, which ignores this argument and the next.
+        teacher_forcing_ratio (`float`, *optional*, defaults to 1.0): Share of the decoder inputs that are the gold
+            tokens; the rest are the model's own predictions from a first pass without gradient. The paper always feeds
+            the gold tokens (1.0).
+        logging_nan_inf_filter (`bool`, *optional*, defaults to `False`): As in `TrainingArguments`, but off:
+            [`~hf_vanilla.training.StopOnNaNCallback`], which is part of [`VanillaTrainer`], stops at a loss that is
+            not finite, and does not see a filtered one. Off also saves a device synchronisation per step.
+        ddp_find_unused_parameters (`bool`, *optional*, defaults to `False`): As in `TrainingArguments`, but off: every
+            parameter takes part in every update of these models, and looking for others costs a walk over each graph.
+            Set it for a model with frozen parts.
 
     Raises:
-        ValueError: if a value is out of its range, or if `max_tokens_per_batch` is combined with an argument that also
-            decides what a batch is.
+        ValueError: if a value is out of its range, or if `max_tokens_per_batch` is combined with another argument that
+            shapes batches.
 
     Source: scheduled sampling in two passes is Mihaylova & Martins 2019, "Scheduled Sampling for Transformers".
     """
@@ -37,8 +35,8 @@ class VanillaTrainingArguments(Seq2SeqTrainingArguments):
     max_tokens_per_batch: int | None = field(
         default=None,
         metadata={
-            "help": "Size of a batch of one device in tokens, padding counted, the larger of source and target side. "
-            "Takes the place of the per_device batch sizes. Unset: the stock batches of a fixed number of sentences."
+            "help": "Size of a batch of one device in tokens, padding included, the larger of source and target side. "
+            "Replaces the per_device batch sizes. Unset: the stock batches of a fixed number of sentences."
         },
     )
     teacher_forcing_ratio: float = field(
@@ -50,11 +48,11 @@ class VanillaTrainingArguments(Seq2SeqTrainingArguments):
     )
     logging_nan_inf_filter: bool = field(
         default=False,
-        metadata={"help": "Hide losses that are nan or inf from the log. Off: they show, and VanillaTrainer stops."},
+        metadata={"help": "Hide losses that are nan or inf from the log. Off: they show, and the run stops."},
     )
     ddp_find_unused_parameters: bool | None = field(
         default=False,
-        metadata={"help": "Look for parameters that an update does not train. Off: all of them are trained."},
+        metadata={"help": "Look for parameters without a gradient. Off: every parameter must have one."},
     )
 
     def __post_init__(self) -> None:
@@ -65,15 +63,15 @@ class VanillaTrainingArguments(Seq2SeqTrainingArguments):
             return
         if self.max_tokens_per_batch < 1:
             raise ValueError(f"`max_tokens_per_batch` must be at least 1 token, got {self.max_tokens_per_batch}.")
-        for name, is_in_the_way in self._rival_batch_arguments().items():
-            if is_in_the_way:
+        for name, is_set in self._conflicting_arguments().items():
+            if is_set:
                 raise ValueError(
                     f"`{name}` can't be combined with `max_tokens_per_batch` ({self.max_tokens_per_batch}), which "
                     "makes batches of its own; leave one of the two at its default."
                 )
 
-    def _rival_batch_arguments(self) -> dict[str, bool]:
-        """Tell of each argument that shapes batches in another way whether it is set."""
+    def _conflicting_arguments(self) -> dict[str, bool]:
+        """Map each conflicting batch argument to whether it is set."""
         accelerator_config: Any = self.accelerator_config
         return {
             "train_sampling_strategy": self.train_sampling_strategy != "random",
@@ -84,35 +82,27 @@ class VanillaTrainingArguments(Seq2SeqTrainingArguments):
         }
 
 
-# Scores that are the better, the lower they are.
+# Scores of which lower is better.
 LOSSES = ("loss", "mse")
 
 
 @dataclass
 class FinetuningArguments(TrainingArguments):
-    """`TrainingArguments` with defaults that lie in the paper's grid.
+    """`TrainingArguments` with defaults from the paper's grid.
 
     Args:
-        output_dir (`str`):
-            Folder of the models, one subfolder a seed.
-        learning_rate (`float`):
-            Peak learning rate.
-        num_train_epochs (`float`):
-            Epochs.
-        per_device_train_batch_size (`int`):
-            Batch size.
-        per_device_eval_batch_size (`int`):
-            Batch size of evaluation.
-        warmup_steps (`float`):
-            Warm-up: updates, or below 1 a share of them.
-        weight_decay (`float`):
-            Weight decay, off biases and norms.
-        train_sampling_strategy (`str`):
-            Order of the examples.
-        logging_steps (`float`):
-            When to tell the loss: every so many updates, or below 1 after such a share of them.
-        save_strategy (`str`):
-            When to save checkpoints on the way.
+        output_dir (`str`): Folder of the models, with a subfolder for each seed.
+        learning_rate (`float`): Peak learning rate.
+        num_train_epochs (`float`): Epochs.
+        per_device_train_batch_size (`int`): Batch size.
+        per_device_eval_batch_size (`int`): Batch size of evaluation.
+        warmup_steps (`float`): Warm-up in updates, or below 1 as a share of them.
+        weight_decay (`float`): Weight decay, except for biases and norms.
+        train_sampling_strategy (`str`): Order of the examples.
+        logging_steps (`float`): Interval of the log in updates, or below 1 as a share of them.
+        logging_nan_inf_filter (`bool`): Whether to hide losses that are nan or infinite from the log; the run then
+            stops later.
+        save_strategy (`str`): When to save checkpoints while training.
 
     Raises:
         ValueError: if `output_dir` is missing, or a checkpoint to resume from is given.
@@ -120,7 +110,9 @@ class FinetuningArguments(TrainingArguments):
     Source: Devlin et al. 2018, A.3.
     """
 
-    output_dir: str | None = field(default=None, metadata={"help": "Folder of the models, one subfolder a seed."})
+    output_dir: str | None = field(
+        default=None, metadata={"help": "Folder of the models, with a subfolder for each seed."}
+    )
     learning_rate: float = field(
         default=3e-5,
         metadata={"help": "Peak learning rate; the paper tries 2e-5 to 5e-5. Small models need more, such as 3e-4."},
@@ -130,25 +122,29 @@ class FinetuningArguments(TrainingArguments):
     )
     per_device_train_batch_size: int = field(default=32, metadata={"help": "Batch size; the paper tries 16 and 32."})
     per_device_eval_batch_size: int = field(default=64, metadata={"help": "Batch size of evaluation."})
-    warmup_steps: float = field(default=0.1, metadata={"help": "Warm-up: updates, or below 1 a share of them."})
-    weight_decay: float = field(default=0.01, metadata={"help": "Weight decay, off biases and norms."})
+    warmup_steps: float = field(default=0.1, metadata={"help": "Warm-up in updates, or below 1 as a share of them."})
+    weight_decay: float = field(default=0.01, metadata={"help": "Weight decay, except for biases and norms."})
     train_sampling_strategy: str = field(
         default="group_by_length", metadata={"help": "group_by_length pads least; random is the stock order."}
     )
     logging_steps: float = field(
-        default=0.05, metadata={"help": "Tell the loss every so many updates, or below 1 a share of them."}
+        default=0.05, metadata={"help": "Log the loss every this many updates, or below 1 every such share."}
     )
-    save_strategy: str = field(default="no", metadata={"help": "Checkpoints on the way: no, epoch or steps."})
+    logging_nan_inf_filter: bool = field(
+        default=False,
+        metadata={"help": "Hide losses that are nan or inf from the log. Off: they show, and the run stops."},
+    )
+    save_strategy: str = field(default="no", metadata={"help": "Checkpoints while training: no, epoch or steps."})
 
     def __post_init__(self) -> None:
         if self.output_dir is None:
-            raise ValueError("`output_dir` is missing: say where the models shall go, as in --output_dir runs/task.")
+            raise ValueError("`output_dir` is missing; give a folder for the models, as in --output_dir runs/task.")
         if self.resume_from_checkpoint is not None:
             raise ValueError(
-                "`resume_from_checkpoint` has no effect on a fine-tuning, which goes on from the checkpoints in its "
+                "`resume_from_checkpoint` has no effect on a fine-tuning, which resumes from the checkpoints in its "
                 "`output_dir`; leave it out."
             )
-        # transformers refuses bf16 on a machine without an accelerator unless it is told that this is meant.
+        # Without an accelerator, transformers accepts bf16 only with `use_cpu`.
         if not torch.accelerator.is_available():
             self.use_cpu = True
             self.dataloader_pin_memory = False

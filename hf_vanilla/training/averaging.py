@@ -1,8 +1,9 @@
-"""Averages of checkpoints."""
+"""Averages of checkpoints: the paper's models are the mean of the last 5 (base) or 20 (big) checkpoints of a run."""
 
 import os
 import re
 import shutil
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,10 +13,13 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from transformers.trainer import TRAINING_ARGS_NAME
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
-from transformers.utils import CONFIG_NAME, SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME, WEIGHTS_NAME
+from transformers.utils import CONFIG_NAME, SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME, WEIGHTS_NAME, logging
 
 from ..hub.folder import is_training_state
-from .checkpoints import _as_folders, _put_in_place, _read_json, _temporary_folder_beside, logger
+from .checkpoints import read_json_object
+
+
+logger = logging.get_logger(__name__)
 
 
 _WEIGHT_FILES = re.compile(r".*\.safetensors(\.index\.json)?|pytorch_model.*\.bin(\.index\.json)?")
@@ -26,41 +30,39 @@ def average_checkpoints(
 ) -> Path:
     """Write the mean of the weights of several checkpoints of one model as a new checkpoint.
 
-    Sums are kept in float64 and stored in the dtype of the checkpoints. Tensors that are not of floating point must be
-    equal. Config, generation config, tokenizer and every other file of the model come from the last checkpoint; the
-    state of the training (optimiser, schedule, random numbers) is left out. The folder appears whole or not at all.
+    Sums are kept in float64, and the mean is stored in the dtype of the checkpoints. Integer tensors must be equal.
+    Config, generation config, tokenizer and every other file of the model are copied from the last checkpoint; the
+    state of the training (optimizer, schedule, random numbers) is not. The folder appears when it is complete.
 
     Args:
-        checkpoints (`Sequence[str]`):
-            Folders with `model.safetensors`, or with shards and their index.
-        output_dir (`str`):
-            The folder to write.
-        overwrite (`bool`, *optional*, defaults to `False`):
-            Whether to replace `output_dir` if there is a model in it.
+        checkpoints (`Sequence[str]`): Folders with `model.safetensors`, or with shards and their index.
+        output_dir (`str`): The folder to write.
+        overwrite (`bool`, *optional*, defaults to `False`): Whether to replace a model in `output_dir`.
 
     Returns:
         `Path`: `output_dir`.
 
     Raises:
-        TypeError: if `checkpoints` is one folder instead of several.
+        TypeError: if `checkpoints` is one folder instead of a list.
         ValueError: if there are no checkpoints, one is given twice, one has no safetensors weights or broken ones,
             their configs, tensors, shapes or dtypes differ, a weight is nan or infinite, or `output_dir` is one of the
-            checkpoints or holds one, is not empty (with `overwrite`: holds something else than a model), or can't be
-            written.
+            checkpoints or contains one, is not empty (with `overwrite`: contains something else than a model), or
+            can't be written.
 
     Source: Vaswani et al. 2017, 6.1.
     """
-    folders = _as_folders(checkpoints)
+    folders = _as_paths(checkpoints)
     target = Path(output_dir)
-    _check_folders(folders, target, overwrite)
+    _check_folders(folders, target)
+    _check_target(target, overwrite)
     weights = [_Weights(folder) for folder in folders]
     _check_configs(folders)
     _check_tensors(weights)
-    temporary = _temporary_folder_beside(target)
+    temporary = _make_temporary_folder(target)
     try:
         _write_average(weights, temporary)
-        _copy_model_files(folders[-1], temporary)
-        _put_in_place(temporary, target)
+        _copy_other_files(folders[-1], temporary)
+        _replace_folder(target, temporary)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
     logger.info(f"Averaged {len(folders)} checkpoints into {target}: {', '.join(str(folder) for folder in folders)}")
@@ -68,18 +70,18 @@ def average_checkpoints(
 
 
 class _Weights:
-    """The tensors of one checkpoint, in one safetensors file or in several."""
+    """The tensors of one checkpoint, in one safetensors file or in shards."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         index = folder / SAFE_WEIGHTS_INDEX_NAME
         if index.is_file():
-            self.file_of = dict(_read_json(index)["weight_map"])
+            self.file_of = dict(read_json_object(index)["weight_map"])
         elif (folder / SAFE_WEIGHTS_NAME).is_file():
             with self._open(SAFE_WEIGHTS_NAME) as file:
                 self.file_of = dict.fromkeys(file.keys(), SAFE_WEIGHTS_NAME)
         else:
-            hint = "give folders of the kind that `save_pretrained` writes"
+            hint = "give folders that `save_pretrained` wrote"
             if (folder / WEIGHTS_NAME).is_file():
                 hint = f"load its {WEIGHTS_NAME} with `from_pretrained` and save it again"
             raise ValueError(f"`checkpoints`: {folder} has no {SAFE_WEIGHTS_NAME}; {hint}.")
@@ -91,18 +93,20 @@ class _Weights:
         except (SafetensorError, OSError) as error:
             raise ValueError(f"`checkpoints`: {self.folder / file} can't be read: {error}.") from error
 
-    def forms(self) -> dict[str, tuple[list[int], str]]:
+    def shapes_and_dtypes(self) -> dict[str, tuple[list[int], str]]:
         """Return shape and dtype of each tensor without reading it."""
-        forms = {}
+        found = {}
         for file_name in sorted(set(self.file_of.values())):
             with self._open(file_name) as file:
                 for name in file.keys():  # noqa: SIM118 (a safetensors file is no dict)
                     tensor = file.get_slice(name)
-                    forms[name] = (tensor.get_shape(), tensor.get_dtype())
-        missing = sorted(set(self.file_of) - set(forms))
+                    found[name] = (tensor.get_shape(), tensor.get_dtype())
+        missing = sorted(set(self.file_of) - set(found))
         if missing:
-            raise ValueError(f"`checkpoints`: the index of {self.folder} names `{missing[0]}`, which no file holds.")
-        return forms
+            raise ValueError(
+                f"`checkpoints`: the index of {self.folder} lists `{missing[0]}`, which is in none of its files."
+            )
+        return found
 
     def tensor(self, name: str) -> torch.Tensor:
         """Read one tensor."""
@@ -110,44 +114,50 @@ class _Weights:
             return file.get_tensor(name)
 
 
-def _check_folders(folders: list[Path], target: Path, overwrite: bool) -> None:
-    """Check what can be known from names alone."""
+def _as_paths(checkpoints: Any) -> list[Path]:
+    """Return the checkpoints as paths; a single string would be iterated letter by letter."""
+    if isinstance(checkpoints, str | os.PathLike):
+        raise TypeError(f"`checkpoints` must be a list of folders, got one folder ({checkpoints}); put it in a list.")
+    return [Path(checkpoint) for checkpoint in checkpoints]
+
+
+def _check_folders(folders: list[Path], target: Path) -> None:
+    """Check that the checkpoints exist, differ, and are not in `target`."""
     if not folders:
         raise ValueError("`checkpoints` must name at least one folder, got none.")
     resolved = [folder.resolve() for folder in folders]
     for folder, path in zip(folders, resolved, strict=True):
         if not folder.is_dir():
-            raise ValueError(f"`checkpoints`: {folder} is no folder.")
+            raise ValueError(f"`checkpoints` must be folders, but there is no folder {folder}.")
         if resolved.count(path) > 1:
-            raise ValueError(f"`checkpoints` must differ, {folder} is given {resolved.count(path)} times.")
+            raise ValueError(f"`checkpoints` must differ, but {folder} is given {resolved.count(path)} times.")
         if path.is_relative_to(target.resolve()):
             raise ValueError(
-                f"`output_dir` ({target}) must not be one of `checkpoints` or hold one, but it is or holds {folder}; "
-                "choose a folder of its own."
+                f"`output_dir` ({target}) must not be one of `checkpoints` or contain one, but it is or contains "
+                f"{folder}; give another folder."
             )
-    _check_target(target, overwrite)
 
 
 def _check_target(target: Path, overwrite: bool) -> None:
-    """Check that nothing is lost where the average is going to be."""
+    """Check that the average replaces nothing but a model, and that only with `overwrite`."""
     if target.exists() and not target.is_dir():
-        raise ValueError(f"`output_dir` ({target}) must be a folder, there is a file of that name.")
+        raise ValueError(f"`output_dir` ({target}) must be a folder, but it is a file.")
     if not target.is_dir() or not any(target.iterdir()):
         return
     if not overwrite:
-        raise ValueError(f"`output_dir` ({target}) is not empty; choose another, or allow it with `overwrite`.")
+        raise ValueError(f"`output_dir` ({target}) must be empty; give another folder, or `overwrite` to replace it.")
     if not (target / CONFIG_NAME).is_file():
         raise ValueError(
-            f"`output_dir` ({target}) must hold a model to be overwritten, but it has no {CONFIG_NAME}; choose "
-            "another."
+            f"`output_dir` ({target}) must contain a model to be overwritten, but it has no {CONFIG_NAME}; give "
+            "another folder."
         )
     if any(target.glob(f"{PREFIX_CHECKPOINT_DIR}-*")):
         raise ValueError(f"`output_dir` ({target}) must not be the folder of a run, with checkpoints in it.")
 
 
 def _check_configs(folders: list[Path]) -> None:
-    """Check that all checkpoints are of one model."""
-    configs = [_read_json(folder / CONFIG_NAME) for folder in folders]
+    """Check that all checkpoints have the same config."""
+    configs = [read_json_object(folder / CONFIG_NAME) for folder in folders]
     for folder, config in zip(folders, configs, strict=True):
         names = sorted(set(config) | set(configs[-1]))
         differing = [name for name in names if config.get(name) != configs[-1].get(name)]
@@ -163,31 +173,31 @@ def _check_configs(folders: list[Path]) -> None:
 def _check_tensors(weights: list[_Weights]) -> None:
     """Check that all checkpoints have the same tensors, of the same shapes and dtypes."""
     last = weights[-1]
-    expected = last.forms()
+    expected = last.shapes_and_dtypes()
     for other in weights[:-1]:
-        forms = other.forms()
-        if set(forms) != set(expected):
-            odd = sorted(set(forms) ^ set(expected))
+        found = other.shapes_and_dtypes()
+        if set(found) != set(expected):
+            odd = sorted(set(found) ^ set(expected))
             raise ValueError(
                 f"`checkpoints` must have the same tensors, but {len(odd)} are only in one of {other.folder} and "
                 f"{last.folder}: {', '.join(odd[:5])}."
             )
-        for name, form in forms.items():
-            if form != expected[name]:
+        for name, (shape, dtype) in found.items():
+            if (shape, dtype) != expected[name]:
                 raise ValueError(
-                    f"`checkpoints` must have tensors of the same shape and dtype, but `{name}` is {form[1]} "
-                    f"{form[0]} in {other.folder} and {expected[name][1]} {expected[name][0]} in {last.folder}."
+                    f"`checkpoints` must have tensors of the same shape and dtype, but `{name}` is {dtype} {shape} "
+                    f"in {other.folder} and {expected[name][1]} {expected[name][0]} in {last.folder}."
                 )
 
 
 def _average(name: str, weights: list[_Weights]) -> torch.Tensor:
-    """Return the mean of one tensor, or the tensor itself where it holds integers."""
+    """Return the mean of one tensor, or an integer tensor itself."""
     first = weights[0].tensor(name)
     if not first.is_floating_point():
         for other in weights[1:]:
             if not torch.equal(first, other.tensor(name)):
                 raise ValueError(
-                    f"`checkpoints`: `{name}` holds {first.dtype} and has no mean, but it differs between "
+                    f"`checkpoints` must have equal integer tensors, but `{name}` ({first.dtype}) differs between "
                     f"{weights[0].folder} and {other.folder}."
                 )
         return first
@@ -209,7 +219,7 @@ def _first_not_finite(name: str, weights: list[_Weights]) -> Path:
 
 
 def _write_average(weights: list[_Weights], folder: Path) -> None:
-    """Write the mean of all tensors into `folder`, in the same files as the last checkpoint, one after the other."""
+    """Write the mean of all tensors into `folder`, file by file, with the shards of the last checkpoint."""
     last = weights[-1]
     for file_name in sorted(set(last.file_of.values())):
         names = [name for name in last.names if last.file_of[name] == file_name]
@@ -219,13 +229,43 @@ def _write_average(weights: list[_Weights], folder: Path) -> None:
         shutil.copy2(index, folder)
 
 
-def _copy_model_files(source: Path, folder: Path) -> None:
-    """Copy what belongs to the model and not to the weights or the training."""
+def _copy_other_files(source: Path, folder: Path) -> None:
+    """Copy the files of a model but for its weights and the state of its training."""
     for path in sorted(source.iterdir()):
-        # The average has weights of its own, and a training's state and arguments belong to none of them.
+        # The average has weights of its own, and no state or arguments of a training.
         if _WEIGHT_FILES.fullmatch(path.name) or is_training_state(path.name) or path.name == TRAINING_ARGS_NAME:
             continue
         if path.is_dir():
             shutil.copytree(path, folder / path.name)
         else:
             shutil.copy2(path, folder)
+
+
+def _make_temporary_folder(target: Path) -> Path:
+    """Make a folder in the parent of `target`, and so on the same file system."""
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        folder = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
+    except OSError as error:
+        raise ValueError(f"`output_dir` ({target}) can't be written: {error.strerror}.") from error
+    # `mkdtemp` gives other users no access; a model's folder gets the permissions of any new folder.
+    umask = os.umask(0)
+    os.umask(umask)
+    folder.chmod(0o777 & ~umask)
+    return folder
+
+
+def _replace_folder(target: Path, folder: Path) -> None:
+    """Move `folder` to `target`, and remove what was there."""
+    if not target.exists():
+        os.replace(folder, target)
+        return
+    old = Path(tempfile.mkdtemp(prefix=f".{target.name}.old.", dir=target.parent))
+    os.replace(target, old / target.name)
+    try:
+        os.replace(folder, target)
+    except OSError:
+        os.replace(old / target.name, target)
+        raise
+    finally:
+        shutil.rmtree(old, ignore_errors=True)

@@ -1,12 +1,11 @@
-"""Averages of checkpoints: the paper's models are the mean of the last 5 (base) or 20 (big) checkpoints of a run."""
+"""Checkpoints of a run: the last ones, the best ones, and the one to resume from."""
 
 import json
 import math
 import os
 import re
-import shutil
-import tempfile
 import zipfile
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +19,8 @@ from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME, loggi
 logger = logging.get_logger(__name__)
 
 
-SAVING_FOLDER = "_saving"  # of a run, while its final model is written
-
-
-_TO_CHOOSE_THE_BEST = (
-    "The best can be chosen among checkpoints that were evaluated when they were saved: train with validation data, "
+_EVALUATION_HINT = (
+    "Only checkpoints that were evaluated when they were saved can be compared: train with validation data, "
     "--eval_strategy steps and --eval_steps equal to --save_steps; or take the last ones."
 )
 
@@ -33,59 +29,50 @@ def last_checkpoints(run_dir: str | os.PathLike, count: int) -> list[Path]:
     """Find the last checkpoints of a run.
 
     Args:
-        run_dir (`str`):
-            The `output_dir` of a `Trainer`, with folders `checkpoint-<step>`.
-        count (`int`):
-            How many.
+        run_dir (`str`): The `output_dir` of a `Trainer`, with folders `checkpoint-<step>`.
+        count (`int`): Number of checkpoints.
 
     Returns:
-        `list[Path]`: `count` folders in order of their steps.
+        `list[Path]`: `count` folders, by ascending step.
 
     Raises:
-        ValueError: if `count` is below 1, or `run_dir` does not exist or holds fewer checkpoints with safetensors
+        ValueError: if `count` is below 1, or `run_dir` does not exist or has fewer checkpoints with safetensors
             weights.
     """
-    checkpoints = _checkpoints_by_step(Path(run_dir))
-    _check_enough(count, len(checkpoints), f"`run_dir` ({run_dir}) holds", checkpoints)
-    return list(checkpoints.values())[-count:]
+    return list(_checkpoints_by_step(Path(run_dir), count).values())[-count:]
 
 
 def best_checkpoints(
     run_dir: str | os.PathLike, count: int, metric: str = "eval_loss", *, greater_is_better: bool | None = None
 ) -> list[Path]:
-    """Find the checkpoints of a run that its evaluations found best.
+    """Find the best checkpoints of a run by a metric of its evaluations.
 
     Args:
-        run_dir (`str`):
-            The `output_dir` of a `Trainer`, with folders `checkpoint-<step>`.
-        count (`int`):
-            How many.
-        metric (`str`, *optional*, defaults to `"eval_loss"`):
-            Name of the metric, with or without `eval_`.
-        greater_is_better (`bool`, *optional*):
-            Whether more is better. The default is the rule of `TrainingArguments`: yes, unless the name ends in
-            `loss`.
+        run_dir (`str`): The `output_dir` of a `Trainer`, with folders `checkpoint-<step>`.
+        count (`int`): Number of checkpoints.
+        metric (`str`, *optional*, defaults to `"eval_loss"`): Name of the metric, with or without `eval_`.
+        greater_is_better (`bool`, *optional*): Whether higher values are better. The default is the rule of
+            `TrainingArguments`: yes, unless the name ends in `loss`.
 
     Returns:
-        `list[Path]`: `count` folders in order of their steps. Of two equally good ones the later counts as better.
+        `list[Path]`: `count` folders, by ascending step. Of two equal values, that of the later checkpoint is better.
 
     Raises:
         ValueError: if `count` is below 1, `run_dir` does not exist, there is no such metric, or fewer checkpoints
             have it.
     """
-    checkpoints = _checkpoints_by_step(Path(run_dir))
-    _check_enough(count, len(checkpoints), f"`run_dir` ({run_dir}) holds", checkpoints)
+    checkpoints = _checkpoints_by_step(Path(run_dir), count)
     if not metric.startswith("eval_"):
         metric = f"eval_{metric}"
     if greater_is_better is None:
         greater_is_better = not metric.endswith("loss")
-    state = _read_json(list(checkpoints.values())[-1] / TRAINER_STATE_NAME)
+    state = read_json_object(list(checkpoints.values())[-1] / TRAINER_STATE_NAME)
     values = _metric_by_step(state, metric)
     measured = [step for step in checkpoints if math.isfinite(values.get(step, math.nan))]
     if len(measured) < count:
         raise ValueError(
             f"`{metric}` was measured for {len(measured)} checkpoints, fewer than `count` ({count}): of the "
-            f"checkpoints at steps {sorted(checkpoints)} those at {measured}. {_TO_CHOOSE_THE_BEST}"
+            f"checkpoints at steps {sorted(checkpoints)} those at {measured}. {_EVALUATION_HINT}"
         )
     sign = 1 if greater_is_better else -1
     best = sorted(measured, key=lambda step: (sign * values[step], step))[-count:]
@@ -93,59 +80,58 @@ def best_checkpoints(
 
 
 def last_complete_checkpoint(run_dir: str | os.PathLike) -> str | None:
-    """Find the newest checkpoint from which a run can be resumed.
+    """Find the newest checkpoint that a run can be resumed from.
 
-    It must have the state of the run, which `Trainer` writes last, and so not where the writing was cut off, and the
-    state of the optimizer and of the schedule, which `save_only_model` leaves out, and none of its files may be cut
-    off. What is newer is passed over with a warning.
+    It must have the trainer's state, which `Trainer` writes last, and the states of optimizer and schedule, which
+    `save_only_model` leaves out; and no file may be truncated. Incomplete ones are skipped with a warning.
 
     Args:
-        run_dir (`str`):
-            The `output_dir` of a `Trainer`, with folders `checkpoint-<step>`, or a folder that does not exist.
+        run_dir (`str`): The `output_dir` of a `Trainer`, with folders `checkpoint-<step>`; it need not exist.
 
     Returns:
         `str`: the folder, for `Trainer.train(resume_from_checkpoint=...)`; `None` if there is none.
     """
     folders = _folders_by_step(Path(run_dir)) if Path(run_dir).is_dir() else {}
     for folder in reversed(folders.values()):
-        trouble = _trouble_for_resuming(folder)
-        if trouble is None:
+        reason = _why_not_resumable(folder)
+        if reason is None:
             return str(folder)
-        logger.warning(f"Passed over {folder}: no run can be resumed from it, because it has {trouble}.")
+        logger.warning(f"Skipped {folder}: a run can't be resumed from it, because it has {reason}.")
     return None
 
 
 def checkpoint_to_resume(run_dir: str | os.PathLike, given: str | None = None) -> str | None:
-    """Find the checkpoint that a run goes on from: the one that is named, or else its own newest complete one.
+    """Find the checkpoint that a run resumes from: a given one, or else its own newest complete one.
 
     Args:
-        run_dir (`str`):
-            The `output_dir` of a `Trainer`.
-        given (`str`, *optional*):
-            `resume_from_checkpoint`: a checkpoint, also one of another run.
+        run_dir (`str`): The `output_dir` of a `Trainer`.
+        given (`str`, *optional*): `resume_from_checkpoint`: a checkpoint, of this or another run.
 
     Returns:
-        `str`: the folder, or `None` if none is named and there is none.
+        `str`: the folder; `None` if none is given and there is none.
 
     Raises:
-        ValueError: if no run can be resumed from the one that is named.
+        ValueError: if no run can be resumed from the given one.
     """
     if given is None:
         return last_complete_checkpoint(run_dir)
     if not Path(given).is_dir():
-        raise ValueError(f"`resume_from_checkpoint` must name the folder of a checkpoint, but {given} is none.")
-    trouble = _trouble_for_resuming(Path(given))
-    if trouble is not None:
-        raise ValueError(f"`resume_from_checkpoint` ({given}) can't be resumed from: it has {trouble}; name another.")
+        raise ValueError(
+            f"`resume_from_checkpoint` must be the folder of a checkpoint, but there is no folder {given}."
+        )
+    reason = _why_not_resumable(Path(given))
+    if reason is not None:
+        raise ValueError(
+            f"`resume_from_checkpoint` must be a complete checkpoint, but {given} has {reason}; give another."
+        )
     return given
 
 
 def folder_of_tokenizer(checkpoint: str | os.PathLike) -> Path:
-    """Find the tokenizer of a checkpoint: in the folder of its run, or in the checkpoint where that stands alone.
+    """Find the folder of a checkpoint's tokenizer: that of its run, or the checkpoint itself.
 
     Args:
-        checkpoint (`str`):
-            The checkpoint.
+        checkpoint (`str`): The checkpoint.
 
     Returns:
         `Path`: the folder.
@@ -154,41 +140,25 @@ def folder_of_tokenizer(checkpoint: str | os.PathLike) -> Path:
     return run_dir if (run_dir / TOKENIZER_CONFIG_FILE).is_file() else Path(checkpoint)
 
 
-def _as_folders(checkpoints: Any) -> list[Path]:
-    """Return the checkpoints as paths; one string would otherwise be taken for a list of letters."""
-    if isinstance(checkpoints, str | os.PathLike):
-        raise TypeError(f"`checkpoints` must be a list of folders, got one folder ({checkpoints}); put it in a list.")
-    return [Path(checkpoint) for checkpoint in checkpoints]
+def read_json_object(path: Path) -> dict[str, Any]:
+    """Read a JSON file of a checkpoint.
 
+    Args:
+        path (`Path`): The file.
 
-def _temporary_folder_beside(target: Path) -> Path:
-    """Make a folder on the file system of `target`."""
+    Returns:
+        `dict[str, Any]`: its content.
+
+    Raises:
+        ValueError: if the file can't be read or holds no JSON object.
+    """
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        folder = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
-    except OSError as error:
-        raise ValueError(f"`output_dir` ({target}) can't be written: {error.strerror}.") from error
-    # `mkdtemp` shuts out all others, which is not what a folder of a model should do.
-    umask = os.umask(0)
-    os.umask(umask)
-    folder.chmod(0o777 & ~umask)
-    return folder
-
-
-def _put_in_place(folder: Path, target: Path) -> None:
-    """Move `folder` to `target`, and away with what is there."""
-    if not target.exists():
-        os.replace(folder, target)
-        return
-    old = Path(tempfile.mkdtemp(prefix=f".{target.name}.old.", dir=target.parent))
-    os.replace(target, old / target.name)
-    try:
-        os.replace(folder, target)
-    except OSError:
-        os.replace(old / target.name, target)
-        raise
-    finally:
-        shutil.rmtree(old, ignore_errors=True)
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ValueError(f"`checkpoints`: {path} can't be read: {error}.") from error
+    if not isinstance(found, dict):
+        raise ValueError(f"`checkpoints`: {path} must hold a JSON object, got {type(found).__name__}.")
+    return found
 
 
 def _folders_by_step(run_dir: Path) -> dict[int, Path]:
@@ -198,10 +168,44 @@ def _folders_by_step(run_dir: Path) -> dict[int, Path]:
     return dict(sorted(found.items()))
 
 
-def _trouble_for_resuming(folder: Path) -> str | None:
-    """Return what keeps a run from being resumed from `folder`, or `None`."""
+def _checkpoints_by_step(run_dir: Path, count: int) -> dict[int, Path]:
+    """Return the checkpoints of a run that have weights, by ascending step; at least `count` of them."""
+    if not run_dir.is_dir():
+        raise ValueError(f"`run_dir` ({run_dir}) must be a folder, but there is none of that name.")
+    found = {}
+    for step, folder in _folders_by_step(run_dir).items():
+        # The trainer writes its state last: without it, the checkpoint is incomplete.
+        has_weights = any((folder / name).is_file() for name in (SAFE_WEIGHTS_NAME, SAFE_WEIGHTS_INDEX_NAME))
+        if has_weights and (folder / TRAINER_STATE_NAME).is_file():
+            found[step] = folder
+        else:
+            logger.warning(f"Skipped {folder}: it has no safetensors weights or no {TRAINER_STATE_NAME}.")
+    if count < 1:
+        raise ValueError(f"`count` must be at least 1, got {count}.")
+    if len(found) < count:
+        raise ValueError(
+            f"`run_dir` ({run_dir}) has {len(found)} checkpoints, fewer than `count` ({count}): steps "
+            f"{sorted(found)}. Lower `count`, or keep more while training (`save_total_limit`, `save_steps`)."
+        )
+    return found
+
+
+def _metric_by_step(state: dict[str, Any], metric: str) -> dict[int, float]:
+    """Return the values of a metric in the log of a run; the last one of each step."""
+    history = state.get("log_history", [])
+    values = {entry["step"]: entry[metric] for entry in history if metric in entry}
+    if not values:
+        names = sorted({name for entry in history for name in entry if name.startswith("eval_")})
+        if not names:
+            raise ValueError(f"`metric` ({metric}): the run was not evaluated while training. {_EVALUATION_HINT}")
+        raise ValueError(f"`metric` must be one that the run has logged, {', '.join(names)}; got {metric}.")
+    return values
+
+
+def _why_not_resumable(folder: Path) -> str | None:
+    """Say what a checkpoint lacks for resuming a run; `None` if nothing."""
     try:
-        state = _read_json(folder / TRAINER_STATE_NAME)
+        state = read_json_object(folder / TRAINER_STATE_NAME)
     except ValueError:
         return f"no readable {TRAINER_STATE_NAME}"
     if not isinstance(state.get("global_step"), int):
@@ -214,18 +218,18 @@ def _trouble_for_resuming(folder: Path) -> str | None:
         return "no state of the optimizer"
     if not (folder / SCHEDULER_NAME).is_file():
         return f"no {SCHEDULER_NAME}"
-    broken = next((path for path in _files_to_check(folder) if not _is_whole(path)), None)
-    return None if broken is None else f"a cut-off or broken {broken.name}"
+    truncated = next((path for path in _files_to_check(folder) if not _is_complete(path)), None)
+    return None if truncated is None else f"a truncated or broken {truncated.name}"
 
 
-def _files_to_check(folder: Path) -> list[Path]:
-    """Return the files of a checkpoint of which it can be told without reading them whether they are whole."""
-    patterns = ("*.safetensors", OPTIMIZER_NAME, SCHEDULER_NAME, "rng_state*.pth")
-    return [path for pattern in patterns for path in sorted(folder.glob(pattern))]
+def _files_to_check(folder: Path) -> Iterable[Path]:
+    """Yield the files of a checkpoint that `_is_complete` can check."""
+    for pattern in ("*.safetensors", OPTIMIZER_NAME, SCHEDULER_NAME, "rng_state*.pth"):
+        yield from sorted(folder.glob(pattern))
 
 
-def _is_whole(path: Path) -> bool:
-    """Tell whether a file has its end: safetensors files say how long they are, and torch's are zip archives."""
+def _is_complete(path: Path) -> bool:
+    """Check that a file is not truncated, without reading all: safetensors name their length, torch's are zips."""
     if path.suffix != ".safetensors":
         return zipfile.is_zipfile(path)
     try:
@@ -233,64 +237,3 @@ def _is_whole(path: Path) -> bool:
             return True
     except (SafetensorError, OSError):
         return False
-
-
-def _move_files(source: Path, folder: Path) -> None:
-    """Move all files of `source`; of weights that are in other files now, the old ones go."""
-    moved = [path.relative_to(source) for path in sorted(source.rglob("*")) if path.is_file()]
-    moved.sort(key=lambda name: name.suffix == ".safetensors")  # weights last: with them the model is complete
-    for name in moved:
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        os.replace(source / name, folder / name)
-    for path in folder.glob("model*.safetensors*"):
-        if path.relative_to(folder) not in moved:
-            path.unlink()
-
-
-def _checkpoints_by_step(run_dir: Path) -> dict[int, Path]:
-    """Return the checkpoints of a run that have weights, by ascending step."""
-    if not run_dir.is_dir():
-        raise ValueError(f"`run_dir` ({run_dir}) is no folder.")
-    found = {}
-    for step, folder in _folders_by_step(run_dir).items():
-        # The trainer writes its state last: without it, the checkpoint was not finished.
-        has_weights = any((folder / name).is_file() for name in (SAFE_WEIGHTS_NAME, SAFE_WEIGHTS_INDEX_NAME))
-        if has_weights and (folder / TRAINER_STATE_NAME).is_file():
-            found[step] = folder
-        else:
-            logger.warning(f"Left out {folder}: it has no safetensors weights or no {TRAINER_STATE_NAME}.")
-    return found
-
-
-def _check_enough(count: int, available: int, subject: str, steps: Any) -> None:
-    """Check that there are `count` checkpoints."""
-    if count < 1:
-        raise ValueError(f"`count` must be at least 1, got {count}.")
-    if available < count:
-        raise ValueError(
-            f"{subject} {available} checkpoints, fewer than `count` ({count}): steps {sorted(steps)}. Ask for fewer, "
-            "or keep more while training (`save_total_limit`, `save_steps`)."
-        )
-
-
-def _metric_by_step(state: dict[str, Any], metric: str) -> dict[int, float]:
-    """Return the values of one metric in a log; of two at one step, the later."""
-    history = state.get("log_history", [])
-    values = {entry["step"]: entry[metric] for entry in history if metric in entry}
-    if not values:
-        names = sorted({name for entry in history for name in entry if name.startswith("eval_")})
-        if not names:
-            raise ValueError(f"`metric` ({metric}): the run was not evaluated on its way. {_TO_CHOOSE_THE_BEST}")
-        raise ValueError(f"`metric` must be one that the run has logged, {', '.join(names)}; got {metric}.")
-    return values
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    """Read one JSON file of a checkpoint."""
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ValueError(f"`checkpoints`: {path} can't be read: {error}.") from error
-    if not isinstance(found, dict):
-        raise ValueError(f"`checkpoints`: {path} must hold a JSON object, got {type(found).__name__}.")
-    return found

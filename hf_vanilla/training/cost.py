@@ -1,6 +1,7 @@
-"""What a training will cost: operations by formula, time and memory from a few updates on this machine."""
+"""The cost of a training: operations by formula, time and memory from a few updates on this machine."""
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from numbers import Integral
@@ -13,11 +14,6 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from ..data.batching import TokenBudgetBatchSampler, measure_pair_lengths
 from ..models.checks import IGNORED_LABEL
-from ..models.configuration_vanilla_bert import VanillaBertConfig
-from ..models.configuration_vanilla_transformer import VanillaTransformerConfig
-from ..models.modeling_vanilla_bert import VanillaBertForPreTraining
-from ..models.modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
-from ..models.packing import MAX_OUTPUT_SHARE
 from ..models.text_batches import padded
 
 
@@ -29,16 +25,16 @@ CPU_HOLES = 0.3
 
 @dataclass
 class Estimate:
-    """What a training will cost; `print` tells it in the usual units.
+    """The cost of a training; `print` shows it in the usual units.
 
     Args:
         parameters (`int`): Parameters of the model.
-        tokens_per_update (`float`): Real tokens of an update, in the mean; of pairs, those of the target.
-        flops (`float`): Operations of all matrix products of the run, as this machine does them, for real tokens
-            alone: two for each multiplication with its addition, forward and twice that backward.
-        memory (`float`): Bytes that an update takes at most: weights, gradients, the optimizer's state, and what the
-            forward pass keeps for the backward pass, on a CPU with the holes between its tensors. The libraries
-            themselves come on top.
+        tokens_per_update (`float`): Mean number of real tokens of an update; of pairs, those of the target.
+        flops (`float`): Operations of all matrix products of the run on real tokens, as this machine computes them:
+            two for each multiplication with its addition, forward and twice that backward.
+        memory (`float`): Peak memory of an update in bytes: weights, gradients, the optimizer's state, and what the
+            forward pass keeps for the backward pass, on a CPU with the holes between its tensors. The memory of the
+            libraries is not included.
         seconds (`float`): Time of all updates, without evaluation and saving.
     """
 
@@ -65,60 +61,40 @@ def estimate(
     probes: int = 8,
     seed: int = 0,
 ) -> Estimate:
-    """Predict what training a model on a corpus costs on this machine, from a few updates of it.
+    """Predict the cost of training a model on a corpus on this machine, from a few updates.
 
     ```python
     estimate(VanillaTransformerConfig.preset("base"), pairs, updates=100_000, max_tokens_per_batch=25_000)
     ```
 
-    Nothing is saved, and torch's random state is as before.
+    Nothing is saved, and torch's random state is restored.
 
     Args:
-        config (`PreTrainedConfig`):
-            Of the original Transformer, or of BERT, which is then pre-trained on both tasks.
-        dataset (`datasets.Dataset`):
-            Tokenized, with `input_ids` and, for the Transformer, `labels`: a split of what
-            [`~hf_vanilla.data.tokenize_parallel_dataset`] or [`~hf_vanilla.data.build_pretraining_dataset`] returns.
-        updates (`int`):
-            Length of the run.
-        max_tokens_per_batch (`int`):
-            Budget of a batch, as in [`VanillaTrainingArguments`].
-        bf16 (`bool`):
-            Whether products are computed in bfloat16.
-        probes (`int`):
-            Updates to try, after one to warm up.
-        seed (`int`):
-            Decides weights and batches.
+        config (`PreTrainedConfig`): Config of a model of this package: an encoder-decoder is trained on pairs, a BERT
+            is pre-trained on both tasks.
+        dataset (`datasets.Dataset`): Tokenized, with `input_ids` and, for an encoder-decoder, `labels`: a split of the
+            result of [`~hf_vanilla.data.tokenize_parallel_dataset`] or
+            [`~hf_vanilla.data.build_pretraining_dataset`].
+        updates (`int`): Length of the run.
+        max_tokens_per_batch (`int`): Budget of a batch, as in [`VanillaTrainingArguments`].
+        bf16 (`bool`): Whether products are computed in bfloat16.
+        probes (`int`): Updates to measure, after one to warm up.
+        seed (`int`): Seed of weights and batches.
 
     Returns:
-        `Estimate`: the costs.
+        `Estimate`: the cost.
 
     Raises:
-        TypeError: if `config` is of another family, `dataset` is no `datasets.Dataset` or has other columns than lists
+        TypeError: if `config` is of another kind, `dataset` is no `datasets.Dataset` or has other columns than lists
             of integers, a number is no integer, or `bf16` is no truth value.
         ValueError: if a number is out of its range, or the dataset is empty, lacks a column or has an empty row or one
             that is longer than `max_tokens_per_batch`.
     """
-    integers = {"updates": updates, "max_tokens_per_batch": max_tokens_per_batch, "probes": probes, "seed": seed}
-    for name, value in integers.items():
-        if isinstance(value, bool) or not isinstance(value, Integral):
-            raise TypeError(f"`{name}` must be an integer, got {value!r}.")
-        minimum = 0 if name == "seed" else 1
-        if value < minimum:
-            raise ValueError(f"`{name}` must be at least {minimum}, got {value}.")
-    if not isinstance(bf16, bool):
-        raise TypeError(f"`bf16` must be True or False, got {bf16!r}.")
-    if not isinstance(config, VanillaTransformerConfig | VanillaBertConfig):
-        raise TypeError(
-            f"`config` must be a `VanillaTransformerConfig` or `VanillaBertConfig`, got {type(config).__name__}."
-        )
-    columns = ("input_ids", "labels") if isinstance(config, VanillaTransformerConfig) else ("input_ids",)
-    lengths = _row_lengths(dataset, columns)
+    numbers = {"updates": updates, "max_tokens_per_batch": max_tokens_per_batch, "probes": probes, "seed": seed}
+    _check_options(config, numbers, bf16)
+    lengths = _row_lengths(dataset, ("input_ids", "labels") if config.is_encoder_decoder else ("input_ids",))
     tokens = lengths[-1]
-    if isinstance(config, VanillaTransformerConfig):
-        flops = transformer_flops(config, *(torch.from_numpy(side).double() for side in lengths))
-    else:
-        flops = bert_flops(config, torch.from_numpy(tokens).double(), whole_last_layer=_device().type != "cpu")
+    flops = _forward_flops(config, lengths)
     longer = np.maximum(lengths[0], tokens)
     if longer.max() > max_tokens_per_batch:
         raise ValueError(
@@ -142,69 +118,22 @@ def estimate(
     )
 
 
-def transformer_flops(config: VanillaTransformerConfig, source: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-    """Count the operations of all matrix products of a forward pass of the Transformer.
-
-    Args:
-        config (`VanillaTransformerConfig`):
-            The model's sizes.
-        source (`torch.Tensor` of shape `(pairs,)`):
-            Lengths of the sources.
-        target (`torch.Tensor` of shape `(pairs,)`):
-            Lengths of the targets.
-
-    Returns:
-        `torch.Tensor` of shape `(pairs,)`: the operations for each pair.
-    """
-    heads, width = config.num_heads, config.d_model
-    keys, values = heads * int(config.d_k or 0), heads * int(config.d_v or 0)  # the config has filled them in
-    mixing = 2 * (keys + values)  # for each pair of positions: a score and a weighted value
-    query, key_value, output = 2 * width * keys, 2 * width * (keys + values), 2 * values * width
-    feed_forward = 4 * width * config.d_ff
-    encoder = source * (query + key_value + output + feed_forward) + source**2 * mixing
-    self_attention = target * (query + key_value + output) + target**2 * mixing
-    cross_attention = target * (query + output) + source * key_value + source * target * mixing
-    decoder = self_attention + cross_attention + target * feed_forward
-    projection = target * 2 * width * config.vocab_size
-    return config.encoder_layers * encoder + config.decoder_layers * decoder + projection
+def _check_options(config: Any, numbers: dict[str, Any], bf16: Any) -> None:
+    """Check the arguments of `estimate` but for the dataset."""
+    for name, value in numbers.items():
+        if isinstance(value, bool) or not isinstance(value, Integral):
+            raise TypeError(f"`{name}` must be an integer, got {value!r}.")
+        minimum = 0 if name == "seed" else 1
+        if value < minimum:
+            raise ValueError(f"`{name}` must be at least {minimum}, got {value}.")
+    if not isinstance(bf16, bool):
+        raise TypeError(f"`bf16` must be True or False, got {bf16!r}.")
+    if not hasattr(config, "forward_flops"):
+        raise TypeError(f"`config` must be the config of a model of hf_vanilla, got a {type(config).__name__}.")
 
 
-def bert_flops(
-    config: VanillaBertConfig,
-    length: torch.Tensor,
-    masked_share: float = MASKED_SHARE,
-    *,
-    whole_last_layer: bool = False,
-) -> torch.Tensor:
-    """Count the operations of all matrix products of a forward pass of BERT's pre-training.
-
-    Args:
-        config (`VanillaBertConfig`):
-            The model's sizes.
-        length (`torch.Tensor` of shape `(examples,)`):
-            Lengths of the inputs.
-        masked_share (`float`):
-            Share of the tokens that are predicted.
-        whole_last_layer (`bool`):
-            Whether the last layer computes the output of all tokens, as it does on an accelerator, or of masked and
-            first ones alone, as on a CPU.
-
-    Returns:
-        `torch.Tensor` of shape `(examples,)`: the operations for each example.
-    """
-    width = config.hidden_size
-    attended = length * 6 * width**2 + length**2 * 4 * width  # queries, keys and values; scores and weighted values
-    output = 2 * width**2 + 4 * width * config.intermediate_size  # for each token
-    layers = config.num_hidden_layers * (attended + length * output)
-    if not whole_last_layer:
-        read = length * masked_share + 1  # with the first token
-        layers = layers - torch.where(read <= MAX_OUTPUT_SHARE * length, length - read, 0) * output
-    prediction = length * masked_share * (2 * width**2 + 2 * width * config.vocab_size)
-    return layers + prediction + 2 * width**2 + 4 * width
-
-
-def _row_lengths(dataset: Any, columns: tuple[str, ...]) -> list[np.ndarray]:
-    """Check the columns that are trained on, and measure their rows: `int64` of shape `(rows,)` for each of them."""
+def _row_lengths(dataset: Any, columns: Sequence[str]) -> list[np.ndarray]:
+    """Check the columns that are trained on, and return the row lengths of each: `int64` of shape `(rows,)`."""
     if not isinstance(dataset, datasets.Dataset):
         raise TypeError(
             f"`dataset` must be a `datasets.Dataset`, got {type(dataset).__name__}; of several splits give one, "
@@ -230,25 +159,31 @@ def _row_lengths(dataset: Any, columns: tuple[str, ...]) -> list[np.ndarray]:
     return lengths
 
 
+def _forward_flops(config: Any, lengths: list[np.ndarray]) -> torch.Tensor:
+    """Count the operations of a forward pass of each row; without labels, those of masked language modelling."""
+    inputs, *labels = (torch.from_numpy(side).double() for side in lengths)
+    label_counts = labels[0] if labels else inputs * MASKED_SHARE
+    return config.forward_flops(inputs, label_counts, whole_last_layer=_device().type != "cpu")
+
+
 def _device() -> torch.device:
-    """Where updates are tried: on an accelerator if there is one."""
+    """Return the device to measure on: an accelerator if there is one."""
     return torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
 
 
 class _Probe:
-    """Runs updates of a new model, and measures them."""
+    """Measures updates of a new model."""
 
-    def __init__(self, config: PreTrainedConfig, bf16: bool) -> None:
-        is_pairs = isinstance(config, VanillaTransformerConfig)
-        model_class: Any = VanillaTransformerForConditionalGeneration if is_pairs else VanillaBertForPreTraining
-        self.model: PreTrainedModel = model_class(config).to(_device()).train()
+    def __init__(self, config: Any, bf16: bool) -> None:
+        auto_class = "AutoModelForSeq2SeqLM" if config.is_encoder_decoder else "AutoModelForPreTraining"
+        self.model: PreTrainedModel = config.auto_classes()[auto_class](config).to(_device()).train()
         self.optimizer = torch.optim.AdamW(self.model.parameters(), fused=True)
         self.bf16 = bf16
         self.seconds: list[float] = []
         self.kept_bytes: list[int] = []
 
     def update(self, rows: dict[str, list[list[int]]], *, counts: bool) -> None:
-        """Run one update; the first one sets things up and does not count."""
+        """Run one update, and record its time and memory if it counts."""
         inputs = self._inputs(rows)
         started = time.perf_counter()
         kept: dict[int, int] = {}
@@ -273,19 +208,19 @@ class _Probe:
             self.kept_bytes.append(sum(kept.values()))
 
     def memory(self) -> float:
-        """Bytes of weights, gradients and two moments, and of the largest forward pass."""
+        """Return the bytes of weights, gradients and two moments, and of the largest forward pass."""
         weights = sum(parameter.nbytes for parameter in self.model.parameters())
         holes = CPU_HOLES if self.model.device.type == "cpu" else 0.0
         return 4 * weights + (1 + holes) * max(self.kept_bytes)
 
     def _inputs(self, rows: dict[str, list[list[int]]]) -> dict[str, torch.Tensor]:
-        """Make a batch; of BERT's, some tokens are to be predicted."""
+        """Make a batch; without labels, those of BERT's two tasks are drawn."""
         device = self.model.device
         inputs = {
             "input_ids": padded(rows["input_ids"], self.model.config.pad_token_id, device),
             "attention_mask": padded([[1] * len(ids) for ids in rows["input_ids"]], 0, device),
         }
-        if isinstance(self.model.config, VanillaTransformerConfig):
+        if self.model.config.is_encoder_decoder:
             return {**inputs, "labels": padded(rows["labels"], IGNORED_LABEL, device)}
         is_masked = (torch.rand(inputs["input_ids"].shape, device=device) < MASKED_SHARE) & (
             inputs["attention_mask"] == 1
@@ -295,4 +230,4 @@ class _Probe:
         return {**inputs, "labels": labels, "next_sentence_label": next_sentence_label}
 
 
-__all__ = ["Estimate", "bert_flops", "estimate", "transformer_flops"]
+__all__ = ["Estimate", "estimate"]

@@ -1,8 +1,7 @@
-"""Search over the paper's grid of settings, each with several seeds, through the Trainer and optuna."""
+"""Search over the paper's grid of settings, each with several seeds, with `Trainer` and optuna."""
 
 import itertools
 import os
-import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,8 @@ from typing import Any
 from transformers.utils import logging
 
 from .arguments import LOSSES, FinetuningArguments
-from .finetuning import FinetuningTask
+from .divergence import StopOnNaNCallback
+from .finetuning import FinetuningTask, median_best_worst
 
 
 logger = logging.get_logger(__name__)
@@ -35,22 +35,17 @@ def search_settings(
 ) -> list[dict[str, Any]]:
     """Train with all settings of a grid and all seeds, and rank the settings by their median score.
 
-    What is done is kept in a journal, so a search that was stopped goes on where it was, also if it was stopped while
-    it wrote there.
+    Finished trainings are kept in a journal, so that an interrupted search resumes, also one interrupted while it was
+    writing there.
 
     Args:
-        task (`FinetuningTask`):
-            What to learn; `validation` is what the settings are scored on.
-        args (`FinetuningArguments`):
-            All other settings.
-        seeds (`Sequence[int]`):
-            The seeds.
-        journal (`str`):
-            File of the finished trainings; made if it does not exist.
-        grid (`Mapping[str, Sequence[float]]`):
-            The values of each training argument.
-        study_name (`str`):
-            Which of the searches of the journal this is: give another name when task, model, grid or seeds are others.
+        task (`FinetuningTask`): What to train; `validation` is what the settings are scored on.
+        args (`FinetuningArguments`): All other settings.
+        seeds (`Sequence[int]`): The seeds.
+        journal (`str`): File of the finished trainings, which is created if it does not exist.
+        grid (`Mapping[str, Sequence[float]]`): The values of each training argument.
+        study_name (`str`): Name of the search in the journal; use another one for another task, model, grid or list
+            of seeds.
 
     Returns:
         `list[dict[str, Any]]`: for each setting its values, `median`, `best` and `worst` score and `scores` by seed,
@@ -66,33 +61,19 @@ def search_settings(
         import optuna
     except ImportError as error:
         raise ImportError('The search needs one more package: pip install "hf_vanilla[sweep]"') from error
-    for name, values in grid.items():
-        if not hasattr(args, name):
-            raise ValueError(f"`grid` must name training arguments, but there is none called {name!r}.")
-        if not values:
-            raise ValueError(f"`grid` must have at least one value for {name!r}.")
-    if not seeds:
-        raise ValueError("`seeds` must name at least one seed.")
+    _check_grid(args, seeds, grid)
     choices: dict[str, list[Any]] = {**{name: list(values) for name, values in grid.items()}, "seed": list(seeds)}
-    is_loss = task.main_score in LOSSES
+    direction = "minimize" if task.main_score in LOSSES else "maximize"
     storage = optuna.storages.JournalStorage(_open_journal(Path(journal), is_main_process=args.should_save))
+    shared: dict[str, Any] = {
+        "storage": storage,
+        "study_name": study_name,
+        "direction": direction,
+        "load_if_exists": True,
+    }
     with args.main_process_first(local=False, desc="reading the journal"):
-        study = optuna.create_study(
-            study_name=study_name,
-            storage=storage,
-            load_if_exists=True,
-            direction="minimize" if is_loss else "maximize",
-        )
-        done = _finished(study)
-        combinations = (dict(zip(choices, values, strict=True)) for values in itertools.product(*choices.values()))
-        left = [each for each in combinations if tuple(each.items()) not in done]
-        # Optuna's own grid sampler takes a training that was stopped for done, so the grid is queued here.
-        waiting = study.get_trials(states=(optuna.trial.TrialState.WAITING,))
-        queued = [trial.system_attrs["fixed_params"] for trial in waiting]
-        for each in left:
-            if each not in queued:
-                study.enqueue_trial(each)
-    logger.info(f"{len(left)} trainings to do, {len(done)} done.")
+        study = optuna.create_study(**shared)
+        remaining = _queue_remaining(study, choices)
 
     def objective(scores: dict[str, float]) -> float:
         if f"eval_{task.main_score}" not in scores:
@@ -100,39 +81,67 @@ def search_settings(
             raise ValueError(f"`main_score` must be one of {names}; got {task.main_score!r}.")
         return scores[f"eval_{task.main_score}"]
 
-    if left:
+    if remaining:
         trainer = task.make_trainer(args)
-        trainer.eval_dataset = task.evaluation_sets["validation"]  # whatever else it evaluates on
+        trainer.add_callback(StopOnNaNCallback())
+        trainer.eval_dataset = task.evaluation_sets["validation"]  # settings are chosen on this set alone
         trainer.hyperparameter_search(
             hp_space=lambda trial: {name: trial.suggest_categorical(name, each) for name, each in choices.items()},
             compute_objective=objective,
-            n_trials=len(left),
-            direction="minimize" if is_loss else "maximize",
+            n_trials=remaining,
             backend="optuna",
-            storage=storage,
-            study_name=study_name,
-            load_if_exists=True,
+            **shared,
         )
-    return _ranking(study, is_loss)
+    return _ranking(study, task.main_score)
+
+
+def _check_grid(args: FinetuningArguments, seeds: Sequence[int], grid: Mapping[str, Sequence[float]]) -> None:
+    """Check that there is something to train with."""
+    for name, values in grid.items():
+        if not hasattr(args, name):
+            raise ValueError(f"`grid` must name training arguments, but there is none called {name!r}.")
+        if not values:
+            raise ValueError(f"`grid` must have at least one value for {name!r}.")
+    if not seeds:
+        raise ValueError("`seeds` must name at least one seed.")
+
+
+def _queue_remaining(study: Any, choices: dict[str, list[Any]]) -> int:
+    """Queue the trainings that are not finished, and return their number.
+
+    Optuna's own grid sampler counts an interrupted training as finished.
+    """
+    from optuna.trial import TrialState
+
+    finished = _finished(study)
+    combinations = (dict(zip(choices, values, strict=True)) for values in itertools.product(*choices.values()))
+    remaining = [each for each in combinations if tuple(each.items()) not in finished]
+    waiting = study.get_trials(states=(TrialState.WAITING,))
+    queued = [trial.system_attrs["fixed_params"] for trial in waiting]
+    for each in remaining:
+        if each not in queued:
+            study.enqueue_trial(each)
+    logger.info(f"{len(remaining)} trainings to do, {len(finished)} done.")
+    return len(remaining)
 
 
 def _open_journal(path: Path, *, is_main_process: bool) -> Any:
-    """Open the journal, without a last line that was not written to its end: optuna would append to it and then fail.
+    """Open the journal, without an incomplete last line: optuna would append to it and then fail.
 
-    Other processes may find a line there that the main one is just writing, and leave it alone.
+    Other processes leave such a line alone, because the main one may be writing it.
     """
     from optuna.storages.journal import JournalFileBackend
 
     content = path.read_bytes() if path.is_file() else b""
-    whole = content.rfind(b"\n") + 1
-    if is_main_process and whole < len(content):
-        logger.warning(f"The last line of {path} is not complete, and so it is left out.")
-        os.truncate(path, whole)
+    complete = content.rfind(b"\n") + 1
+    if is_main_process and complete < len(content):
+        logger.warning(f"Dropped the last line of {path}, which is incomplete.")
+        os.truncate(path, complete)
     return JournalFileBackend(os.fspath(path))
 
 
 def _finished(study: Any) -> dict[tuple[tuple[str, float], ...], float]:
-    """Return the score of each setting and seed that is done."""
+    """Return the score of each finished setting and seed."""
     return {
         tuple(trial.params.items()): trial.value
         for trial in study.get_trials(deepcopy=False)
@@ -140,21 +149,14 @@ def _finished(study: Any) -> dict[tuple[tuple[str, float], ...], float]:
     }
 
 
-def _ranking(study: Any, is_loss: bool) -> list[dict[str, Any]]:
-    """Put the seeds of a setting together."""
+def _ranking(study: Any, main_score: str) -> list[dict[str, Any]]:
+    """Return the scores of each setting over its seeds, best median first."""
     scores: dict[tuple[tuple[str, float], ...], dict[str, float]] = {}
     for params, score in _finished(study).items():
         setting = {name: value for name, value in params if name != "seed"}
         scores.setdefault(tuple(setting.items()), {})[str(dict(params)["seed"])] = score
-    best, worst = (min, max) if is_loss else (max, min)
     ranking: list[dict[str, Any]] = [
-        {
-            **dict(setting),
-            "median": statistics.median(each.values()),
-            "best": best(each.values()),
-            "worst": worst(each.values()),
-            "scores": dict(sorted(each.items())),
-        }
+        {**dict(setting), **median_best_worst(each.values(), main_score), "scores": dict(sorted(each.items()))}
         for setting, each in scores.items()
     ]
-    return sorted(ranking, key=lambda each: each["median"], reverse=not is_loss)
+    return sorted(ranking, key=lambda each: each["median"], reverse=main_score not in LOSSES)

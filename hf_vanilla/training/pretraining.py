@@ -5,8 +5,8 @@
     batch        max_tokens / 128 sequences   max_tokens / 512 sequences
     rate         one warm-up, one linear decay over both
 
-All batches of the job are one epoch of the trainer, in an order that seed and settings fix. So whatever `Trainer` can
-do with an epoch works: resuming in the middle of either phase, several processes, accumulation.
+All batches of the job are one epoch of the trainer, in an order that seed and settings decide. So everything that
+`Trainer` does with an epoch works: resuming in the middle of either phase, several processes, accumulation.
 """
 
 import zlib
@@ -28,7 +28,7 @@ class Phase(NamedTuple):
     """A part of the pre-training.
 
     Attributes:
-        dataset: Examples, as `build_pretraining_dataset` gives them.
+        dataset: Examples from `build_pretraining_dataset`.
         share: Share of all updates; the shares of all phases add up to 1.
     """
 
@@ -37,25 +37,20 @@ class Phase(NamedTuple):
 
 
 class PhasedBatchSampler(torch.utils.data.Sampler[list[int]]):
-    """Give the batches of one phase after the other; the indices of a phase follow those of the phase before.
+    """Batches of several phases in turn, with the datasets of the phases concatenated.
 
-    Within a phase the batches are those of [`~hf_vanilla.data.TokenBudgetBatchSampler`], epoch after epoch, each in a
+    Within a phase the batches are those of [`~hf_vanilla.data.TokenBudgetBatchSampler`], each epoch in a
     new order, until the phase has all its batches.
 
     Args:
-        lengths (`Sequence[np.ndarray]`):
-            Tokens of each example, for each phase.
-        updates (`Sequence[int]`):
-            Number of updates of each phase.
-        max_tokens (`int`):
-            Budget of a batch, padding counted.
-        seed (`int`):
-            Decides all that is random.
-        batches_per_step (`int`):
-            Batches of one update: ranks times accumulation.
+        lengths (`Sequence[np.ndarray]`): Tokens of each example, for each phase.
+        updates (`Sequence[int]`): Number of updates of each phase.
+        max_tokens (`int`): Budget of a batch, padding included.
+        seed (`int`): Seed of the order.
+        batches_per_step (`int`): Batches of one update: ranks times accumulation.
 
     Raises:
-        ValueError: if the phases differ in number, or as `TokenBudgetBatchSampler` does.
+        ValueError: if `lengths` and `updates` differ in length, or as in `TokenBudgetBatchSampler`.
     """
 
     def __init__(
@@ -68,7 +63,9 @@ class PhasedBatchSampler(torch.utils.data.Sampler[list[int]]):
         batches_per_step: int = 1,
     ) -> None:
         if len(lengths) != len(updates):
-            raise ValueError(f"`lengths` ({len(lengths)}) and `updates` ({len(updates)}) must be of as many phases.")
+            raise ValueError(
+                f"`lengths` ({len(lengths)}) and `updates` ({len(updates)}) must have one entry for each phase."
+            )
         self.phases = [
             TokenBudgetBatchSampler(each, each, max_tokens, seed=seed + number, batches_per_step=batches_per_step)
             for number, each in enumerate(lengths)
@@ -81,7 +78,7 @@ class PhasedBatchSampler(torch.utils.data.Sampler[list[int]]):
         return sum(self.batches)
 
     def __iter__(self) -> Iterator[list[int]]:
-        """Yield the indices of one batch after the other."""
+        """Yield the indices of each batch."""
         for phase, wanted, start in zip(self.phases, self.batches, self.starts[:-1], strict=True):
             given = epoch = 0
             while given < wanted:
@@ -95,16 +92,14 @@ class PhasedBatchSampler(torch.utils.data.Sampler[list[int]]):
 
 
 class RepeatableCollator:
-    """Makes what a collator draws depend on the batch alone, so that a resumed run masks as the first one would have.
+    """Makes the random choices of a collator depend on the batch alone, so that a resumed run has the same masks.
 
-    A trainer collates ahead of the step it is at, so torch's generator, as a checkpoint keeps it, is ahead too. Here
-    the seed of a batch is a checksum of its tokens: other batches, as of another epoch, get other masks.
+    A trainer collates ahead of its current step, so the state of torch's generator in a checkpoint is ahead too. Here
+    the seed of a batch is a checksum of its tokens: different batches, as in another epoch, get different masks.
 
     Args:
-        collator (`Callable`):
-            Makes a batch out of rows, with torch's global generator.
-        seed (`int`):
-            Enters every batch's seed.
+        collator (`Callable`): Makes a batch out of rows, with torch's global generator.
+        seed (`int`): Part of every batch's seed.
     """
 
     def __init__(self, collator: Callable[[list[dict[str, Any]]], Any], seed: int) -> None:
@@ -112,14 +107,13 @@ class RepeatableCollator:
         self.seed = seed
 
     def __call__(self, examples: list[dict[str, Any]]) -> Any:
-        """Collate with a generator of this batch's own.
+        """Collate with random numbers of this batch's own.
 
         Args:
-            examples (`list[dict[str, Any]]`):
-                Rows with `input_ids`.
+            examples (`list[dict[str, Any]]`): Rows with `input_ids`.
 
         Returns:
-            What the collator returns.
+            The collator's batch.
         """
         checksum = self.seed
         for example in examples:
@@ -133,22 +127,16 @@ class PretrainingTrainer(VanillaTrainer):
     """[`VanillaTrainer`] whose training data comes in phases of different lengths.
 
     `max_tokens_per_batch` decides how many sequences a batch of each phase has, and `max_steps` is the length of the
-    whole job. What is masked depends on the batch and `seed` alone ([`RepeatableCollator`]). An evaluation set that
+    whole job. The masks depend on the batch and `seed` alone ([`RepeatableCollator`]). An evaluation set that
     has `labels` (see `mask_statically`) keeps them.
 
     Args:
-        model (`PreTrainedModel`):
-            The model to train.
-        args (`VanillaTrainingArguments`):
-            With `max_steps` and `max_tokens_per_batch`.
-        data_collator (`Callable`):
-            Masks and pads, as `DataCollatorForLanguageModeling(tokenizer)` does.
-        phases (`Sequence[Phase]`):
-            What to train on, in this order.
-        processing_class (`PreTrainedTokenizerBase`):
-            The tokenizer.
-        **kwargs (`Any`):
-            The other arguments of `Trainer`, but `train_dataset`.
+        model (`PreTrainedModel`): The model to train.
+        args (`VanillaTrainingArguments`): With `max_steps` and `max_tokens_per_batch`.
+        data_collator (`Callable`): Masks and pads, like `DataCollatorForLanguageModeling(tokenizer)`.
+        phases (`Sequence[Phase]`): The phases, in this order.
+        processing_class (`PreTrainedTokenizerBase`): The tokenizer.
+        **kwargs (`Any`): The other arguments of `Trainer`, but `train_dataset`.
 
     Raises:
         ValueError: if there is no phase, the shares do not add up to 1, or an argument is missing.
@@ -168,7 +156,7 @@ class PretrainingTrainer(VanillaTrainer):
     ) -> None:
         for name, value in (("max_steps", args.max_steps), ("max_tokens_per_batch", args.max_tokens_per_batch)):
             if value is None or value < 1:
-                raise ValueError(f"`{name}` must be given, at least 1, for training in phases; got {value}.")
+                raise ValueError(f"`{name}` must be at least 1 for training in phases, got {value}.")
         self.phases = list(phases)
         self.phase_updates = _updates_of(self.phases, args.max_steps)
         super().__init__(
@@ -184,7 +172,7 @@ class PretrainingTrainer(VanillaTrainer):
         """Return the batches of the whole job.
 
         Returns:
-            `DataLoader`: prepared by accelerate; each process has the same number of batches.
+            `DataLoader`: prepared by accelerate, with the same number of batches on each process.
         """
         sampler = PhasedBatchSampler(
             [measure_pair_lengths(phase.dataset).source for phase in self.phases],
@@ -199,11 +187,11 @@ class PretrainingTrainer(VanillaTrainer):
         return self._dataloader(self.train_dataset, sampler, "Training", is_training=True)
 
     def get_eval_dataloader(self, eval_dataset: Any = None) -> DataLoader:
-        """Return the evaluation dataloader; what has labels is padded and not masked again.
+        """Return the evaluation dataloader; a dataset with labels is padded and not masked again.
 
         Args:
-            eval_dataset (`str` or `Dataset`, *optional*):
-                A dataset, or the name of one of `self.eval_dataset`; the default is `self.eval_dataset`.
+            eval_dataset (`str` or `Dataset`, *optional*): A dataset, or the name of one of `self.eval_dataset`; the
+                default is `self.eval_dataset`.
 
         Returns:
             `DataLoader`: longest examples first.
@@ -221,14 +209,14 @@ class PretrainingTrainer(VanillaTrainer):
             self.data_collator = collator
 
     def _set_signature_columns_if_needed(self) -> None:
-        """Let the collator see which tokens are special: it would have to look each of them up."""
+        """Keep the column of special tokens for the collator, which is slow without it."""
         super()._set_signature_columns_if_needed()
         if "special_tokens_mask" not in self._signature_columns:
             self._signature_columns += ["special_tokens_mask"]
 
 
 def _updates_of(phases: Sequence[Phase], max_steps: int) -> list[int]:
-    """Deal out the updates, the last phase getting what rounding leaves."""
+    """Divide the updates among the phases; the last one gets the rounding remainder."""
     if not phases:
         raise ValueError("`phases` must hold at least one phase.")
     total = sum(phase.share for phase in phases)

@@ -1,8 +1,7 @@
 """A thin `Seq2SeqTrainer`: batches of a fixed number of tokens, the paper's schedule and scheduled sampling.
 
-Everything here is optional. The stock `Seq2SeqTrainer` trains the same models with its own batches; what this trainer
-adds is listed in the docstring of [`VanillaTrainer`], and each part goes through a method that `Trainer` documents as
-one to override.
+Everything here is optional: the stock `Seq2SeqTrainer` trains the same models with its own batches. The docstring of
+[`VanillaTrainer`] lists what it adds; each addition overrides a method that `Trainer` documents for that purpose.
 """
 
 import functools
@@ -11,7 +10,6 @@ from typing import Any
 
 import datasets
 import torch
-from torch.distributed.tensor import DTensor
 from torch.utils.data import DataLoader, Dataset, Sampler
 from transformers import (
     DataCollatorForSeq2Seq,
@@ -30,38 +28,36 @@ from ..data.batching import LengthSortedBatchSampler, PairLengths, TokenBudgetBa
 from ..hub.pushing_trainer import ResilientPushTrainer
 from ..models.checks import IGNORED_LABEL
 from .arguments import VanillaTrainingArguments
+from .divergence import StopOnNaNCallback
 from .recipes import inverse_sqrt_schedule_from_one
 
 
 logger = logging.get_logger(__name__)
 
 
-MEASURED_DATASETS_KEPT = 8  # more than a trainer usually has; it bounds what a long-lived one holds on to
+MEASURED_DATASETS_KEPT = 8  # more than a trainer usually has; bounds the memory of a long-lived one
 
 
 class VanillaTrainer(ResilientPushTrainer, Seq2SeqTrainer):
-    """`Seq2SeqTrainer` with token-budget batches, the paper's schedule, scheduled sampling and a watch over the loss.
+    """`Seq2SeqTrainer` with token-budget batches, the paper's schedule, scheduled sampling and checks for nan.
 
     - `max_tokens_per_batch` makes batches of a number of tokens instead of a number of sentences, in training with
-      [`~hf_vanilla.data.batching.TokenBudgetBatchSampler`], in evaluation longest first. Predictions come back, and
-      reach `compute_metrics`, in the order of the dataset. `eval_loss` is then the mean over tokens, exact over
-      batches and processes; with stock batches it is the stock mean over batches. With `batch_eval_metrics`,
-      `compute_metrics` sees the batches as they come.
+      [`~hf_vanilla.data.batching.TokenBudgetBatchSampler`], in evaluation longest first. Predictions are returned, and
+      passed to `compute_metrics`, in the order of the dataset. `eval_loss` is then the exact mean over the tokens of
+      all batches and processes; with stock batches it is the stock mean over batches. With `batch_eval_metrics`,
+      `compute_metrics` gets the batches in the order of evaluation.
     - `lr_scheduler_type="inverse_sqrt"` counts its steps from 1 as the paper's formula does. The stock trainer counts
       from 0, so its first update has a learning rate of 0.
     - `teacher_forcing_ratio` below 1 feeds the decoder partly with the model's own predictions.
-    - The data collator is `DataCollatorForSeq2Seq` when a tokenizer is given as `processing_class` and no collator.
-    - A loss that is not finite stops the run at the next log, and weights that are not finite are never saved.
+    - The default data collator is `DataCollatorForSeq2Seq` if `processing_class` is a tokenizer.
+    - A loss, gradient norm or weight that is nan or infinite stops the run before anything is saved
+      ([`~hf_vanilla.training.StopOnNaNCallback`]).
 
     Args:
-        model (`PreTrainedModel`, *optional*):
-            The model to train; `model_init` among the other arguments may stand in for it.
-        args (`VanillaTrainingArguments`, *optional*):
-            How to train.
-        data_collator (`Callable`, *optional*):
-            Makes a batch out of rows.
-        **kwargs (`Any`):
-            The other arguments of `Seq2SeqTrainer`.
+        model (`PreTrainedModel`, *optional*): The model to train, unless `model_init` is among the other arguments.
+        args (`VanillaTrainingArguments`, *optional*): The training arguments.
+        data_collator (`Callable`, *optional*): Makes a batch out of rows.
+        **kwargs (`Any`): The other arguments of `Seq2SeqTrainer`.
 
     Raises:
         TypeError: if `args` is not a `VanillaTrainingArguments`.
@@ -84,23 +80,24 @@ class VanillaTrainer(ResilientPushTrainer, Seq2SeqTrainer):
         _check_class(args)
         _check_has_length(kwargs.get("train_dataset"), args)
         if args.max_tokens_per_batch is not None:
-            # accelerate before 1.14 refuses batches of unequal size otherwise. Nothing is lost: these samplers give
-            # every process the same number of batches. Those of the stock trainer do not and need the even batches.
+            # accelerate before 1.14 refuses batches of unequal size otherwise. These samplers give every process the
+            # same number of batches anyway; those of the stock trainer do not, and so need even batches.
             accelerator_config: Any = args.accelerator_config
             accelerator_config.even_batches = False
         super().__init__(model, args, data_collator, **kwargs)
         if data_collator is None and isinstance(self.processing_class, PreTrainedTokenizerBase):
             self.data_collator = DataCollatorForSeq2Seq(self.processing_class, model=self.model)
         self.add_callback(_EpochOfBatchSampler())
+        self.add_callback(StopOnNaNCallback())
         self._lengths_of_datasets: dict[int, tuple[Dataset, PairLengths]] = {}
         self._sentences_per_update: int | None = None
-        self._token_loss: _TokenLoss | None = None
+        self._eval_loss: _TokenMeanLoss | None = None
 
     def get_train_dataloader(self) -> DataLoader:
-        """Return the training dataloader, with batches of `max_tokens_per_batch` tokens where that is set.
+        """Return the training dataloader, with batches of `max_tokens_per_batch` tokens if that is set.
 
         Returns:
-            `DataLoader`: prepared by accelerate; each process has the same number of batches.
+            `DataLoader`: prepared by accelerate, with the same number of batches on each process.
 
         Raises:
             ValueError: if the training data has no length, or holds a pair longer than the budget.
@@ -111,7 +108,7 @@ class VanillaTrainer(ResilientPushTrainer, Seq2SeqTrainer):
         _check_has_length(self.train_dataset, self.args)
         lengths = self._lengths(self.train_dataset)
         if lengths.target is None:
-            raise ValueError("`train_dataset` must have a column `labels` to be trained on; tokenize the target side.")
+            raise ValueError("`train_dataset` must have a column `labels`; tokenize the target side.")
         batches_per_update = self.args.world_size * self.args.gradient_accumulation_steps
         sampler = TokenBudgetBatchSampler(
             lengths.source,
@@ -124,14 +121,14 @@ class VanillaTrainer(ResilientPushTrainer, Seq2SeqTrainer):
         return self._dataloader(self.train_dataset, sampler, "Training", is_training=True)
 
     def get_eval_dataloader(self, eval_dataset: str | Dataset | None = None) -> DataLoader:
-        """Return the evaluation dataloader, with batches of `max_tokens_per_batch` tokens where that is set.
+        """Return the evaluation dataloader, with batches of `max_tokens_per_batch` tokens if that is set.
 
         Args:
-            eval_dataset (`str` or `Dataset`, *optional*):
-                A dataset, or the name of one of `self.eval_dataset`; the default is `self.eval_dataset`.
+            eval_dataset (`str` or `Dataset`, *optional*): A dataset, or the name of one of `self.eval_dataset`; the
+                default is `self.eval_dataset`.
 
         Returns:
-            `DataLoader`: longest pairs first, each process the same number of batches and of rows.
+            `DataLoader`: longest pairs first, with the same numbers of batches and of rows on each process.
         """
         dataset: Any = self.eval_dataset if eval_dataset is None else eval_dataset
         if isinstance(dataset, str) and isinstance(self.eval_dataset, dict):
@@ -141,25 +138,23 @@ class VanillaTrainer(ResilientPushTrainer, Seq2SeqTrainer):
         return self._sorted_dataloader(dataset, self.args.max_tokens_per_batch, "Evaluation")
 
     def get_test_dataloader(self, test_dataset: Dataset) -> DataLoader:
-        """Return the dataloader of `predict`, with batches of `max_tokens_per_batch` tokens where that is set.
+        """Return the dataloader of `predict`, with batches of `max_tokens_per_batch` tokens if that is set.
 
         Args:
-            test_dataset (`Dataset`):
-                The rows to predict.
+            test_dataset (`Dataset`): The rows to predict.
 
         Returns:
-            `DataLoader`: longest pairs first, each process the same number of batches and of rows.
+            `DataLoader`: longest pairs first, with the same numbers of batches and of rows on each process.
         """
         if self.args.max_tokens_per_batch is None or not _has_length(test_dataset):
             return super().get_test_dataloader(test_dataset)
         return self._sorted_dataloader(test_dataset, self.args.max_tokens_per_batch, "Prediction")
 
     def get_total_train_batch_size(self, args: TrainingArguments) -> int:
-        """Return the number of sentences of one update, in the mean where batches are counted in tokens.
+        """Return the number of sentences of one update, the mean number for token-budget batches.
 
         Args:
-            args (`TrainingArguments`):
-                The arguments of the run.
+            args (`TrainingArguments`): The arguments of the run.
 
         Returns:
             `int`: sentences of one update over all processes and accumulated batches.
@@ -177,7 +172,7 @@ class VanillaTrainer(ResilientPushTrainer, Seq2SeqTrainer):
     def _dataloader(
         self, dataset: Any, batch_sampler: Sampler[list[int]], description: str, *, is_training: bool
     ) -> DataLoader:
-        """Build a dataloader over the batches of `batch_sampler`, with the arguments that the stock one would have."""
+        """Build a dataloader over the batches of `batch_sampler`, with the arguments of the stock one."""
         data_collator = self.data_collator
         if isinstance(dataset, datasets.Dataset):
             dataset = self._remove_unused_columns(dataset, description=description)
@@ -191,19 +186,19 @@ class VanillaTrainer(ResilientPushTrainer, Seq2SeqTrainer):
             collate_fn=data_collator,
             num_workers=num_workers,
             pin_memory=self.args.dataloader_pin_memory,
-            # An evaluation builds its loader anew, so workers that outlived it would pile up.
+            # Each evaluation builds a new loader, so persistent workers would pile up.
             persistent_workers=self.args.dataloader_persistent_workers and is_training,
             multiprocessing_context=self.args.dataloader_multiprocessing_context,
             prefetch_factor=self.args.dataloader_prefetch_factor,
             in_order=self.args.dataloader_in_order,
-            # Starting a loader draws a number; from a generator of its own, an evaluation leaves the training alone.
+            # Starting a loader draws a random number, which in an evaluation must not change the training.
             generator=None if is_training else torch.Generator(),
             worker_init_fn=worker_init if is_training else None,
         )
         return self.accelerator.prepare(dataloader)
 
     def _lengths(self, dataset: Dataset) -> PairLengths:
-        """Measure `dataset` once; the dataset is kept beside its lengths so that its id stays its own."""
+        """Measure `dataset` once; the cache holds the dataset too, so that no other object gets its id."""
         measured = self._lengths_of_datasets
         if id(dataset) not in measured:
             if len(measured) == MEASURED_DATASETS_KEPT:
@@ -217,10 +212,9 @@ class VanillaTrainer(ResilientPushTrainer, Seq2SeqTrainer):
         """Create the scheduler; `inverse_sqrt` counts its steps from 1 as the paper's formula does.
 
         Args:
-            num_training_steps (`int`):
-                Number of updates of the run.
-            optimizer (`torch.optim.Optimizer`, *optional*):
-                The optimizer to schedule; the default is the trainer's own.
+            num_training_steps (`int`): Number of updates of the run.
+            optimizer (`torch.optim.Optimizer`, *optional*): The optimizer to schedule; the default is the trainer's
+                own.
 
         Returns:
             `LRScheduler`: the schedule.
@@ -242,30 +236,26 @@ class VanillaTrainer(ResilientPushTrainer, Seq2SeqTrainer):
         return_outputs: bool = False,
         num_items_in_batch: torch.Tensor | int | None = None,
     ) -> torch.Tensor | tuple[torch.Tensor, Any]:
-        """Compute the loss as the stock trainer does, after scheduled sampling where that is asked for.
+        """Compute the loss as the stock trainer does, after scheduled sampling with `teacher_forcing_ratio` below 1.
 
         Args:
-            model (`torch.nn.Module`):
-                The model, wrapped or not.
-            inputs (`dict`):
-                Its arguments.
-            return_outputs (`bool`, *optional*, defaults to `False`):
-                Whether to return the outputs beside the loss.
-            num_items_in_batch (`torch.Tensor` or `int`, *optional*):
-                Number of labels of the whole update.
+            model (`torch.nn.Module`): The model, wrapped or not.
+            inputs (`dict`): Its arguments.
+            return_outputs (`bool`, *optional*, defaults to `False`): Whether to return the outputs too.
+            num_items_in_batch (`torch.Tensor` or `int`, *optional*): Number of labels of the update.
 
         Returns:
             `torch.Tensor`, or the pair of it and the outputs of the model.
         """
         if model.training and self.args.teacher_forcing_ratio < 1.0:
             inputs = self._mix_predictions(model, inputs)
-        if self._token_loss is not None:
-            # The plain mean of this batch: `_TokenLoss` does the weighting.
+        if self._eval_loss is not None:
+            # The mean over this batch, which `_TokenMeanLoss` weights.
             num_items_in_batch = None
         return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
 
     def _mix_predictions(self, model: torch.nn.Module, inputs: dict[str, Any]) -> dict[str, Any]:
-        """Replace a share of `1 - teacher_forcing_ratio` of the decoder inputs by what the model predicts there."""
+        """Replace a share of `1 - teacher_forcing_ratio` of the decoder inputs by predictions of the model."""
         labels = inputs["labels"]
         gold = inputs.get("decoder_input_ids")
         if gold is None:
@@ -289,19 +279,14 @@ class VanillaTrainer(ResilientPushTrainer, Seq2SeqTrainer):
         ignore_keys: list[str] | None = None,
         metric_key_prefix: str = "eval",
     ) -> EvalLoopOutput:
-        """Run the stock loop; with token-budget batches, restore the order of the rows and weigh the loss by tokens.
+        """Run the stock loop; with token-budget batches, restore the order of rows and average the loss over tokens.
 
         Args:
-            dataloader (`DataLoader`):
-                The batches.
-            description (`str`):
-                What the log calls the loop.
-            prediction_loss_only (`bool`, *optional*):
-                Whether to compute the loss alone.
-            ignore_keys (`list[str]`, *optional*):
-                Outputs of the model to leave out.
-            metric_key_prefix (`str`, *optional*, defaults to `"eval"`):
-                Put before the name of each metric.
+            dataloader (`DataLoader`): The batches.
+            description (`str`): Name of the loop in the log.
+            prediction_loss_only (`bool`, *optional*): Whether to compute only the loss.
+            ignore_keys (`list[str]`, *optional*): Outputs of the model to leave out.
+            metric_key_prefix (`str`, *optional*, defaults to `"eval"`): Prefix of the metrics' names.
 
         Returns:
             `EvalLoopOutput`: predictions and labels in the order of the dataset, and the metrics.
@@ -315,12 +300,12 @@ class VanillaTrainer(ResilientPushTrainer, Seq2SeqTrainer):
         compute_metrics = self.compute_metrics
         if compute_metrics is not None and not self.args.batch_eval_metrics:
             self.compute_metrics = functools.partial(_compute_in_dataset_order, compute_metrics, sampler)
-        self._token_loss = token_loss = _TokenLoss(sampler, self.args.process_index, self.args.device)
+        self._eval_loss = token_loss = _TokenMeanLoss(sampler, self.args.process_index, self.args.device)
         try:
             output = loop()
         finally:
             self.compute_metrics = compute_metrics
-            self._token_loss = None
+            self._eval_loss = None
         metrics = dict(output.metrics or {})
         loss_name = f"{metric_key_prefix}_loss"
         if loss_name in metrics:
@@ -336,76 +321,30 @@ class VanillaTrainer(ResilientPushTrainer, Seq2SeqTrainer):
         ignore_keys: list[str] | None = None,
         **gen_kwargs: Any,
     ) -> tuple[Any, torch.Tensor | None, torch.Tensor | None]:
-        """Run the stock step, and note its loss and its number of tokens.
+        """Run the stock step, and record its loss and its number of tokens.
 
         Args:
-            model (`torch.nn.Module`):
-                The model.
-            inputs (`dict`):
-                Its arguments.
-            prediction_loss_only (`bool`):
-                Whether to compute the loss alone.
-            ignore_keys (`list[str]`, *optional*):
-                Outputs of the model to leave out.
-            **gen_kwargs (`Any`):
-                Arguments of `generate`.
+            model (`torch.nn.Module`): The model.
+            inputs (`dict`): Its arguments.
+            prediction_loss_only (`bool`): Whether to compute only the loss.
+            ignore_keys (`list[str]`, *optional*): Outputs of the model to leave out.
+            **gen_kwargs (`Any`): Arguments of `generate`.
 
         Returns:
             loss (`torch.Tensor`), predictions and labels; each may be `None`.
         """
-        # `DataCollatorForSeq2Seq` makes `labels=None` of rows without labels, which the stock step takes for labels.
+        # `DataCollatorForSeq2Seq` sets `labels=None` for rows without labels, which the stock step takes for labels.
         inputs = {name: value for name, value in inputs.items() if value is not None}
-        if self._token_loss is not None and "labels" in inputs:
-            inputs["labels"] = self._token_loss.hide_repeated_rows(inputs["labels"])
+        if self._eval_loss is not None and "labels" in inputs:
+            inputs["labels"] = self._eval_loss.hide_repeated_rows(inputs["labels"])
         step = super().prediction_step(model, inputs, prediction_loss_only, ignore_keys, **gen_kwargs)
-        if self._token_loss is not None and step[0] is not None:
-            self._token_loss.add(step[0], inputs["labels"])
+        if self._eval_loss is not None and step[0] is not None:
+            self._eval_loss.add(step[0], inputs["labels"])
         return step
 
-    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """Log `logs`, and stop the run when its loss is not finite.
 
-        Args:
-            logs (`dict[str, float]`):
-                The values to log.
-            start_time (`float`, *optional*):
-                When the training started.
-
-        Raises:
-            ValueError: if the training loss since the last log is nan or infinite.
-        """
-        super().log(logs, start_time)
-        loss = logs.get("loss", logs.get("train_loss", 0.0))
-        if not math.isfinite(loss):
-            raise ValueError(
-                f"The training loss is {loss} at step {self.state.global_step} (or at a step since the log before "
-                "it); checkpoints already saved are sound. Lower the learning rate, warm up longer, or train in "
-                "float32."
-            )
-
-    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        """Save the model, unless its weights have been spoilt.
-
-        Args:
-            output_dir (`str`, *optional*):
-                Where to; the default is the folder of the run.
-            _internal_call (`bool`, *optional*, defaults to `False`):
-                Whether the trainer itself is calling.
-
-        Raises:
-            ValueError: if a weight is nan or infinite; nothing is written then.
-        """
-        broken = _first_broken_parameter(self.model) if self.model is not None else None
-        if broken is not None:
-            raise ValueError(
-                f"The weights `{broken}` hold nan or infinity at step {self.state.global_step}, and so they are not "
-                "saved. Resume from the last checkpoint with a lower learning rate or a longer warm-up."
-            )
-        super().save_model(output_dir, _internal_call)
-
-
-class _TokenLoss:
-    """Sums the losses of an evaluation over tokens, on the device and without a synchronisation per step."""
+class _TokenMeanLoss:
+    """The mean loss of an evaluation over tokens, summed on the device without a synchronisation per step."""
 
     def __init__(self, sampler: LengthSortedBatchSampler, process_index: int, device: torch.device) -> None:
         self.sampler = sampler
@@ -414,7 +353,7 @@ class _TokenLoss:
         self.totals = torch.zeros(2, device=device, dtype=torch.float64 if device.type != "mps" else torch.float32)
 
     def hide_repeated_rows(self, labels: torch.Tensor) -> torch.Tensor:
-        """Take the labels of repeated rows out of the loss, and go on to the next step."""
+        """Exclude the labels of repeated rows from the loss, and count the step."""
         repeated = self.sampler.repeated_rows(self.step, self.process_index)
         self.step += 1
         if repeated:
@@ -426,7 +365,7 @@ class _TokenLoss:
         """Add the mean loss of a batch."""
         tokens = (labels != IGNORED_LABEL).sum().to(self.totals)
         loss = loss.to(self.totals)
-        # The mean over no token is nan, and such a batch is a batch of repeated rows.
+        # The mean over no token is nan; such a batch has repeated rows only.
         self.totals += torch.stack((torch.where(tokens > 0, loss * tokens, torch.zeros_like(loss)), tokens))
 
     def mean(self, accelerator: Any) -> float:
@@ -436,9 +375,9 @@ class _TokenLoss:
 
 
 class _EpochOfBatchSampler(TrainerCallback):
-    """Tells the batch sampler which epoch begins, also where a resumed run skips batches.
+    """Sets the epoch of the batch sampler, also in a resumed run that skips batches.
 
-    The loader that skips batches hides the sampler from `set_epoch`, so it is told directly.
+    The loader that skips batches does not pass `set_epoch` on to the sampler.
     """
 
     def __init__(self) -> None:
@@ -462,7 +401,7 @@ class _EpochOfBatchSampler(TrainerCallback):
 
 
 def _check_class(args: Any) -> None:
-    """Refuse arguments that lack those of this module."""
+    """Check that the arguments include those of this trainer."""
     if not isinstance(args, VanillaTrainingArguments):
         raise TypeError(
             f"`args` must be a `VanillaTrainingArguments`, got a `{type(args).__name__}`; it takes the same "
@@ -471,31 +410,19 @@ def _check_class(args: Any) -> None:
 
 
 def _has_length(dataset: Any) -> bool:
-    """Tell whether `dataset` is one whose rows can be picked by number."""
+    """Check whether the rows of `dataset` can be read by index."""
     return hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__") and not isinstance(dataset, dict)
 
 
 def _check_has_length(train_dataset: Any, args: VanillaTrainingArguments) -> None:
-    """Refuse token-budget batches of a stream."""
+    """Check that token-budget batches are not made of a stream."""
     if train_dataset is None or args.max_tokens_per_batch is None or _has_length(train_dataset):
         return
     raise ValueError(
         f"`max_tokens_per_batch` ({args.max_tokens_per_batch}) needs a `train_dataset` with a length, got a "
-        f"`{type(train_dataset).__name__}`; load it without streaming (it is read from disk as it is needed, not into "
-        "memory), or leave `max_tokens_per_batch` unset."
+        f"`{type(train_dataset).__name__}`; load it without streaming (its rows stay on disk), or leave "
+        "`max_tokens_per_batch` unset."
     )
-
-
-def _first_broken_parameter(model: torch.nn.Module) -> str | None:
-    """Return the name of the first parameter with a value that is not finite. One synchronisation per device."""
-    parameters = dict(model.named_parameters())
-    # Of a sharded parameter the local part: a collective would hang where one process saves alone.
-    local = (each.to_local() if isinstance(each, DTensor) else each for each in parameters.values())
-    is_finite = [torch.isfinite(each).all() for each in local]
-    # The layers of one model may be spread over several devices.
-    if not is_finite or torch.stack([each.to(is_finite[0].device) for each in is_finite]).all():
-        return None
-    return next(name for name, finite in zip(parameters, is_finite, strict=True) if not finite)
 
 
 def _inner_sampler(dataloader: Any, sampler_class: type) -> Any:

@@ -3,8 +3,8 @@ r"""Pre-training BERT on both tasks: real tokens per second, against transformer
 
 Both sides train through a Trainer with `DataCollatorForLanguageModeling`, optimizer step included, dropout on, in
 bfloat16: BertForPreTraining and our model with the stock `Trainer` and batches of 32 shuffled pairs of 128 tokens, and
-our model with `PretrainingTrainer` and batches of a number of tokens. Of the last is told too what share of one large
-matrix product's speed its own products reach.
+our model with `PretrainingTrainer` and batches of a number of tokens. For the last, the report also has
+the speed of its products as a share of that of one large product.
 
     python scripts/benchmark/bert_pretraining.py --size mini --text_file documents.jsonl
     python scripts/benchmark/bert_pretraining.py --size large --length 512 --batch_size 64 --steps 30  # on a GPU
@@ -46,7 +46,7 @@ from hf_vanilla.training import Phase, PretrainingTrainer, bert_training_argumen
 
 VOCAB_SIZE = 30_522
 WARMUP_STEPS = 2
-# For each size and length; the last is for a GPU.
+# By size and length; the last is for a GPU.
 TARGETS = {("mini", 128): 8.0, ("base", 128): 3.0, ("large", 512): 2.0}
 
 
@@ -57,7 +57,9 @@ class PretrainingBenchmarkArguments(BenchmarkArguments):
     size: str = field(default="mini", metadata={"help": "mini (4 x 256), base (12 x 768), large (24 x 1024) ..."})
     length: int = field(default=128, metadata={"help": "Most tokens of a pair."})
     text_file: str | None = field(default=None, metadata={"help": "Documents: JSON lines, CSV, Parquet or text."})
-    batch_size: int = field(default=32, metadata={"help": "Pairs of a stock batch; ours has as many tokens."})
+    batch_size: int = field(
+        default=32, metadata={"help": "Pairs of a stock batch; ours has an equal number of tokens."}
+    )
     steps: int = field(default=8, metadata={"help": "Updates of a turn."})
 
 

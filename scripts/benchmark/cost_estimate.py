@@ -1,8 +1,8 @@
 #!/usr/bin/env python
-r"""`hf_vanilla.training.estimate` against real trainings: predicted and reached tokens per second.
+r"""`hf_vanilla.training.estimate` against real trainings: predicted and measured tokens per second.
 
-Three of them: a small encoder-decoder, one of the base size, and BERT 4 x 256 on both tasks. Each is predicted from a
-few updates, and then trained by its own trainer, optimizer step included, dropout on, in bfloat16.
+There are three trainings: a small encoder-decoder, one of the base size, and BERT 4 x 256 on both tasks. Each is
+predicted from a few updates, and then run with its trainer, optimizer step included, dropout on, in bfloat16.
 
     python scripts/benchmark/cost_estimate.py --parallel_file train.jsonl --columns en de --text_file documents.jsonl
 
@@ -60,7 +60,7 @@ class EstimateBenchmarkArguments(BenchmarkArguments):
     columns: list[str] = field(default_factory=lambda: ["source", "target"], metadata={"help": "Its two columns."})
     text_file: str | None = field(default=None, metadata={"help": "Documents: JSON lines, CSV, Parquet or text."})
     max_tokens_per_batch: int = field(default=2048, metadata={"help": "Size of the batches."})
-    tokens_per_turn: int = field(default=40_000, metadata={"help": "About how many tokens a training takes."})
+    tokens_per_turn: int = field(default=40_000, metadata={"help": "Approximate number of tokens of a training."})
 
 
 def main() -> None:

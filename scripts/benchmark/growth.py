@@ -1,10 +1,9 @@
 #!/usr/bin/env python
-r"""How costs grow: a training step against tokens, length, layers and vocabulary; decoding against length.
+r"""Growth of costs: a training step against tokens, length, layers and vocabulary; decoding against length.
 
-Each curve varies one size and leaves the others at the middle. A straight line is fitted to the lowest times of each,
-as whatever else a machine does only adds to them, and told is how far the points are from it; with it a user can
-predict a run (`hf_vanilla.training.estimate` does so for one model). For decoding, also the cost of one token is
-fitted, which a cache makes a line.
+Each curve varies one size and keeps the others in the middle. A straight line is fitted to the lowest times, because
+other load on the machine only adds to them, and the report has the largest error of the line. For decoding, a line is
+also fitted to the time of one token, which is linear in the length because of the cache.
 
     python scripts/benchmark/growth.py --picture growth.png
 """
@@ -32,7 +31,7 @@ CURVES = {
     "vocab_size": (2000, 4000, 8000, 16000, 32000),
     "decoded_length": (16, 32, 64, 128, 256),
 }
-# A token of a translation looks at all before it: what grows along a line is the cost of one.
+# A token of a translation attends to all earlier ones: the time of one token is linear in the length.
 COST_OF_ONE = "decoded_length"
 WIDTH = 256
 
@@ -45,7 +44,7 @@ class GrowthArguments(BenchmarkArguments):
 
 
 def build(layers: int, vocab_size: int) -> VanillaTransformerForConditionalGeneration:
-    """Build a model of a quarter of the base width's work."""
+    """Build a model of half the base width."""
     set_seed(0)
     return VanillaTransformerForConditionalGeneration(
         VanillaTransformerConfig(
@@ -77,7 +76,7 @@ def step_seconds(repeats: int, sentences: int, length: int, layers: int, vocab_s
 
 
 def decoding_seconds(repeats: int, length: int) -> list[float]:
-    """Time beam search for so many tokens from short sources, the time of encoding included."""
+    """Time beam search for `length` tokens from short sources, encoding included."""
     config = MIDDLE["layers"], MIDDLE["vocab_size"]
     model = fast_model(build(*config).eval().to(device(), torch.bfloat16), 64)
     ids = torch.randint(3, MIDDLE["vocab_size"], (16, 16), device=device())
@@ -97,14 +96,14 @@ def decoding_seconds(repeats: int, length: int) -> list[float]:
 
 
 def measure(repeats: int, name: str, size: int) -> list[float]:
-    """Time what a point of a curve stands for."""
+    """Time one point of a curve."""
     if name == "decoded_length":
         return decoding_seconds(repeats, size)
     return step_seconds(repeats, **{**MIDDLE, name: size})
 
 
 def fit(sizes: tuple[int, ...], seconds: list[float]) -> dict[str, Any]:
-    """Fit a line through the times, with errors in per cent, and find the exponent of the upper half."""
+    """Fit a line to the times by relative errors, and find the exponent of the upper half."""
     x, y = np.array(sizes, dtype=float), np.array(seconds)
     slope, start = np.polyfit(x, y, 1, w=1 / y)
     errors = (slope * x + start) / y - 1
@@ -133,7 +132,7 @@ def draw(curves: dict[str, Any], picture: str) -> None:
 
 
 def main() -> None:
-    """Measure all curves, fit, draw, report."""
+    """Measure all curves, fit lines, draw, report."""
     (arguments,) = parse_arguments(GrowthArguments, description=__doc__)
     prepare(arguments)
     wanted = {name: sizes[:3] if arguments.quick else sizes for name, sizes in CURVES.items()}
@@ -144,12 +143,12 @@ def main() -> None:
         seconds = [measured[name, size] for size in sizes]
         lowest = [each["lowest"] for each in seconds]
         curves[name] = {"sizes": sizes, "seconds": seconds, **fit(sizes, lowest)}
-        told = "  ".join(f"{size}: {each:.3g} s" for size, each in zip(sizes, lowest, strict=True))
-        print(f"{name}: {told}; within {curves[name]['largest_error_of_the_line']:.0%} of a line")
+        times = "  ".join(f"{size}: {each:.3g} s" for size, each in zip(sizes, lowest, strict=True))
+        print(f"{name}: {times}; within {curves[name]['largest_error_of_the_line']:.0%} of a line")
         if name == COST_OF_ONE:
             of_one = fit(sizes, [each / size for size, each in zip(sizes, lowest, strict=True)])
             curves[name]["of_one"] = of_one
-            print(f"  of one: within {of_one['largest_error_of_the_line']:.0%} of a line")
+            print(f"  of one token: within {of_one['largest_error_of_the_line']:.0%} of a line")
     if arguments.picture is not None:
         draw(curves, arguments.picture)
     write_results(arguments, "growth of costs, bfloat16", curves=curves, others=MIDDLE, d_model=WIDTH)

@@ -1,4 +1,4 @@
-"""What the benchmarks share: their options, taking turns, text to work on, and the report."""
+"""Shared by the benchmarks: options, turns, text and the report."""
 
 import datetime
 import statistics
@@ -13,18 +13,26 @@ from typing import Any
 import torch
 from datasets import Dataset
 from tqdm.auto import tqdm
-from transformers import MarianConfig, MarianMTModel, PreTrainedModel, PrinterCallback, Trainer, TrainerCallback
+from transformers import (
+    MarianConfig,
+    MarianMTModel,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PrinterCallback,
+    Trainer,
+    TrainerCallback,
+)
 from transformers.utils import logging
 
-from hf_vanilla import VanillaBertConfig, VanillaTransformerConfig
+from hf_vanilla import VanillaTransformerConfig
 from hf_vanilla.command_line.report import write_report
 from hf_vanilla.data import load_documents, load_parallel_dataset, python_documentation, split_sentences
 from hf_vanilla.models.checks import IGNORED_LABEL
-from hf_vanilla.training import bert_flops, command_of_process, transformer_flops
+from hf_vanilla.training import command_of_process
 
 
 FOLDER = Path("benchmark_output")
-# Their versions count where they are used, besides those that all results are written with.
+# Recorded with results if a benchmark uses them, besides the packages that are always recorded.
 PACKAGES = ("accelerate", "ctranslate2")
 
 
@@ -32,16 +40,16 @@ PACKAGES = ("accelerate", "ctranslate2")
 class BenchmarkArguments:
     """Options of every benchmark."""
 
-    repeats: int = field(default=3, metadata={"help": "How often each side has its turn; medians are told."})
-    quick: bool = field(default=False, metadata={"help": "A small model and two turns: to see that it runs."})
+    repeats: int = field(default=3, metadata={"help": "Turns of each side; the report has medians."})
+    quick: bool = field(default=False, metadata={"help": "A small model and two turns, to check that it runs."})
     threads: int = field(default=2, metadata={"help": "Threads of the CPU."})
     output_file: str | None = field(
-        default=None, metadata={"help": "JSON file for the figures; in benchmark_output/ by default."}
+        default=None, metadata={"help": "JSON file for the results. Default: a file in benchmark_output/."}
     )
 
 
 def prepare(arguments: BenchmarkArguments) -> None:
-    """Check the options, keep `quick` to two turns, set the number of threads, and keep the libraries quiet."""
+    """Check the options, limit `quick` to two turns, set the number of threads, and silence the libraries."""
     for name in ("repeats", "threads", "num_beams", "length"):  # not every benchmark has the last two
         if (value := getattr(arguments, name, 1)) < 1:
             raise ValueError(f"--{name} must be at least 1, got {value}.")
@@ -53,14 +61,14 @@ def prepare(arguments: BenchmarkArguments) -> None:
 
 
 def take_turns(sides: dict[str, Callable[[], float]], repeats: int) -> dict[str, list[float]]:
-    """Measure all sides once, `repeats` times over, so that a machine whose speed drifts treats them alike.
+    """Measure all sides in turn, `repeats` times, so that a drift of the machine's speed affects them alike.
 
     Args:
-        sides (`dict[str, Callable[[], float]]`): Name of each side, and what measures it once.
+        sides (`dict[str, Callable[[], float]]`): Name of each side, and the function that measures it once.
         repeats (`int`): Number of turns.
 
     Returns:
-        `dict[str, list[float]]`: the figures of each side, in the order of the turns.
+        `dict[str, list[float]]`: the figures of each side, by turn.
     """
     figures: dict[str, list[float]] = {name: [] for name in sides}
     with tqdm(total=repeats * len(sides), unit="turn") as progress:
@@ -72,7 +80,7 @@ def take_turns(sides: dict[str, Callable[[], float]], repeats: int) -> dict[str,
 
 
 def spread(values: list[float]) -> dict[str, float]:
-    """Return median, lowest and highest of some figures, to four digits."""
+    """Return median, lowest and highest of some figures, rounded to four digits."""
     summary = {"median": statistics.median(values), "lowest": min(values), "highest": max(values)}
     return {name: float(f"{value:.4g}") for name, value in summary.items()}
 
@@ -86,17 +94,17 @@ def report(
     operations: Sequence[tuple[float, float]] = (),
     **settings: Any,
 ) -> None:
-    """Print all sides and their ratios, and write them to a file; targets hold for full sizes, not for `quick`.
+    """Print all sides and their ratios, and write them to a file; with `quick` there are no targets.
 
     Args:
         arguments (`BenchmarkArguments`): The options.
-        work (`str`): What was done.
+        work (`str`): Description of the work.
         unit (`str`): Unit of the figures.
-        figures (`dict[str, list[float]]`): As [`take_turns`] gives them.
+        figures (`dict[str, list[float]]`): As returned by [`take_turns`].
         ratios (`dict[str, tuple[str, str, float | None]]`): Name of each ratio: the two sides, and the target.
         operations (`Sequence[tuple[float, float]]`, *optional*): Of our side in each turn, operations per second, and
-            how many one large product reached.
-        **settings (`Any`): What else decides the figures.
+            those of one large product.
+        **settings (`Any`): Other settings that the figures depend on.
     """
     sides = {name: spread(values) for name, values in figures.items()}
     compared = {}
@@ -118,7 +126,7 @@ def report(
 
 
 def utilisation(operations: Sequence[tuple[float, float]]) -> dict[str, dict[str, float]]:
-    """Compare operations per second with what one large product reached, turn by turn, and print the share."""
+    """Compare operations per second with those of one large product, turn by turn, and print the share."""
     reached, ceiling = (spread(list(values)) for values in zip(*operations, strict=True))
     share = spread([each / most for each, most in operations])
     print(
@@ -129,12 +137,12 @@ def utilisation(operations: Sequence[tuple[float, float]]) -> dict[str, dict[str
 
 
 def write_results(arguments: BenchmarkArguments, work: str, **figures: Any) -> None:
-    """Write figures to `output_file`, or a file of the script's name, with what they were obtained with.
+    """Write figures, with versions and machine, to `output_file` or a file with the script's name.
 
     Args:
         arguments (`BenchmarkArguments`): The options.
-        work (`str`): What was done.
-        **figures (`Any`): What was measured.
+        work (`str`): Description of the work.
+        **figures (`Any`): The figures.
     """
     written = {
         "work": work,
@@ -150,19 +158,19 @@ def write_results(arguments: BenchmarkArguments, work: str, **figures: Any) -> N
 
 
 def device() -> torch.device:
-    """Where to measure: on a GPU if there is one."""
+    """Return the device to measure on: a GPU if there is one."""
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
 def now() -> float:
-    """Read the clock when all work is done."""
+    """Return the time when all work of the device is done."""
     if torch.cuda.is_available():
         torch.cuda.synchronize()
     return time.perf_counter()
 
 
 def product_ceiling(dtype: torch.dtype) -> float:
-    """Measure how many operations a second one large matrix product reaches here, with the threads that are set."""
+    """Measure the operations per second of one large matrix product, with the current number of threads."""
     size = 8192 if device().type == "cuda" else 2048
     one, other = (torch.randn(size, size, device=device()).to(dtype) for _ in range(2))
     seconds = []
@@ -173,29 +181,26 @@ def product_ceiling(dtype: torch.dtype) -> float:
     return 2 * size**3 / statistics.median(seconds[3:])  # the first ones warm up
 
 
-def training_operations(
-    config: VanillaTransformerConfig | VanillaBertConfig, lengths: torch.Tensor, labelled: torch.Tensor
-) -> float:
-    """Count the operations of a training step's matrix products, forward and twice that backward, without padding's.
+def training_operations(config: PreTrainedConfig, lengths: torch.Tensor, labelled: torch.Tensor) -> float:
+    """Count the operations of the matrix products of a training step, backward twice as many, padding excluded.
 
     Args:
-        config (`VanillaTransformerConfig` or `VanillaBertConfig`): Sizes of a model of ours.
+        config (`PreTrainedConfig`): Config of a model of this package.
         lengths (`torch.Tensor` of shape `(rows,)`): Real tokens of each row's `input_ids`, on the model's device.
-        labelled (`torch.Tensor` of shape `(rows,)`): Those of each row's `labels`.
+        labelled (`torch.Tensor` of shape `(rows,)`): Labelled tokens of each row.
 
     Returns:
         `float`: the operations.
     """
     on_cpu = lengths.device.type == "cpu"
     lengths, labelled = lengths.cpu().double(), labelled.cpu().double()
-    if isinstance(config, VanillaTransformerConfig):
-        return 3 * float(transformer_flops(config, lengths, labelled).sum())
-    share = float(labelled.sum() / lengths.sum())
-    return 3 * float(bert_flops(config, lengths, share, whole_last_layer=not on_cpu).sum())
+    if not config.is_encoder_decoder:  # the same share in each row: the last layer is computed for the whole batch
+        labelled = lengths * float(labelled.sum() / lengths.sum())
+    return 3 * float(config.forward_flops(lengths, labelled, whole_last_layer=not on_cpu).sum())
 
 
 def sentence_pairs(parallel_file: str | None, columns: list[str], limit: int) -> dict[str, list[str]]:
-    """Read pairs of sentences, or make some of Python's documentation: a sentence, and its words in reverse.
+    """Read sentence pairs, or make some from Python's documentation: a sentence, and its words reversed.
 
     Args:
         parallel_file (`str`, *optional*): JSON lines, CSV or Parquet.
@@ -217,7 +222,7 @@ def sentence_pairs(parallel_file: str | None, columns: list[str], limit: int) ->
 
 
 def language_documents(text_file: str | None, limit: int) -> Dataset:
-    """Read documents, or take Python's documentation.
+    """Read documents, by default Python's documentation.
 
     Args:
         text_file (`str`, *optional*): JSON lines, CSV, Parquet or text.
@@ -233,7 +238,7 @@ def language_documents(text_file: str | None, limit: int) -> Dataset:
 
 
 def run_child(command: list[str]) -> str:
-    """Run a command to its end, and return what it printed.
+    """Run a command, and return its output.
 
     Args:
         command (`list[str]`): The command.
@@ -242,7 +247,7 @@ def run_child(command: list[str]) -> str:
         `str`: its standard output.
 
     Raises:
-        ValueError: if it fails; with the last line of what it said.
+        ValueError: if it fails, with the last line of its errors.
     """
     finished = subprocess.run(command, capture_output=True, text=True, check=False)
     if finished.returncode:
@@ -251,7 +256,7 @@ def run_child(command: list[str]) -> str:
 
 
 def marian_like(config: VanillaTransformerConfig) -> MarianMTModel:
-    """Build transformers' MarianMTModel with the sizes, dropout and tied embeddings of a config of ours."""
+    """Build transformers' MarianMTModel with the sizes, dropout and tied embeddings of our config."""
     return MarianMTModel(
         MarianConfig(
             vocab_size=config.vocab_size,
@@ -274,20 +279,20 @@ def marian_like(config: VanillaTransformerConfig) -> MarianMTModel:
 
 
 class Speedometer(TrainerCallback):
-    """Measures real tokens per second of a training, and operations of matrix products, after its first updates.
+    """Measures real tokens and operations of matrix products per second of a training, after its first updates.
 
     Args:
-        model (`PreTrainedModel`): The model that is trained.
-        name (`str`): The argument whose tokens count.
-        padding (`int`): What stands in it where there is no token.
-        warmup_steps (`int`): Updates that don't count.
+        model (`PreTrainedModel`): The model to train.
+        name (`str`): The model's argument whose tokens are counted.
+        padding (`int`): Its value at padding.
+        warmup_steps (`int`): Updates before the measurement.
     """
 
     def __init__(self, model: PreTrainedModel, name: str, padding: int, warmup_steps: int):
         self.config = model.config
         self.name, self.padding, self.warmup_steps = name, padding, warmup_steps
         self.started, self.seconds = 0.0, 0.0
-        self.tokens: list[torch.Tensor] = []  # of each batch; read at the end, as a GPU would have to be waited for
+        self.tokens: list[torch.Tensor] = []  # of each batch; read at the end, to keep a GPU from waiting
         self.lengths: list[tuple[torch.Tensor, torch.Tensor]] = []
         self.hook = model.register_forward_pre_hook(self._count, with_kwargs=True)
 
@@ -297,7 +302,7 @@ class Speedometer(TrainerCallback):
         self.lengths.append((kwargs["attention_mask"].sum(dim=1), is_labelled.sum(dim=1)))
 
     def on_step_end(self, args, state, control, **kwargs) -> None:
-        """Start the clock behind the first updates."""
+        """Start the clock after the first updates."""
         if state.global_step == self.warmup_steps:
             self.tokens, self.lengths, self.started = [], [], now()
 
@@ -307,18 +312,18 @@ class Speedometer(TrainerCallback):
         self.hook.remove()
 
     def rate(self) -> float:
-        """Tokens per second."""
+        """Return tokens per second."""
         return sum(map(int, self.tokens)) / self.seconds
 
     def operations_per_second(self) -> float:
-        """Operations of matrix products per second; of a model of ours."""
+        """Return operations of matrix products per second, for a model of this package."""
         return sum(training_operations(self.config, *each) for each in self.lengths) / self.seconds
 
 
 def train_and_clock(trainer: Trainer, name: str, padding: int, warmup_steps: int) -> Speedometer:
-    """Run a training, and return what measured it after the first updates."""
+    """Run a training, and return its measurement after the first updates."""
     speedometer = Speedometer(trainer.model, name, padding, warmup_steps)
     trainer.add_callback(speedometer)
-    trainer.remove_callback(PrinterCallback)  # its lines would part the progress bar of the turns
+    trainer.remove_callback(PrinterCallback)  # its lines would break the progress bar
     trainer.train()
     return speedometer

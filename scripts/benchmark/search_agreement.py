@@ -1,10 +1,10 @@
 #!/usr/bin/env python
-r"""The fast beam search against transformers' own: how many hypotheses differ, and how far their scores are apart.
+r"""The fast beam search against transformers' own: how many hypotheses differ, and by how much their scores differ.
 
-A trained model translates all sentences of a file twice, in the same batches: with `generate()` as it is, and with
-`custom_generate=beam_search` on the model with packed weights. In float32 the two are to be the same; in bfloat16,
-where sums in another order are rounded otherwise, each is held against float32 too. With `--num_beams 1` both search
-greedily.
+A trained model translates all sentences of a file twice, in the same batches: with plain `generate()`, and with
+`custom_generate=beam_search` on the model with packed weights. In float32 the results must be the same; in bfloat16,
+where the order of sums changes their rounding, each is compared with float32 too. With `--num_beams 1` both searches
+are greedy.
 
     python scripts/benchmark/search_agreement.py --model runs/en-de --source_file test.jsonl --source_column en
 """
@@ -26,7 +26,7 @@ from hf_vanilla.models.text_batches import batches_by_length, padded
 LENGTH_PENALTY = 0.6
 LENGTH_OFFSET = 50
 
-# The tokens of a translation, and its score.
+# The token ids of a translation, and its score.
 Hypothesis = tuple[list[int], float]
 
 
@@ -44,7 +44,7 @@ class AgreementArguments(BenchmarkArguments):
 def best_hypotheses(
     model: PreTrainedModel, sources: list[list[int]], max_tokens_per_batch: int, num_beams: int, is_fast: bool
 ) -> list[Hypothesis]:
-    """Translate with either search, and return the best hypothesis of each source without its padding."""
+    """Translate with one of the searches, and return the best hypothesis of each source without padding."""
     found: list[Hypothesis] = [([], 0.0)] * len(sources)
     searcher = fast_model(model, sum(map(len, sources))) if is_fast else model
     end = model.generation_config.eos_token_id
@@ -58,7 +58,7 @@ def best_hypotheses(
             length_penalty=LENGTH_PENALTY,
             max_new_tokens=max(map(len, batch)) + LENGTH_OFFSET,
             return_dict_in_generate=True,
-            output_scores=not is_fast and num_beams > 1,  # without it transformers returns no scores of sequences
+            output_scores=not is_fast and num_beams > 1,  # transformers needs it for sequence scores
             output_logits=not is_fast and num_beams == 1,
             **({"custom_generate": beam_search} if is_fast else {}),
         )
@@ -74,7 +74,7 @@ def best_hypotheses(
 def greedy_scores(
     model: PreTrainedModel, sequences: torch.Tensor, logits: tuple[torch.Tensor, ...], end: int
 ) -> list[float]:
-    """Score what transformers' greedy search found, as it scores beams: log probability over length^LENGTH_PENALTY."""
+    """Score the results of transformers' greedy search like beams: log probability over length^LENGTH_PENALTY."""
     of_tokens = model.compute_transition_scores(sequences, logits, normalize_logits=True)  # (sentences, tgt_len)
     is_end = sequences[:, -of_tokens.shape[1] :] == end
     is_padding = is_end.cumsum(dim=1) > is_end.long()
@@ -83,7 +83,7 @@ def greedy_scores(
 
 
 def difference(one: list[Hypothesis], other: list[Hypothesis]) -> dict[str, float]:
-    """Count the hypotheses that differ, and find how far two scores are apart at most."""
+    """Count the hypotheses that differ, and find the largest difference of scores."""
     pairs = list(zip(one, other, strict=True))
     return {
         "hypotheses_that_differ": sum(tokens != other_tokens for (tokens, _), (other_tokens, _) in pairs),
@@ -94,7 +94,7 @@ def difference(one: list[Hypothesis], other: list[Hypothesis]) -> dict[str, floa
 
 
 def main() -> None:
-    """Translate in both types with both searches, compare, report."""
+    """Translate in both dtypes with both searches, compare, report."""
     (arguments,) = parse_arguments(AgreementArguments, description=__doc__)
     arguments.output_file = arguments.output_file or str(FOLDER / f"search_agreement_beam_{arguments.num_beams}.json")
     prepare(arguments)
@@ -123,8 +123,8 @@ def main() -> None:
         )
     }
     for name, figures in compared.items():
-        told = f"scores by at most {figures['largest_score_difference']:g}"
-        print(f"{name}: {figures['hypotheses_that_differ']} of {len(sentences)} hypotheses differ, {told}")
+        scores = f"scores by at most {figures['largest_score_difference']:g}"
+        print(f"{name}: {figures['hypotheses_that_differ']} of {len(sentences)} hypotheses differ, {scores}")
     write_results(
         arguments,
         f"beam-{arguments.num_beams} translation of {len(sentences)} sentences, the fast search against the plain one",

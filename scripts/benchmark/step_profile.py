@@ -1,14 +1,14 @@
 #!/usr/bin/env python
-r"""What a step of ours consists of: shares of the time that matrix products and all other operations take.
+r"""Profile of a step: shares of the time of matrix products and of all other operations.
 
 Training steps of BERT and of the encoder-decoder, optimizer step included, dropout on, in bfloat16, and the beam-4
-translation of a batch with packed weights, all under torch's profiler. It tells how long each operation takes without
-those that it calls (on a GPU: its kernels). The rest passes outside of operations, in Python, autograd and dispatch.
-The ceiling is how many times faster a step would be if nothing but the products took time.
+translation of a batch with packed weights, run under torch's profiler. The time of an operation excludes the
+operations that it calls (on a GPU: it is that of its kernels). The rest is outside of operations: Python, autograd and
+dispatch. The ceiling is the speed-up of a step whose products alone take time.
 
     python scripts/benchmark/step_profile.py --only bert_mini
 
-Token ids are random, and lengths like those of Multi30k: speed does not depend on the words.
+Token ids are random, with the lengths of Multi30k: speed does not depend on the ids.
 """
 
 import sys
@@ -38,8 +38,8 @@ from hf_vanilla.models.text_batches import padded
 VOCAB_SIZE = 10_000
 SMALL = {"d_model": 128, "d_ff": 512, "num_heads": 2, "encoder_layers": 2, "decoder_layers": 2}
 BATCHES = {"bert_mini": 32, "bert_base": 16}  # sentence pairs, as in bert_pretraining.py
-LEAST_SHARE = 0.005
-# How the names of products begin; attention's fused kernels count as products.
+MIN_SHARE = 0.005
+# Prefixes of the names of products; attention's fused kernels count as products.
 PRODUCTS = ("aten::mm", "aten::addmm", "aten::_addmm", "mkldnn::_linear")
 ATTENTION = ("aten::bmm", "aten::baddbmm", "aten::_scaled_dot", "aten::_flash", "aten::_efficient", "aten::_cudnn_att")
 
@@ -51,12 +51,12 @@ class ProfileArguments(BenchmarkArguments):
     """Options of this benchmark."""
 
     only: Literal["bert_mini", "bert_base", "encoder_decoder", "decoding"] | None = field(
-        default=None, metadata={"help": "One kind of step; all of them by default."}
+        default=None, metadata={"help": "One kind of step. Default: all."}
     )
 
 
 def training_step(model: PreTrainedModel, inputs: dict[str, torch.Tensor]) -> Step:
-    """Make one update of a model on a batch, as a Trainer does it."""
+    """Return a function that updates a model on a batch, as a `Trainer` does."""
     model = model.train().to(device())
     optimizer = torch.optim.AdamW(model.parameters(), fused=True)
 
@@ -79,7 +79,7 @@ def random_batch(lengths: list[int], vocab_size: int, padding: int = 0) -> dict[
 
 
 def bert_step(name: str, quick: bool) -> Step:
-    """Make a pre-training step: rows of up to 128 tokens, of which 15 % are to be predicted."""
+    """Make a pre-training step: rows of up to 128 tokens, 15 % of them masked."""
     config = VanillaBertConfig.preset("tiny" if quick else name.removeprefix("bert_"))
     inputs = random_batch(torch.randint(100, 129, (BATCHES[name],)).tolist(), config.vocab_size)
     is_masked = (torch.rand(inputs["input_ids"].shape, device=device()) < 0.15) & (inputs["attention_mask"] == 1)
@@ -90,7 +90,7 @@ def bert_step(name: str, quick: bool) -> Step:
 
 
 def pairs_step(name: str, quick: bool) -> Step:
-    """Make a training step of the base model, or a translation with four beams, of a batch planned by tokens."""
+    """Make a training step of the base model, or a beam-4 translation, on a token-budget batch."""
     config = VanillaTransformerConfig.preset("base", vocab_size=VOCAB_SIZE, **(SMALL if quick else {}))
     model = VanillaTransformerForConditionalGeneration(config)
     source = torch.normal(15.0, 5.0, (29_000,)).round().clamp(5, 45).long()
@@ -116,28 +116,28 @@ def timed(step: Step) -> float:
 
 
 def shares_of(events: list[Any], seconds: float) -> dict[str, float]:
-    """Share out the time of the profiled steps.
+    """Divide the time of the profiled steps among the operations.
 
     Args:
         events (`list[Any]`): Averages of the profiler.
-        seconds (`float`): What the clock said.
+        seconds (`float`): Their total time.
 
     Returns:
-        `dict[str, float]`: the shares, which add up to 1: of products, of other operations by size, of the rest.
+        `dict[str, float]`: the shares, which add up to 1: products, other operations by size, the rest.
     """
     shares = {"products": 0.0, "attention's products": 0.0}
     named: dict[str, float] = {}
     rest = 0.0
     for event in events:
         if "::" not in event.key or event.key.startswith("autograd::") or event.device_type != DeviceType.CPU:
-            continue  # neither autograd's nodes, which are Python and dispatch, nor kernels, which operations include
+            continue  # autograd's nodes are Python and dispatch; kernels are part of operations
         time = event.self_device_time_total if device().type == "cuda" else event.self_cpu_time_total  # microseconds
         share = time / 1e6 / seconds
         if event.key.startswith(PRODUCTS):
             shares["products"] += share
         elif event.key.startswith(ATTENTION):
             shares["attention's products"] += share
-        elif share >= LEAST_SHARE:
+        elif share >= MIN_SHARE:
             named[event.key.removeprefix("aten::")] = share
         else:
             rest += share

@@ -1,8 +1,8 @@
 #!/usr/bin/env python
 r"""Encoding texts of mixed length with BERT: texts per second, against transformers' BertModel in batches of 32.
 
-Both sides get the texts in the order they come in, padded to the longest of their batch; on both sides the same model
-with the same weights; the vectors of the first two batches' real tokens are compared.
+Both sides get the texts in the same order, padded to the longest of their batch, and have the same weights; the
+vectors of the real tokens of the first two batches are compared.
 
     python scripts/benchmark/text_encoding.py --text_file documents.jsonl
 
@@ -32,11 +32,11 @@ class EncodingBenchmarkArguments(BenchmarkArguments):
     text_file: str | None = field(default=None, metadata={"help": "Documents: JSON lines, CSV, Parquet or text."})
     texts: int = field(default=1000, metadata={"help": "Number of texts of a turn."})
     batch_size: int = field(default=32, metadata={"help": "Texts of a batch."})
-    bf16: bool = field(default=True, metadata={"help": "Weights in bfloat16; float32 if not."})
+    bf16: bool = field(default=True, metadata={"help": "Weights in bfloat16 instead of float32."})
 
 
 def pieces(documents: list[str], count: int) -> list[str]:
-    """Cut documents into texts of 4 to 300 words, as many short as long ones on a logarithmic scale."""
+    """Cut documents into texts of 4 to 300 words, with lengths uniform on a logarithmic scale."""
     draw = random.Random(0)
     words = [word for text in documents for word in text.split()]
     texts: list[str] = []

@@ -1,10 +1,9 @@
 #!/usr/bin/env python
 r"""Memory of one training step with a vocabulary of 37,000, against transformers' MarianMTModel of the same sizes.
 
-Each side trains in a process of its own, in bfloat16; the figure is what the process needs at most, of a GPU's memory
-if there is one, beyond what it has when the model is built. Beside them stands what `hf_vanilla.training.estimate`
-predicts for our model. Batches are of 4,096 tokens and, closer to the paper's 25,000, of 16,384: with those
-MarianMTModel takes 14 GB.
+Each side trains in a process of its own, in bfloat16; the figure is the peak memory of the process, or of a GPU,
+beyond that of the built model. A third side is the prediction of `hf_vanilla.training.estimate` for our model. Batches
+have 4,096 tokens and, closer to the paper's 25,000, 16,384: with those MarianMTModel takes 14 GB.
 
     python scripts/benchmark/training_memory.py
 """
@@ -40,14 +39,14 @@ class MemoryBenchmarkArguments(BenchmarkArguments):
 
 
 def peak_megabytes() -> float:
-    """Most memory that this process had at any time, on a GPU if there is one."""
+    """Return the peak memory of this process, or of a GPU if there is one."""
     if torch.cuda.is_available():
         return torch.cuda.max_memory_allocated() / 2**20
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (2**20 if sys.platform == "darwin" else 2**10)
 
 
 def measure(arguments: MemoryBenchmarkArguments, sentences: int) -> float:
-    """Train two steps of so many sentences, or predict them, and return by how many megabytes the peak rises."""
+    """Train two steps with a number of sentences, or estimate them, and return the rise of the peak in megabytes."""
     set_seed(0)
     sizes = {"d_model": 128, "encoder_layers": 2, "decoder_layers": 2} if arguments.quick else {}
     config = VanillaTransformerConfig.preset("base", vocab_size=VOCAB_SIZE, **sizes)

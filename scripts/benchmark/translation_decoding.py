@@ -3,9 +3,9 @@ r"""Beam search or greedy search: source tokens per second, against MarianMTMode
 
 Models of the base size with random weights: speed does not depend on them. All sides translate the same sentences,
 sorted by length, each batch to the length of its longest source. MarianMTModel and CTranslate2 get batches of 64
-sentences, CTranslate2 in the fastest of its types on this machine; ours plans batches by tokens. Ours is measured
-besides with transformers' own search and batches of 64, as whoever knows `generate()` alone would use it. With
-`--num_beams 1` all sides search greedily.
+sentences, CTranslate2 in its fastest data type on this machine; ours has token-budget batches. Ours is also measured
+with transformers' own search and batches of 64, the plain use of `generate()`. With `--num_beams 1` all searches are
+greedy.
 
     python scripts/benchmark/translation_decoding.py --parallel_file test.jsonl --columns en de
 
@@ -55,14 +55,14 @@ class DecodingBenchmarkArguments(BenchmarkArguments):
     num_beams: int = field(default=4, metadata={"help": "Beams of all sides; 1 is greedy search."})
     sentences: int = field(default=1000, metadata={"help": "Number of sentences of a turn."})
     max_tokens_per_batch: int = field(default=2048, metadata={"help": "Source tokens of our batches."})
-    bf16: bool = field(default=True, metadata={"help": "Ours and MarianMTModel in bfloat16; float32 if not."})
+    bf16: bool = field(default=True, metadata={"help": "Ours and MarianMTModel in bfloat16 instead of float32."})
 
 
 def to_ctranslate2(model: MarianMTModel) -> str:
-    """Convert a MarianMTModel with CTranslate2's own loader; the words have made-up names, with padding at the end."""
-    words = ["</s>", "<unk>", *(f"word{number}" for number in range(VOCAB_SIZE - 3)), "<pad>"]
+    """Convert a MarianMTModel with CTranslate2's own loader; the vocabulary is synthetic, with padding at the end."""
+    tokens = ["</s>", "<unk>", *(f"word{number}" for number in range(VOCAB_SIZE - 3)), "<pad>"]
     vocabulary = SimpleNamespace(
-        eos_token="</s>", unk_token="<unk>", get_vocab=lambda: {word: number for number, word in enumerate(words)}
+        eos_token="</s>", unk_token="<unk>", get_vocab=lambda: {token: number for number, token in enumerate(tokens)}
     )
     folder = FOLDER / "ctranslate2"
     shutil.rmtree(folder, ignore_errors=True)

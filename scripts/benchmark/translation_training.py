@@ -3,8 +3,8 @@ r"""Training an encoder-decoder: real target tokens per second, against transfor
 
 Both sides train through a Trainer, optimizer step included, dropout on, in bfloat16: MarianMTModel with the stock
 `Seq2SeqTrainer` and batches of 64 shuffled sentences, and again with batches equal to ours; our model with the same
-stock trainer and batches, and with `VanillaTrainer` and batches of a number of tokens. Of the last is told too what
-share of one large matrix product's speed its own products reach.
+stock trainer and batches, and with `VanillaTrainer` and batches of a number of tokens. For the last, the report also
+has the speed of its products as a share of that of one large product.
 
     python scripts/benchmark/translation_training.py --parallel_file train.jsonl --columns en de
     python scripts/benchmark/translation_training.py --preset big --max_tokens_per_batch 25000 \
@@ -53,7 +53,7 @@ class TrainingBenchmarkArguments(BenchmarkArguments):
     parallel_file: str | None = field(default=None, metadata={"help": "Pairs: JSON lines, CSV or Parquet."})
     columns: list[str] = field(default_factory=lambda: ["source", "target"], metadata={"help": "Its two columns."})
     max_tokens_per_batch: int = field(default=4096, metadata={"help": "Size of our batches."})
-    tokens_per_turn: int = field(default=25_000, metadata={"help": "About how many target tokens a turn takes."})
+    tokens_per_turn: int = field(default=25_000, metadata={"help": "Approximate number of target tokens of a turn."})
 
 
 def build_models(preset: str, quick: bool) -> dict[str, PreTrainedModel]:

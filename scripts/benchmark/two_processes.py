@@ -1,9 +1,9 @@
 #!/usr/bin/env python
-r"""Training with two processes: what communication costs, and whether the gradient is that of one process.
+r"""Training with two processes: the cost of communication, and a comparison of the gradient with one process's.
 
 One process with one thread trains batches of B sentences; two processes under torchrun, with one thread each, train
-2 B sentences an update, as DDP does it. The figure is sentences per second; twice that of one process would be free
-of cost. Both start from the same weights, and the first gradients are compared with those of one process that
+2 B sentences per update with DDP. The figure is sentences per second; without any cost of communication it would
+double. Both start from the same weights, and the first gradients are compared with those of one process that
 accumulates the same 2 B sentences.
 
     python scripts/benchmark/two_processes.py
@@ -34,7 +34,9 @@ class TwoProcessesArguments(BenchmarkArguments):
     sentences: int = field(default=64, metadata={"help": "Sentences of a batch of one process."})
     steps: int = field(default=6, metadata={"help": "Updates of a turn."})
     accumulation: int = field(default=1, metadata={"help": "Batches of an update of each process."})
-    worker: str | None = field(default=None, metadata={"help": "Train, and write figures to this file."})
+    worker: str | None = field(
+        default=None, metadata={"help": "Train as a worker, and write the results to this file."}
+    )
 
 
 def train(arguments: TwoProcessesArguments, accumulation: int) -> tuple[float, dict[str, torch.Tensor]]:

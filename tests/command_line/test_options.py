@@ -1,4 +1,4 @@
-"""What the scripts have in common at their edges: the order of the help, and what Ctrl-C ends with."""
+"""Options, early checks, loading errors and exit statuses of the scripts."""
 
 import json
 import logging
@@ -21,7 +21,7 @@ from hf_vanilla.command_line.checks import (
 )
 from hf_vanilla.command_line.options import INTERRUPTED, parse_arguments, run, set_up_logging
 from hf_vanilla.command_line.report import describe_environment, write_report
-from hf_vanilla.training import told_how_to_go_on
+from hf_vanilla.training import resume_hint_on_interrupt
 
 
 @dataclass
@@ -34,7 +34,7 @@ class OwnTrainingArguments(TrainingArguments):
     warmup_steps: float = field(default=7, metadata={"help": "How long."})
 
 
-def test_the_help_has_the_own_options_first_and_none_without_effect(capsys, monkeypatch):
+def test_help_lists_own_options_first(capsys, monkeypatch):
     monkeypatch.setattr("sys.argv", ["script.py", "--help"])
     with pytest.raises(SystemExit):
         parse_arguments(OwnArguments, OwnTrainingArguments, description="What it does.")
@@ -51,7 +51,7 @@ def test_the_help_has_the_own_options_first_and_none_without_effect(capsys, monk
     assert (apples.apples, args.weight_decay, args.do_train) == (4, 0.5, True)
 
 
-def test_an_error_is_told_with_what_was_noted(capsys):
+def test_errors_are_printed_with_their_notes(capsys):
     def main():
         error = OSError("no answer")
         error.add_note("Try again later.")
@@ -69,7 +69,7 @@ class NeedyArguments:
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         (["--foldr", "x"], "unknown option --foldr; did you mean --folder?"),
         (["--foldr=x y"], "unknown option --foldr; did you mean --folder?"),
@@ -78,30 +78,30 @@ class NeedyArguments:
     ],
     ids=["before what is missing", "with a value", "like none", "no option"],
 )
-def test_unknown_options_are_told_first(capsys, monkeypatch, words, told):
+def test_unknown_options_are_reported_first(capsys, monkeypatch, words, message):
     monkeypatch.setattr("sys.argv", ["script.py", *words])
     with pytest.raises(SystemExit) as exit:
         parse_arguments(NeedyArguments, description=None)
     assert exit.value.code == 2
-    assert capsys.readouterr().err == f"error: {told}\n--help lists all options.\n"
+    assert capsys.readouterr().err == f"error: {message}\n--help lists all options.\n"
 
 
-def test_values_that_look_like_options_and_all_spellings_pass(monkeypatch):
+def test_values_like_options_are_accepted(monkeypatch):
     monkeypatch.setattr("sys.argv", ["script.py", "--folder=-1", "--commands", "a", "--b c", "--no-is-red"])
     (parsed,) = parse_arguments(NeedyArguments, description=None)
     assert (parsed.folder, parsed.commands, parsed.is_red) == ("-1", ["a", "--b c"], False)
 
 
-def test_an_unknown_option_of_a_file_is_told_with_the_nearest(tmp_path, capsys, monkeypatch):
+def test_unknown_option_of_a_file_is_reported(tmp_path, capsys, monkeypatch):
     (tmp_path / "options.json").write_text('{"foldr": "x"}')
     monkeypatch.setattr("sys.argv", ["script.py", str(tmp_path / "options.json")])
     with pytest.raises(SystemExit):
         parse_arguments(NeedyArguments, description=None)
-    assert "there is no option called 'foldr'; did you mean folder?\n" in capsys.readouterr().err
+    assert "unknown option 'foldr'; did you mean folder?\n" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("is_saved", [True, False], ids=["checkpoint", "none"])
-def test_an_interrupted_training_says_how_to_go_on(tmp_path, capsys, is_saved):
+def test_interrupted_training_says_how_to_resume(tmp_path, capsys, is_saved):
     if is_saved:
         (tmp_path / "checkpoint-40").mkdir()
         (tmp_path / "checkpoint-40" / "trainer_state.json").write_text('{"global_step": 40}')
@@ -109,21 +109,21 @@ def test_an_interrupted_training_says_how_to_go_on(tmp_path, capsys, is_saved):
             torch.save({}, tmp_path / "checkpoint-40" / name)
 
     def train():
-        with told_how_to_go_on(tmp_path):
+        with resume_hint_on_interrupt(tmp_path):
             raise KeyboardInterrupt
 
     assert run(train) == INTERRUPTED
-    told = (
-        f"The same command again goes on from {tmp_path / 'checkpoint-40'}."
+    hint = (
+        f"The same command resumes from {tmp_path / 'checkpoint-40'}."
         if is_saved
-        else "There is no checkpoint yet (--save_steps), so the same command begins anew."
+        else "There is no checkpoint yet (--save_steps), so the same command starts from the beginning."
     )
-    assert capsys.readouterr().err == f"\ninterrupted\n{told}\n"
+    assert capsys.readouterr().err == f"\ninterrupted\n{hint}\n"
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs a file that is always full")
 @pytest.mark.parametrize("size", [10, 100_000])
-def test_a_full_disk_is_told_in_one_line(capsys, size):
+def test_full_disk_is_reported_in_one_line(capsys, size):
     assert run(lambda: torch.save({"weight": torch.ones(size)}, "/dev/full")) == 1
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("error: a file could not be written, most likely because the disk is full: ")
@@ -140,15 +140,15 @@ def test_other_runtime_errors_keep_their_traceback(tmp_path, capsys):
 
 
 @pytest.mark.parametrize("given", ["link", "link/run"])
-def test_a_link_to_nothing_is_no_folder(tmp_path, given):
+def test_broken_link_is_no_folder(tmp_path, given):
     (tmp_path / "link").symlink_to(tmp_path / "gone")
-    with pytest.raises(ValueError, match="`output_dir` .* must be a folder, but .*link is a link to nothing; remove"):
+    with pytest.raises(ValueError, match="`output_dir` .* must be a folder, but .*link is a broken link; remove"):
         check_output_dir(str(tmp_path / given))
     (tmp_path / "gone").mkdir()
     check_output_dir(str(tmp_path / given))
 
 
-def test_the_folder_of_results_is_made_when_they_are_written(tmp_path):
+def test_folder_of_results_is_created_with_them(tmp_path):
     path = tmp_path / "runs" / "reviews" / "results.json"
     check_results_file(str(path))
     assert list(tmp_path.iterdir()) == []
@@ -158,19 +158,21 @@ def test_the_folder_of_results_is_made_when_they_are_written(tmp_path):
     assert written["versions"]["sacrebleu"] == version("sacrebleu")
 
 
-def test_results_that_can_not_be_written_are_told_of_at_once(tmp_path):
+def test_unwritable_results_file_raises_early(tmp_path):
     with pytest.raises(ValueError, match=f"`results_file` must be a file, but {tmp_path} is a folder; give a file in"):
         check_results_file(str(tmp_path))
     (tmp_path / "file").touch()
     with pytest.raises(ValueError, match=r"`results_file` \(.*r.json\) must be in a folder that can be written to: "):
         check_results_file(str(tmp_path / "file" / "r.json"))
     (tmp_path / "link").symlink_to(tmp_path / "gone")
-    with pytest.raises(ValueError, match=r"must be in a folder, but .*link is a link to nothing; remove it"):
+    with pytest.raises(ValueError, match=r"must be in a folder, but .*link is a broken link; remove it"):
         check_results_file(str(tmp_path / "link" / "r.json"))
 
 
-@pytest.mark.parametrize(("is_first", "told"), [(True, ["progress", "trouble", "slow"]), (False, ["trouble", "slow"])])
-def test_requests_are_not_told_of(tmp_path, caplog, monkeypatch, is_first, told):
+@pytest.mark.parametrize(
+    ("is_first", "logged"), [(True, ["progress", "problem", "slow"]), (False, ["problem", "slow"])]
+)
+def test_requests_to_the_hub_are_not_logged(tmp_path, caplog, monkeypatch, is_first, logged):
     loggers = logging.getLogger(), logging.getLogger("httpx"), logging.getLogger("transformers")
     levels = [logger.level for logger in loggers]
     monkeypatch.setattr(TrainingArguments, "should_log", is_first)
@@ -179,16 +181,16 @@ def test_requests_are_not_told_of(tmp_path, caplog, monkeypatch, is_first, told)
         set_up_logging(TrainingArguments(str(tmp_path), use_cpu=True))
         loggers[0].addHandler(caplog.handler)
         logging.getLogger("train").info("progress")
-        logging.getLogger("train").warning("trouble")
+        logging.getLogger("train").warning("problem")
         loggers[1].info("HTTP Request: POST")
         loggers[1].warning("slow")
     finally:
         for logger, level in zip(loggers, levels, strict=True):
             logger.setLevel(level)
-    assert caplog.messages == told
+    assert caplog.messages == logged
 
 
-def test_only_the_list_of_weights_is_silenced(caplog):
+def test_load_report_alone_is_silenced(caplog):
     reporter = logging.getLogger("transformers.modeling_utils")
     caplog.set_level(logging.WARNING, logger="transformers")
     with without_load_report():
@@ -204,37 +206,37 @@ def test_only_the_list_of_weights_is_silenced(caplog):
         (
             VanillaBertConfig(),
             AutoModelForSeq2SeqLM.from_pretrained,
-            "AutoModelForSeq2SeqLM is needed, such as a translator.",
+            "AutoModelForSeq2SeqLM, such as a translator,",
         ),
         (
             VanillaTransformerConfig(),
             lambda name: AutoModelForSequenceClassification.from_config(AutoConfig.from_pretrained(name)),
-            "AutoModelForSequenceClassification is needed, such as a BERT.",
+            "AutoModelForSequenceClassification, such as a BERT,",
         ),
     ],
     ids=["translator", "BERT"],
 )
-def test_the_wrong_kind_of_model_is_told_in_one_sentence(tmp_path, config, load, needed):
+def test_wrong_kind_of_model_is_reported_in_one_line(tmp_path, config, load, needed):
     config.save_pretrained(tmp_path)
-    message = re.escape(f"`model` ({tmp_path}) is a {config.model_type}; a model of {needed}") + "$"
+    message = re.escape(f"`model` ({tmp_path}) must be a model for {needed} got a {config.model_type}.") + "$"
     with pytest.raises(ValueError, match=message), explained_loading("model", str(tmp_path)):
         load(str(tmp_path))
 
 
-def test_other_trouble_of_a_folder_is_told_as_it_is(tmp_path):
+def test_other_loading_errors_are_unchanged(tmp_path):
     with pytest.raises(ValueError, match="^Something else"), explained_loading("model", str(tmp_path)):
         raise ValueError("Something else.")
 
 
 @pytest.mark.parametrize("given", ["{}/no", "./no", "../no", "~/no", "runs/no", "runs/bert/checkpoint-7"])
-def test_a_folder_that_is_not_there_is_told_at_once(tmp_path, monkeypatch, given):
+def test_missing_model_folder_raises_early(tmp_path, monkeypatch, given):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "runs").mkdir()
     with pytest.raises(ValueError, match="`model` must name .* but there is no folder .*(no|7).$"):
         check_models(model=given.format(tmp_path))
 
 
-def test_names_of_the_hub_and_folders_that_are_there_pass(tmp_path, monkeypatch):
+def test_names_of_the_hub_and_existing_folders_are_accepted(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "runs" / "en-de").mkdir(parents=True)
     check_models(one="google-bert/bert-base-uncased", two="bert-base-uncased", three="runs/en-de", four=None)
@@ -244,7 +246,7 @@ def test_names_of_the_hub_and_folders_that_are_there_pass(tmp_path, monkeypatch)
     ("preloaded", "names"),
     [("", None), ("/some/lib/libtcmalloc.so.4", ["libtcmalloc.so.4"]), ("a/b.so c.so:d.so", ["b.so", "c.so", "d.so"])],
 )
-def test_another_malloc_is_recorded_with_results_but_not_where_it_lies(monkeypatch, preloaded, names):
+def test_environment_names_preloaded_libraries(monkeypatch, preloaded, names):
     monkeypatch.setenv("LD_PRELOAD", preloaded)
     machine = describe_environment()["machine"]
     assert machine.get("preloaded") == names

@@ -21,7 +21,6 @@ from hf_vanilla import (
     VanillaTransformerForConditionalGeneration,
 )
 from hf_vanilla.command_line.options import run
-from hf_vanilla.training import transformer_flops
 
 
 FOLDER = Path(__file__).parents[2] / "scripts" / "benchmark"
@@ -34,7 +33,7 @@ def script(monkeypatch):
     return importlib.import_module
 
 
-def test_ratios_are_taken_turn_by_turn(script, tmp_path, capsys):
+def test_ratios_are_computed_by_turn(script, tmp_path, capsys):
     measuring = script("measuring")
     turns = iter([10.0, 5.0, 30.0, 10.0, 40.0, 10.0])
     figures = measuring.take_turns({"ours": lambda: next(turns), "theirs": lambda: next(turns)}, 3)
@@ -51,7 +50,7 @@ def test_ratios_are_taken_turn_by_turn(script, tmp_path, capsys):
     assert "against them: 3.00 x   (2.00 to 4.00, target 2.5)" in capsys.readouterr().out
 
 
-def test_a_quick_run_has_no_targets(script, tmp_path, capsys):
+def test_quick_run_has_no_targets(script, tmp_path, capsys):
     measuring = script("measuring")
     arguments = measuring.BenchmarkArguments(quick=True, output_file=str(tmp_path / "row.json"))
     figures = {"ours": [10.0, 40.0], "theirs": [5.0, 10.0]}
@@ -68,7 +67,7 @@ def test_a_quick_run_has_no_targets(script, tmp_path, capsys):
 
 
 @pytest.mark.parametrize(("quick", "repeats"), [(True, 2), (False, 4)])
-def test_figures_have_a_file_by_default_with_the_number_of_turns(script, tmp_path, monkeypatch, quick, repeats):
+def test_results_have_a_default_file_with_the_number_of_turns(script, tmp_path, monkeypatch, quick, repeats):
     measuring = script("measuring")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("sys.argv", ["scripts/some_row.py"])
@@ -80,7 +79,7 @@ def test_figures_have_a_file_by_default_with_the_number_of_turns(script, tmp_pat
     assert (written["pieces"], written["repeats"]) == (7, repeats)
 
 
-def test_operations_of_a_step_are_those_that_torch_counts(script):
+def test_operations_of_a_step_match_torch(script):
     measuring = script("measuring")
     torch.manual_seed(0)
     ids = torch.randint(5, 29, (3, 8))
@@ -107,7 +106,7 @@ def counted(model, **inputs):
     return counter.get_total_flops()
 
 
-def test_the_operations_of_a_training_are_those_of_its_batches(script, tmp_path, monkeypatch):
+def test_operations_of_a_training_are_those_of_its_batches(script, tmp_path, monkeypatch):
     measuring = script("measuring")
     clock = iter([10.0, 14.0])
     monkeypatch.setattr(measuring, "now", lambda: next(clock))
@@ -123,12 +122,12 @@ def test_the_operations_of_a_training_are_those_of_its_batches(script, tmp_path,
     )
     trainer = Trainer(VanillaTransformerForConditionalGeneration(config), args, train_dataset=rows)
     speedometer = measuring.train_and_clock(trainer, "labels", -100, 1)  # of three updates, two count
-    of_a_batch = 3 * float(transformer_flops(config, torch.tensor([4, 7]), torch.tensor([5, 3])).sum())
+    of_a_batch = 3 * float(config.forward_flops(torch.tensor([4, 7]), torch.tensor([5, 3])).sum())
     assert speedometer.rate() == 2 * 8 / 4
     assert speedometer.operations_per_second() == 2 * of_a_batch / 4
 
 
-def test_the_utilisation_is_told_and_written(script, tmp_path, capsys):
+def test_utilisation_is_printed_and_written(script, tmp_path, capsys):
     measuring = script("measuring")
     arguments = measuring.BenchmarkArguments(output_file=str(tmp_path / "row.json"))
     turns = [(30e9, 100e9), (30e9, 120e9), (60e9, 110e9)]
@@ -144,7 +143,7 @@ def test_the_utilisation_is_told_and_written(script, tmp_path, capsys):
 
 
 @pytest.mark.parametrize("used", [["accelerate"], ["accelerate", "ctranslate2"]])
-def test_versions_of_the_packages_that_are_used_are_written(script, tmp_path, monkeypatch, used):
+def test_versions_of_used_packages_are_written(script, tmp_path, monkeypatch, used):
     measuring = script("measuring")
     for name in measuring.PACKAGES:
         monkeypatch.delitem(sys.modules, name, raising=False)
@@ -162,13 +161,13 @@ def test_versions_of_the_packages_that_are_used_are_written(script, tmp_path, mo
     ("benchmark", "name"),
     [("growth", "repeats"), ("growth", "threads"), ("bert_pretraining", "length"), ("search_agreement", "num_beams")],
 )
-def test_options_below_one_are_told_in_one_line(script, capsys, monkeypatch, benchmark, name):
+def test_options_below_one_end_in_one_line(script, capsys, monkeypatch, benchmark, name):
     monkeypatch.setattr("sys.argv", [f"{benchmark}.py", f"--{name}", "0"])
     assert run(script(benchmark).main) == 1
     assert capsys.readouterr().err == f"error: --{name} must be at least 1, got 0.\n"
 
 
-def test_pairs_of_a_file_and_pairs_of_nothing(script, tmp_path):
+def test_pairs_come_from_a_file_or_documentation(script, tmp_path):
     measuring = script("measuring")
     file = tmp_path / "pairs.jsonl"
     file.write_text('{"en": "a b", "de": "c"}\n{"en": "d", "de": "e f"}\n')
@@ -178,7 +177,7 @@ def test_pairs_of_a_file_and_pairs_of_nothing(script, tmp_path):
     assert all(one.split() == two.split()[::-1] for one, two in zip(made["source"], made["target"], strict=True))
 
 
-def test_a_straight_line_is_found(script):
+def test_fit_finds_line_and_exponent(script):
     growth = script("growth")
     found = growth.fit((2, 4, 8, 16), [3.0, 5.0, 9.0, 17.0])
     assert found["seconds_per_unit"] == pytest.approx(1.0)
@@ -188,14 +187,14 @@ def test_a_straight_line_is_found(script):
     assert square["exponent_of_the_upper_half"] == pytest.approx(2.0)
 
 
-def test_searches_are_compared_hypothesis_by_hypothesis(script):
+def test_difference_counts_hypotheses_and_scores(script):
     agreement = script("search_agreement")
     one = [([5, 6], -1.0), ([7], -2.0), ([8, 9], -0.5)]
     other = [([5, 6], -1.25), ([7, 7], -2.125), ([9, 8], -0.5)]
     assert agreement.difference(one, other) == {"hypotheses_that_differ": 2, "largest_score_difference": 0.25}
 
 
-def test_a_greedy_translation_is_scored_up_to_its_end(script):
+def test_greedy_scores_end_at_eos(script):
     model = VanillaTransformerForConditionalGeneration(
         VanillaTransformerConfig(vocab_size=5, d_model=4, d_ff=4, num_heads=1, encoder_layers=1, decoder_layers=1)
     )
@@ -213,7 +212,7 @@ def test_a_greedy_translation_is_scored_up_to_its_end(script):
 
 
 @pytest.mark.parametrize("beams", [1, 2])
-def test_searches_are_compared_in_the_order_of_the_sources(script, beams):
+def test_best_hypotheses_are_in_the_order_of_the_sources(script, beams):
     agreement = script("search_agreement")
     torch.manual_seed(0)
     model = VanillaTransformerForConditionalGeneration(
@@ -228,7 +227,7 @@ def test_searches_are_compared_in_the_order_of_the_sources(script, beams):
     assert len({score for _, score in fast}) == 3
 
 
-def test_the_time_of_a_step_is_shared_out(script):
+def test_shares_of_a_step_add_up(script):
     times = {
         "aten::addmm": 2e6,
         "mkldnn::_linear_pointwise": 1e6,
@@ -257,7 +256,7 @@ def test_the_time_of_a_step_is_shared_out(script):
 
 
 @pytest.mark.parametrize("name", ["bert_mini", "encoder_decoder", "decoding"])
-def test_a_step_is_profiled(script, tmp_path, monkeypatch, name):
+def test_step_profile_is_written(script, tmp_path, monkeypatch, name):
     file = tmp_path / "row.json"
     monkeypatch.setattr(
         "sys.argv", ["step_profile.py", "--quick", "--only", name, "--repeats", "1", "--output_file", str(file)]
@@ -276,7 +275,7 @@ def test_a_step_is_profiled(script, tmp_path, monkeypatch, name):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["translation_training", "bert_pretraining"])
-def test_a_quick_training_tells_its_utilisation(tmp_path, name):
+def test_quick_training_writes_its_utilisation(tmp_path, name):
     file = tmp_path / "row.json"
     options = ["--steps", "2", "--length", "32"] if name == "bert_pretraining" else ["--tokens_per_turn", "3000"]
     command = [sys.executable, str(FOLDER / f"{name}.py"), "--quick", "--threads", "1", "--output_file", str(file)]
@@ -288,7 +287,7 @@ def test_a_quick_training_tells_its_utilisation(tmp_path, name):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["training_memory", "text_encoding", "translation_decoding"])
-def test_a_quick_run_writes_its_figures(tmp_path, name):
+def test_quick_run_writes_its_figures(tmp_path, name):
     file = tmp_path / "row.json"
     command = [sys.executable, str(FOLDER / f"{name}.py"), "--quick", "--threads", "1", "--output_file", str(file)]
     subprocess.run(command, check=True, cwd=tmp_path, capture_output=True)

@@ -1,37 +1,24 @@
-"""Fine-tuning as a user does it: own files, several seeds, a report; and what bad input gets."""
+"""Fine-tuning on own files: several seeds, reports, resuming, searches, bad input."""
 
 import json
-import runpy
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 from datasets import ClassLabel, Dataset, Features, Value
+from script_runner import SCRIPTS, run, run_here
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, pipeline
 
 from hf_vanilla import VanillaBertConfig, VanillaBertForPreTraining, VanillaBertForSequenceClassification
 from hf_vanilla.data.tokenization import train_wordpiece_tokenizer
 
 
-SCRIPTS = Path(__file__).parents[2] / "scripts"
+SCRIPT = "finetune_classification.py"
 OPTIONS = [
-    "--num_train_epochs",
-    "8",
-    "--learning_rate",
-    "0.01",
-    "--per_device_train_batch_size",
-    "8",
-    "--disable_tqdm",
-    "true",
-    "--use_cpu",
-]
+    "--num_train_epochs", "8", "--learning_rate", "0.01", "--per_device_train_batch_size", "8",
+    "--disable_tqdm", "true", "--use_cpu",
+]  # fmt: skip
 GOOD, BAD = ("good fine nice", "bad poor dull")
-
-
-def run(*arguments, script="finetune_classification.py"):
-    command = [sys.executable, SCRIPTS / script, *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
 
 
 @pytest.fixture(scope="module")
@@ -61,11 +48,10 @@ def files(folder):
     ]  # fmt: skip
 
 
-def test_it_learns_and_reports_every_seed(folder, tmp_path):
+def test_classification_learns_and_reports_every_seed(folder, tmp_path):
     results = tmp_path / "results.json"
-    finished = run(
-        *files(folder), *OPTIONS, "--seeds", 1, 2, "--results_file", results, "--output_dir", tmp_path / "run"
-    )
+    options = ["--seeds", 1, 2, "--results_file", results, "--output_dir", tmp_path / "run"]
+    finished = run(SCRIPT, *files(folder), *OPTIONS, *options)
     assert finished.returncode == 0, finished.stderr
     report = json.loads(results.read_text())
     assert report["main_score"] == "accuracy"
@@ -79,13 +65,13 @@ def test_it_learns_and_reports_every_seed(folder, tmp_path):
     for seed in (1, 2):
         assert f"The model is in {tmp_path}/run/seed-{seed} (validation accuracy 1.0000)." in finished.stderr
     assert f"The best on the validation data is {tmp_path}/run/seed-1." in finished.stderr
-    assert finished.stderr.count("New in the model, with random weights: classifier; all else comes from") == 1
+    assert finished.stderr.count("New in the model, with random weights: classifier; all others are from") == 1
     assert finished.stderr.count("This fine-tuning has 72 updates") == 1
     assert "UNEXPECTED" not in finished.stderr
     assert "sharded" not in finished.stderr
     assert (
         finished.stderr.count("'loss':") + finished.stdout.count("'loss':") == 2 * 18
-    )  # every twentieth part, rounded up
+    )  # each twentieth of the updates, rounded up
 
 
 KILLED = """
@@ -106,21 +92,20 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 """
 
 
-def test_the_same_command_goes_on_where_a_killed_one_was(folder, tmp_path):
-    script = SCRIPTS / "finetune_classification.py"
+def test_killed_fine_tuning_resumes(folder, tmp_path):
     options = [
         *files(folder), *OPTIONS, "--num_train_epochs", 2, "--save_strategy", "steps", "--save_steps", 6,
         "--seeds", 1, 2, 3, "--results_file", tmp_path / "results.json", "--output_dir", tmp_path / "run",
     ]  # fmt: skip
-    command = list(map(str, [sys.executable, "-c", KILLED, script, *options]))
+    command = list(map(str, [sys.executable, "-c", KILLED, SCRIPTS / SCRIPT, *options]))
     killed = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert killed.returncode == -9, killed.stderr
     assert not (tmp_path / "results.json").exists()
     weights = (tmp_path / "run" / "seed-2" / "model.safetensors").stat().st_mtime_ns
-    again = run(*options)
+    again = run(SCRIPT, *options)
     assert again.returncode == 0, again.stderr
-    for told in ("Seed 1 is done", "Seed 2 is done", f"Seed 3 goes on from {tmp_path}/run/seed-3/checkpoint-12"):
-        assert told in again.stderr
+    for message in ("Seed 1 is done", "Seed 2 is done", f"Seed 3 resumes from {tmp_path}/run/seed-3/checkpoint-12"):
+        assert message in again.stderr
     assert (tmp_path / "run" / "seed-2" / "model.safetensors").stat().st_mtime_ns == weights
     report = json.loads((tmp_path / "results.json").read_text())
     for seed in ("1", "2", "3"):
@@ -131,26 +116,18 @@ def test_the_same_command_goes_on_where_a_killed_one_was(folder, tmp_path):
     ("options", "message"),
     [
         (["--label_column", "stars"], "line 1 has no column 'stars'; it has 'review', 'verdict'"),
-        (["--validation_file", "nowhere.csv"], "`validation_file` must name an existing file"),
+        (["--validation_file", "nowhere.csv"], "`validation_file` must be an existing file"),
         (["--task_name", "sst2"], "Pass either `task_name` or `train_file`"),
         (["--regression"], "a label of a regression must be a number, got 'liked'"),
     ],
     ids=["column", "file", "both", "regression"],
 )
 def test_bad_input_ends_in_one_line(folder, tmp_path, options, message):
-    finished = run(*files(folder), *OPTIONS, "--output_dir", tmp_path / "run", *options)
+    finished = run(SCRIPT, *files(folder), *OPTIONS, "--output_dir", tmp_path / "run", *options)
     assert finished.returncode in (1, 2)
     assert message in finished.stderr
     assert "Traceback" not in finished.stderr
     assert not (tmp_path / "run").exists()
-
-
-def run_here(monkeypatch, script, *arguments):
-    """Run a script in this process, which is quicker, and return its exit status."""
-    monkeypatch.setattr(sys, "argv", [str(SCRIPTS / script), *map(str, arguments)])
-    with pytest.raises(SystemExit) as ending:
-        runpy.run_path(sys.argv[0], run_name="__main__")
-    return ending.value.code
 
 
 @pytest.mark.parametrize(
@@ -162,13 +139,11 @@ def run_here(monkeypatch, script, *arguments):
     ],
     ids=["score", "length", "model"],
 )
-def test_options_that_do_not_fit_are_named_before_any_training(
-    folder, tmp_path, monkeypatch, capsys, options, message
-):
+def test_unfit_options_end_before_any_training(folder, tmp_path, monkeypatch, capsys, options, message):
     given = [*files(folder), *OPTIONS, "--output_dir", tmp_path / "run", *options]
-    assert run_here(monkeypatch, "finetune_classification.py", *given) == 1
-    (told,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error: ")]
-    assert told.startswith(f"error: {message}")
+    assert run_here(monkeypatch, SCRIPT, *given) == 1
+    (error,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error: ")]
+    assert error.startswith(f"error: {message}")
     assert not (tmp_path / "run").exists()
 
 
@@ -179,18 +154,18 @@ def test_options_that_do_not_fit_are_named_before_any_training(
         ('{"max_steps": "abc"}', "`max_steps` must be int, got 'abc'."),
         ('{"seeds": [1, "two"]}', "`seeds` must be list[int], got [1, 'two']."),
         ('{"from_scratch": 1}', "`from_scratch` must be bool, got 1."),
-        ('{"max_stepz": 3}', "there is no option called 'max_stepz'; did you mean max_steps?"),
+        ('{"max_stepz": 3}', "unknown option 'max_stepz'; did you mean max_steps?"),
     ],
     ids=["list", "string", "strings", "number", "name"],
 )
-def test_options_of_a_file_have_their_types(tmp_path, monkeypatch, capsys, content, message):
+def test_types_of_options_in_a_file_are_checked(tmp_path, monkeypatch, capsys, content, message):
     (tmp_path / "options.json").write_text(content)
-    assert run_here(monkeypatch, "finetune_classification.py", tmp_path / "options.json") == 2
+    assert run_here(monkeypatch, SCRIPT, tmp_path / "options.json") == 2
     assert message in capsys.readouterr().err
 
 
-def test_a_model_of_other_labels_gets_a_new_head(folder, tmp_path, monkeypatch, caplog):
-    """As from MNLI with its three labels to RTE with two."""
+def test_model_with_other_labels_gets_a_new_head(folder, tmp_path, monkeypatch, caplog):
+    """Like a model for MNLI, with three labels, on RTE, with two."""
     config = VanillaBertConfig.from_pretrained(folder / "bert", num_labels=3)
     three = VanillaBertForSequenceClassification(config)
     three.save_pretrained(tmp_path / "three")
@@ -199,7 +174,7 @@ def test_a_model_of_other_labels_gets_a_new_head(folder, tmp_path, monkeypatch, 
         *files(folder), *OPTIONS, "--model_name_or_path", tmp_path / "three", "--learning_rate", "1e-9",
         "--num_train_epochs", 1, "--output_dir", tmp_path / "run",
     ]  # fmt: skip
-    assert run_here(monkeypatch, "finetune_classification.py", *options) == 0
+    assert run_here(monkeypatch, SCRIPT, *options) == 0
     assert f"The head of {tmp_path}/three has another number of labels than this task" in caplog.text
     two = AutoModelForSequenceClassification.from_pretrained(tmp_path / "run" / "seed-42")
     assert two.classifier.weight.shape == (2, 16)
@@ -207,13 +182,13 @@ def test_a_model_of_other_labels_gets_a_new_head(folder, tmp_path, monkeypatch, 
     assert (two.state_dict()[name] - three.state_dict()[name]).abs().max() < 1e-5
 
 
-def test_a_search_ranks_the_grid_and_is_not_done_twice(folder, tmp_path):
+def test_search_ranks_the_grid_and_is_not_repeated(folder, tmp_path):
     options = [
         "classification", *files(folder), "--disable_tqdm", "true", "--use_cpu", "--seeds", 1, 2,
         "--batch_sizes", 8, 16,
         "--learning_rates", "1e-2", "1e-9", "--epochs", 6, "--output_dir", tmp_path / "search",
     ]  # fmt: skip
-    finished = run(*options, "--results_file", tmp_path / "sweep.json", script="sweep.py")
+    finished = run("sweep.py", *options, "--results_file", tmp_path / "sweep.json")
     assert finished.returncode == 0, finished.stderr
     found = json.loads((tmp_path / "sweep.json").read_text())
     assert found["main_score"] == "accuracy"
@@ -222,20 +197,20 @@ def test_a_search_ranks_the_grid_and_is_not_done_twice(folder, tmp_path):
     assert "1. accuracy median 1.0000" in finished.stderr
     assert "--per_device_train_batch_size 8 --learning_rate 0.01 --num_train_epochs 6" in finished.stderr
     assert "sweep.py classification" in found["command"]
-    again = run(*options, "--results_file", tmp_path / "again.json", script="sweep.py")
+    again = run("sweep.py", *options, "--results_file", tmp_path / "again.json")
     assert "Trial" not in again.stderr
     assert json.loads((tmp_path / "again.json").read_text())["settings"] == found["settings"]
 
 
-def test_the_names_of_a_table_s_labels_are_kept(folder, tmp_path):
-    """As GLUE's data sets on the Hub have them: numbers in the rows, names in the features."""
+def test_label_names_of_a_table_are_kept(folder, tmp_path):
+    """Like those of GLUE on the Hub: numbers in the rows, names in the features."""
     features = Features({"review": Value("string"), "verdict": ClassLabel(names=["awful", "lovely"])})
     rows = [{"review": f"the film is {word}", "verdict": word in GOOD} for word in (GOOD + " " + BAD).split()]
     for split in ("train", "validation"):
         columns = {name: [row[name] if name == "review" else int(row[name]) for row in rows] for name in features}
         Dataset.from_dict(columns, features=features).to_parquet(tmp_path / f"{split}.parquet")
     finished = run(
-        "--model_name_or_path", folder / "bert", "--train_file", tmp_path / "train.parquet",
+        SCRIPT, "--model_name_or_path", folder / "bert", "--train_file", tmp_path / "train.parquet",
         "--validation_file", tmp_path / "validation.parquet", "--text_column", "review", "--label_column", "verdict",
         "--num_train_epochs", 1, "--eval_strategy", "epoch", "--use_cpu", "--output_dir", tmp_path / "run",
     )  # fmt: skip
@@ -244,13 +219,13 @@ def test_the_names_of_a_table_s_labels_are_kept(folder, tmp_path):
     assert config["id2label"] == {"0": "awful", "1": "lovely"}
 
 
-def test_what_is_searched_for_is_not_given_once(folder, tmp_path):
-    finished = run("classification", *files(folder), *OPTIONS, "--output_dir", tmp_path, script="sweep.py")
+def test_single_value_of_a_searched_option_is_refused(folder, tmp_path):
+    finished = run("sweep.py", "classification", *files(folder), *OPTIONS, "--output_dir", tmp_path)
     assert finished.returncode == 1
     assert "`per_device_train_batch_size` is what is searched for" in finished.stderr
 
 
-def test_a_search_needs_a_task():
-    finished = run("regression", script="sweep.py")
+def test_search_needs_a_task():
+    finished = run("sweep.py", "regression")
     assert finished.returncode == 2
-    assert "the first word must be one of classification, token_classification" in finished.stderr
+    assert "the first argument must be one of classification, token_classification" in finished.stderr

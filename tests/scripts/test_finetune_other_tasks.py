@@ -1,33 +1,20 @@
-"""Tagging and choosing as a user does it: own files, a model that works, and what bad input gets."""
+"""Fine-tuning for tagging, multiple choice and question answering on own files, and bad input."""
 
 import json
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
+from script_runner import run
 from transformers import AutoModelForMultipleChoice, AutoModelForQuestionAnswering, pipeline
 
 from hf_vanilla import VanillaBertConfig, VanillaBertForPreTraining
 from hf_vanilla.data.tokenization import train_wordpiece_tokenizer
 
 
-SCRIPTS = Path(__file__).parents[2] / "scripts"
 OPTIONS = [
     "--num_train_epochs", "12", "--learning_rate", "0.01", "--per_device_train_batch_size", "8",
     "--disable_tqdm", "true", "--use_cpu",
 ]  # fmt: skip
 NAMES, THINGS = ("anna", "bert", "carla"), ("dogs", "trees", "books")
-
-
-def run(script, *arguments):
-    return subprocess.run(
-        [sys.executable, SCRIPTS / script, *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
 
 
 def write(path, rows):
@@ -49,7 +36,7 @@ def bert(tmp_path_factory):
     return path
 
 
-def test_names_are_tagged(bert, tmp_path):
+def test_tagging_finds_names(bert, tmp_path):
     rows = [{"tokens": [name, "likes", thing], "tags": ["B-person", "O", "O"]} for name in NAMES for thing in THINGS]
     train, held_out = write(tmp_path / "train.jsonl", rows * 6), write(tmp_path / "val.jsonl", rows)
     finished = run(
@@ -63,7 +50,7 @@ def test_names_are_tagged(bert, tmp_path):
     assert [(found["entity_group"], found["word"]) for found in tag("anna likes books")] == [("person", "anna")]
 
 
-def test_endings_are_chosen(bert, tmp_path):
+def test_multiple_choice_finds_endings(bert, tmp_path):
     rows = [
         {"sent1": f"{name} likes", "endings": [thing, "a lot"] if place == 0 else ["a lot", thing], "label": place}
         for name in NAMES
@@ -81,8 +68,8 @@ def test_endings_are_chosen(bert, tmp_path):
     AutoModelForMultipleChoice.from_pretrained(tmp_path / "run" / "seed-42")
 
 
-def test_answers_are_found(bert, tmp_path):
-    """Contexts of many lengths: an evaluation in another order than the questions' would give wrong answers."""
+def test_question_answering_finds_answers(bert, tmp_path):
+    """With contexts of many lengths, an evaluation in another order would give wrong answers."""
     rows = []
     for number, (name, thing) in enumerate((name, thing) for name in NAMES for thing in THINGS):
         context = "a lot " * (number % 5) + f"{name} likes {thing}" + " a lot" * (number % 3)

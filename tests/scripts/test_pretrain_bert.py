@@ -1,38 +1,22 @@
-"""The whole way as a user goes it: documents, pre-train, go on, fill masks; and what bad input gets."""
+"""Pre-training from documents: resuming, evaluation, further pre-training, bad input."""
 
 import json
-import runpy
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 from safetensors.torch import load_file
+from script_runner import run, run_here
 from transformers import AutoModelForMaskedLM, AutoTokenizer, pipeline
 
 import hf_vanilla
 
 
-SCRIPTS = Path(__file__).parents[2] / "scripts"
+SCRIPT = "pretrain_bert.py"
 TINY = [
     "--preset", "tiny", "--hidden_size", "16", "--num_attention_heads", "4", "--intermediate_size", "24",
     "--vocab_size", "90", "--max_tokens_per_batch", "256", "--phase_lengths", "16", "32", "--warmup_steps", "2",
     "--validation_length", "16", "--learning_rate", "0.01", "--logging_steps", "2", "--disable_tqdm", "true",
     "--use_cpu",
 ]  # fmt: skip
-
-
-def run(*arguments, script="pretrain_bert.py"):
-    command = [sys.executable, SCRIPTS / script, *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
-
-
-def run_here(monkeypatch, *arguments):
-    """Run the script in this process, which is quicker, and return its exit status."""
-    monkeypatch.setattr(sys, "argv", [str(SCRIPTS / "pretrain_bert.py"), *map(str, arguments)])
-    with pytest.raises(SystemExit) as ending:
-        runpy.run_path(sys.argv[0], run_name="__main__")
-    return ending.value.code
 
 
 def files_and_steps(corpus):
@@ -57,24 +41,23 @@ def corpus(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def run_dir(corpus, tmp_path_factory):
-    """A run that is stopped after 6 of 10 updates and started again."""
+    """A run that is resumed after 6 of 10 updates."""
     output_dir = tmp_path_factory.mktemp("runs") / "bert"
     arguments = [*files_and_steps(corpus), "--output_dir", output_dir]
-    first = run(*arguments)
+    first = run(SCRIPT, *arguments)
     assert first.returncode == 0, first.stderr
     weights = load_file(output_dir / "model.safetensors")
     (output_dir / "checkpoint-10").rename(output_dir.parent / "away")  # as if it had been killed after checkpoint-6
     (output_dir / "trainer_state.json").unlink()
-    again = run(*arguments)
+    again = run(SCRIPT, *arguments)
     assert again.returncode == 0, again.stderr
-    assert "Going on from" in again.stderr
-    assert "checkpoint-6" in again.stderr
+    assert f"Resuming from {output_dir}/checkpoint-6" in again.stderr
     resumed = load_file(output_dir / "model.safetensors")
     assert all(tensor.equal(resumed[name]) for name, tensor in weights.items())
     return output_dir
 
 
-def test_it_ends_with_a_model_that_fills_masks(run_dir):
+def test_model_fills_masks(run_dir):
     model = AutoModelForMaskedLM.from_pretrained(run_dir)
     assert type(model) is hf_vanilla.VanillaBertForMaskedLM
     tokenizer = AutoTokenizer.from_pretrained(run_dir)
@@ -83,7 +66,7 @@ def test_it_ends_with_a_model_that_fills_masks(run_dir):
     assert len(found) == 5
 
 
-def test_it_writes_what_it_measured(run_dir):
+def test_metrics_are_saved(run_dir):
     measured = json.loads((run_dir / "eval_results.json").read_text())
     assert {"eval_mlm_loss", "eval_mlm_accuracy", "eval_nsp_accuracy"} <= measured.keys()
     assert measured["eval_mlm_loss"] > 0
@@ -91,10 +74,10 @@ def test_it_writes_what_it_measured(run_dir):
     assert state["global_step"] == 10
 
 
-def test_another_script_measures_the_same(run_dir, corpus, tmp_path):
+def test_evaluation_script_gives_the_same_metrics(run_dir, corpus, tmp_path):
     finished = run(
-        "--model", run_dir, "--files", corpus / "held_out.txt", corpus / "train.txt", "--max_length", 16,
-        "--seed", 42, "--results_file", tmp_path / "result.json", script="evaluate_bert.py",
+        "evaluate_bert.py", "--model", run_dir, "--files", corpus / "held_out.txt", corpus / "train.txt",
+        "--max_length", 16, "--seed", 42, "--results_file", tmp_path / "result.json",
     )  # fmt: skip
     assert finished.returncode == 0, finished.stderr
     report = json.loads((tmp_path / "result.json").read_text())
@@ -115,43 +98,43 @@ def test_another_script_measures_the_same(run_dir, corpus, tmp_path):
     ],
     ids=["size", "vocabulary", "corpus"],
 )
-def test_a_run_goes_on_with_its_own_options_alone(run_dir, corpus, monkeypatch, capsys, change, message):
+def test_changed_options_are_refused(run_dir, corpus, monkeypatch, capsys, change, message):
     monkeypatch.chdir(corpus)
     before = {path.name: path.stat().st_mtime_ns for path in run_dir.iterdir()}
     options = [*files_and_steps(corpus), "--output_dir", run_dir, *change]
-    assert run_here(monkeypatch, *options) == 1
-    told = capsys.readouterr().err.strip().splitlines()
-    assert told[-1].startswith(message)
-    assert told[-1].endswith("or another `output_dir` for a new one.")
+    assert run_here(monkeypatch, SCRIPT, *options) == 1
+    error = capsys.readouterr().err.strip().splitlines()[-1]
+    assert error.startswith(message)
+    assert error.endswith("or another `output_dir` for a new one.")
     assert {path.name: path.stat().st_mtime_ns for path in run_dir.iterdir()} == before
 
 
-def test_a_checkpoint_of_another_run_brings_its_tokenizer(run_dir, corpus, tmp_path, monkeypatch):
+def test_checkpoint_of_another_run_is_resumed_with_its_tokenizer(run_dir, corpus, tmp_path, monkeypatch):
     options = [*files_and_steps(corpus), "--resume_from_checkpoint", run_dir / "checkpoint-6"]
-    assert run_here(monkeypatch, *options, "--output_dir", tmp_path / "other") == 0
+    assert run_here(monkeypatch, SCRIPT, *options, "--output_dir", tmp_path / "other") == 0
     expected, found = (load_file(folder / "model.safetensors") for folder in (run_dir, tmp_path / "other"))
     assert all(tensor.equal(found[name]) for name, tensor in expected.items())
     tokenizers = [AutoTokenizer.from_pretrained(folder) for folder in (run_dir, tmp_path / "other")]
     assert tokenizers[0].get_vocab() == tokenizers[1].get_vocab()
 
 
-def test_a_model_of_masked_tokens_alone_is_measured_on_them_alone(run_dir, corpus, tmp_path):
+def test_model_without_next_sentence_head_is_evaluated_on_masked_tokens(run_dir, corpus, tmp_path):
     folder = tmp_path / "mlm"
     AutoModelForMaskedLM.from_pretrained(run_dir).save_pretrained(folder)
     AutoTokenizer.from_pretrained(run_dir).save_pretrained(folder)
     options = ["--model", folder, "--files", corpus / "held_out.txt", "--max_length", 16]
-    finished = run(*options, script="evaluate_bert.py")
+    finished = run("evaluate_bert.py", *options)
     assert finished.returncode == 0, finished.stderr
     (found,) = json.loads(finished.stdout).values()
     assert found.keys() == {"mlm_loss", "mlm_accuracy", "documents", "pairs"}
 
 
-def test_pre_training_goes_on_with_other_text_and_without_next_sentences(run_dir, corpus, tmp_path):
+def test_further_pretraining_without_next_sentences(run_dir, corpus, tmp_path):
     output_dir = tmp_path / "domain"
     options = [option for option in TINY[8:] if option not in ("--vocab_size", "90")]
     finished = run(
-        "--model_name_or_path", run_dir, "--train_files", corpus / "held_out.txt", "--no_next_sentence_prediction",
-        "--whole_word_mask", *options, "--max_steps", 4, "--output_dir", output_dir,
+        SCRIPT, "--model_name_or_path", run_dir, "--train_files", corpus / "held_out.txt",
+        "--no_next_sentence_prediction", "--whole_word_mask", *options, "--max_steps", 4, "--output_dir", output_dir,
     )  # fmt: skip
     assert finished.returncode == 0, finished.stderr
     before, after = (load_file(folder / "model.safetensors") for folder in (run_dir, output_dir))
@@ -173,21 +156,21 @@ def test_pre_training_goes_on_with_other_text_and_without_next_sentences(run_dir
 )
 def test_bad_input_ends_in_one_line(corpus, tmp_path, options, message):
     given = [] if not options or "--train_files" in options else ["--train_files", corpus / "train.txt"]
-    finished = run(*given, *TINY, *options, "--max_steps", 4, "--output_dir", tmp_path / "run")
+    finished = run(SCRIPT, *given, *TINY, *options, "--max_steps", 4, "--output_dir", tmp_path / "run")
     assert finished.returncode == 1
     assert message in finished.stderr
     assert "Traceback" not in finished.stderr
 
 
-def test_a_preset_is_checked_before_anything_is_done(corpus, tmp_path):
-    finished = run("--train_files", corpus / "train.txt", "--preset", "huge", "--output_dir", tmp_path / "run")
+def test_preset_is_checked_first(corpus, tmp_path):
+    finished = run(SCRIPT, "--train_files", corpus / "train.txt", "--preset", "huge", "--output_dir", tmp_path / "run")
     assert finished.returncode == 2
     assert "error: `preset` must be one of base, large, tiny, " in finished.stderr
     assert not (tmp_path / "run").exists()
 
 
 def test_help_shows_examples_and_options():
-    finished = run("--help")
+    finished = run(SCRIPT, "--help")
     assert finished.returncode == 0
     assert "--train_files encyclopedia.jsonl.gz novels.txt" in finished.stdout
     for option in ("--phase_lengths", "--whole_word_mask", "--max_tokens_per_batch"):

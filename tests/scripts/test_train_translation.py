@@ -1,52 +1,19 @@
-"""The whole way as a user goes it: two text files, train, go on, translate, evaluate; and what bad input gets."""
+"""Training a translator from two text files: resuming, translation, evaluation, bad input."""
 
 import json
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
+from script_runner import run
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 from hf_vanilla.data import date_corpus
 
 
-SCRIPTS = Path(__file__).parents[2] / "scripts"
 TINY = [
-    "--vocab_size",
-    "300",
-    "--d_model",
-    "16",
-    "--d_ff",
-    "24",
-    "--num_heads",
-    "4",
-    "--encoder_layers",
-    "1",
-    "--decoder_layers",
-    "2",
-    "--warmup_steps",
-    "10",
-    "--max_tokens_per_batch",
-    "512",
-    "--save_steps",
-    "4",
-    "--logging_steps",
-    "4",
-    "--disable_tqdm",
-    "true",
-    "--use_cpu",
-]
-
-
-def run(script, *arguments, stdin=None):
-    return subprocess.run(
-        [sys.executable, SCRIPTS / script, *map(str, arguments)],
-        input=stdin,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+    "--vocab_size", "300", "--d_model", "16", "--d_ff", "24", "--num_heads", "4", "--encoder_layers", "1",
+    "--decoder_layers", "2", "--warmup_steps", "10", "--max_tokens_per_batch", "512", "--save_steps", "4",
+    "--logging_steps", "4", "--disable_tqdm", "true", "--use_cpu",
+]  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -69,28 +36,20 @@ def text_files(corpus):
 
 @pytest.fixture(scope="module")
 def run_dir(corpus, tmp_path_factory):
-    """A run that is stopped after 8 of 12 steps and started again."""
+    """A run that is resumed after 8 of 12 steps."""
     output_dir = tmp_path_factory.mktemp("runs") / "dates"
-    arguments = [
-        *text_files(corpus),
-        *TINY,
-        "--output_dir",
-        output_dir,
-        "--average_last",
-        2,
-        "--generation_max_length",
-        14,
-    ]
+    options = ["--output_dir", output_dir, "--average_last", 2, "--generation_max_length", 14]
+    arguments = [*text_files(corpus), *TINY, *options]
     first = run("train_translation.py", *arguments, "--max_steps", 8)
     assert first.returncode == 0, first.stderr
     second = run("train_translation.py", *arguments, "--max_steps", 12)
     assert second.returncode == 0, second.stderr
-    assert f"Going on from {output_dir}/checkpoint-8" in second.stderr
+    assert f"Resuming from {output_dir}/checkpoint-8" in second.stderr
     return output_dir
 
 
 @pytest.mark.slow
-def test_training_goes_on_and_ends_in_a_model_that_the_auto_classes_load(run_dir):
+def test_resumed_training_ends_with_an_averaged_model(run_dir):
     state = json.loads((run_dir / "trainer_state.json").read_text())
     assert state["global_step"] == 12
     results = json.loads((run_dir / "all_results.json").read_text())
@@ -107,19 +66,13 @@ def test_training_goes_on_and_ends_in_a_model_that_the_auto_classes_load(run_dir
 
 
 @pytest.mark.slow
-def test_translate_and_evaluate_a_file(run_dir, corpus, tmp_path):
+def test_trained_model_translates_a_file(run_dir, corpus, tmp_path):
     translated = run("translate.py", "--model", run_dir, "--input", corpus / "val.src", "--output", tmp_path / "out")
     assert translated.returncode == 0, translated.stderr
     assert (tmp_path / "out").read_text().count("\n") == 40
-    arguments = [
-        "--hypotheses",
-        tmp_path / "out",
-        "--references",
-        corpus / "val.tgt",
-        "--output_file",
-        tmp_path / "r.json",
-    ]
-    evaluated = run("evaluate_translation.py", *arguments, "--notes", "seed=1", "--commands", "python train.py")
+    files = ["--hypotheses", tmp_path / "out", "--references", corpus / "val.tgt"]
+    files += ["--output_file", tmp_path / "r.json"]
+    evaluated = run("evaluate_translation.py", *files, "--notes", "seed=1", "--commands", "python train.py")
     assert evaluated.returncode == 0, evaluated.stderr
     result = json.loads((tmp_path / "r.json").read_text())
     assert result["sentences"] == 40
@@ -138,7 +91,7 @@ def test_translate_and_evaluate_a_file(run_dir, corpus, tmp_path):
     ],
     ids=["unequal", "empty"],
 )
-def test_files_that_do_not_fit_are_named(tmp_path, lines, message):
+def test_unequal_or_empty_files_end_in_one_line(tmp_path, lines, message):
     files = [tmp_path / "out.de", tmp_path / "test.de"]
     for file, text in zip(files, lines, strict=True):
         file.write_text(text)
@@ -166,17 +119,20 @@ def test_separate_vocabularies(corpus, tmp_path):
     assert lines[1] == ""
 
 
-def test_help_names_every_group_of_options():
+def test_help_has_every_group_of_options():
     shown = run("train_translation.py", "--help")
     assert shown.returncode == 0
-    for option in (
-        "--train_source_file",
-        "--max_tokens_per_batch",
-        "--average_last",
-        "--norm_position",
-        "--output_dir",
-    ):
-        assert option in shown.stdout
+    options = ["train_source_file", "max_tokens_per_batch", "average_last", "norm_position", "output_dir"]
+    assert [option for option in options if f"--{option}" not in shown.stdout] == []
+
+
+def test_diverging_training_with_stock_batches_saves_nothing(corpus, tmp_path):
+    sizes = TINY[: TINY.index("--max_tokens_per_batch")]
+    options = ["--use_cpu", "--max_steps", 6, "--save_steps", 4, "--learning_rate", "1e38"]
+    result = run("train_translation.py", *text_files(corpus), *sizes, *options, "--output_dir", tmp_path / "run")
+    assert result.returncode == 1
+    assert "error: The weights `" in result.stderr
+    assert not list((tmp_path / "run").rglob("*.safetensors"))
 
 
 @pytest.mark.parametrize(
@@ -189,12 +145,12 @@ def test_help_names_every_group_of_options():
         (["--d_model", "18"], "`d_model` (18) must be divisible by `num_heads` (4)"),
         (
             ["--train_source_file", "a", "--train_target_file", "b"],
-            "`train_source_file` must name an existing file, but there is no file a",
+            "`train_source_file` must be an existing file, but there is no file a",
         ),
     ],
     ids=["unwritable", "one side", "nonsense", "preset", "sizes", "missing"],
 )
-def test_bad_options_are_named_before_any_work(corpus, tmp_path, arguments, message):
+def test_bad_options_end_before_any_work(corpus, tmp_path, arguments, message):
     files = [] if "--train_source_file" in arguments else text_files(corpus)
     result = run("train_translation.py", *files, *TINY, "--max_steps", 2, "--output_dir", tmp_path / "run", *arguments)
     assert result.returncode != 0

@@ -1,4 +1,4 @@
-"""What each process of a distributed pre-training run does: the stock trainer and collator, and a note of what it saw.
+"""One process of a distributed pre-training: trains with the stock trainer and collator, and saves its results.
 
 Run by test_bert_distributed.py with `torchrun`, as `run_bert_ranks.py <folder>`; also imported by it to make the same
 runs in one process.
@@ -22,7 +22,7 @@ SIZES = dict(vocab_size=31, hidden_size=16, num_hidden_layers=2, num_attention_h
 
 
 def tiny_tokenizer() -> PreTrainedTokenizerFast:
-    """Return a tokenizer of 31 words."""
+    """Return a tokenizer with 31 tokens."""
     from tokenizers import Tokenizer, models
 
     special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
@@ -33,7 +33,7 @@ def tiny_tokenizer() -> PreTrainedTokenizerFast:
 
 
 def tiny_pairs() -> list[dict[str, Any]]:
-    """Return pairs of unlike lengths."""
+    """Return pairs of different lengths."""
     generator = torch.Generator().manual_seed(0)
     pairs = []
     for number in range(NUM_PAIRS):
@@ -50,9 +50,9 @@ def tiny_pairs() -> list[dict[str, Any]]:
 
 
 def train(kind: str, folder: Path, batch_size: int, accumulation: int = 1) -> dict[str, Any]:
-    """Train with batches that do not depend on how many processes and accumulated batches make them.
+    """Train with global batches that do not depend on the numbers of processes and accumulated batches.
 
-    The stock collator draws what it masks, for each batch anew. Masking everything leaves nothing to chance.
+    The stock collator draws masks for each batch. Masking all tokens avoids this randomness.
     """
     arguments = TrainingArguments(
         str(folder / kind),
@@ -60,7 +60,7 @@ def train(kind: str, folder: Path, batch_size: int, accumulation: int = 1) -> di
         gradient_accumulation_steps=accumulation,
         num_train_epochs=1,
         learning_rate=0.01,
-        adam_epsilon=1e-3,  # the gradient of a key bias is noise around 0, and would else become a step of full size
+        adam_epsilon=1e-3,  # gradients of key biases are rounding errors, which would become full steps
         logging_steps=1,
         train_sampling_strategy="sequential",
         save_strategy="no",
@@ -83,7 +83,7 @@ def train(kind: str, folder: Path, batch_size: int, accumulation: int = 1) -> di
 
 
 def main() -> None:
-    """Make all runs and write what this process saw to a file of its own."""
+    """Make all runs, and save the results of this process to a file."""
     folder = Path(sys.argv[1])
     seen: dict[str, Any] = {kind: train(kind, folder, batch_size=4) for kind in MODELS}
     seen["world_size"] = torch.distributed.get_world_size()

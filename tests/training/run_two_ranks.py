@@ -1,4 +1,4 @@
-"""What each process of a distributed run does: train with both trainers, and write down what it saw.
+"""One process of a distributed run: trains with both trainers, and saves its results.
 
 Run by test_distributed.py, with `torchrun` or `accelerate launch`, as `run_two_ranks.py <folder>`; also imported by it
 to make the same runs in one process.
@@ -32,7 +32,7 @@ CAN_RESUME = Version(transformers.__version__) >= Version("5.18")
 
 
 def make_trainer(kind: str, folder: Path, recorder: Recorder, **changes: Any) -> Seq2SeqTrainer:
-    """Return a trainer whose global batches do not depend on how many processes and accumulated batches make them."""
+    """Return a trainer whose global batches do not depend on the numbers of processes and accumulated batches."""
     quiet = {"use_cpu": True, "disable_tqdm": True, "save_strategy": "no", "dataloader_pin_memory": False}
     schedule = {"num_train_epochs": 2, "learning_rate": 0.01, "logging_steps": 1, **SETTINGS[kind]}
     arguments = VanillaTrainingArguments(str(folder / kind), **{**quiet, **schedule, **changes})
@@ -45,7 +45,7 @@ def make_trainer(kind: str, folder: Path, recorder: Recorder, **changes: Any) ->
 
 
 def train(kind: str, folder: Path, **changes: Any) -> dict[str, Any]:
-    """Train, and return what a run is compared by."""
+    """Train, and return gradients, losses and weights."""
     recorder = Recorder()
     trainer = make_trainer(kind, folder, recorder, **changes)
     trainer.train()
@@ -53,7 +53,7 @@ def train(kind: str, folder: Path, **changes: Any) -> dict[str, Any]:
 
 
 def resume(folder: Path) -> dict[str, torch.Tensor]:
-    """Train with `VanillaTrainer` to the middle of an epoch, start again from there, and return the final weights."""
+    """Train with `VanillaTrainer`, resume in the middle of an epoch, and return the final weights."""
     output_dir = folder / "resumed"
     saving = {"save_strategy": "steps", "save_steps": SAVED_STEP}
     make_trainer("vanilla", output_dir, Recorder(), **saving).train()
@@ -74,7 +74,7 @@ def predict(folder: Path) -> dict[str, Any]:
 
 
 class Reductions(TrainerCallback):
-    """Counts how often the processes of `trainer` add up gradients. Its small models have a single bucket of them."""
+    """Counts the reductions of gradients between processes; small models have a single bucket of them."""
 
     def __init__(self, trainer: Seq2SeqTrainer) -> None:
         self.trainer = trainer
@@ -115,7 +115,7 @@ ACCUMULATED = 4  # batches of an update, over all processes
 
 
 def train_sharded(kind: str, rank: int = 0, world_size: int = 1) -> dict[str, torch.Tensor]:
-    """Make three updates, each of four batches of this and that many labels, with the parameters in shards if many."""
+    """Make three updates, each of four batches with different numbers of labels, sharded over several processes."""
     model: Any = SHARDED[kind]().train()
     if world_size > 1:
         layers = [each for each in model.modules() if type(each).__name__ in ("EncoderLayer", "DecoderLayer")]
@@ -146,7 +146,7 @@ def train_sharded(kind: str, rank: int = 0, world_size: int = 1) -> dict[str, to
 
 
 def main() -> None:
-    """Make all runs and write what this process saw to a file of its own."""
+    """Make all runs, and save the results of this process to a file."""
     folder = Path(sys.argv[1])
     seen: dict[str, Any] = {kind: train(kind, folder) for kind in SETTINGS}
     if CAN_RESUME:

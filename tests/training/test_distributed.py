@@ -18,7 +18,7 @@ ACCELERATE = ("accelerate.commands.launch", "--cpu", "--num_processes", "1", "--
 
 
 def launch(launcher, folder):
-    """Run the script under a launcher and return what each rank wrote."""
+    """Run the script under a launcher, and return the results of each rank."""
     command = [sys.executable, "-m", *launcher, str(SCRIPT), str(folder)]
     finished = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, env=dict(os.environ))
     assert finished.returncode == 0, finished.stderr[-4000:]
@@ -37,7 +37,7 @@ def assert_close(actual, expected, tolerance=1e-5):
 
 
 def without_key_biases(weights):
-    """Leave out the biases of keys: their gradient is 0 but for rounding, of which Adam makes updates of full size."""
+    """Leave out the biases of keys: their gradients are rounding errors, which Adam scales to full updates."""
     kept = dict(weights)
     for name, tensor in weights.items():
         if name.endswith("kv_proj.bias"):
@@ -63,7 +63,7 @@ def test_two_ranks_train_as_one_process_with_the_same_global_batch(ranks, kind, 
 
 
 @pytest.mark.skipif(not run_two_ranks.CAN_RESUME, reason="transformers 5.17 can't resume several processes on CPU")
-def test_two_ranks_resume_in_the_middle_of_an_epoch_to_the_same_bits(ranks):
+def test_two_ranks_resume_within_an_epoch_to_the_same_bits(ranks):
     for rank in ranks.values():
         updates_per_epoch = len(rank["vanilla"]["losses"]) / 2
         assert updates_per_epoch < run_two_ranks.SAVED_STEP < 2 * updates_per_epoch
@@ -80,7 +80,7 @@ def test_two_ranks_predict_every_row_once_and_in_order(ranks, tmp_path):
 
 
 @pytest.mark.parametrize("accumulation", [1, 3])
-def test_two_ranks_add_up_gradients_once_an_update(ranks, accumulation):
+def test_two_ranks_reduce_gradients_once_per_update(ranks, accumulation):
     for rank in ranks.values():
         seen = rank["reductions"][accumulation]
         assert seen["reductions"] == seen["updates"] >= 3

@@ -1,11 +1,10 @@
-"""What is told of several seeds, and what of them is not done twice."""
+"""Fine-tuning with several seeds: scores, resuming, reports."""
 
 import json
 
 import pytest
 from datasets import Dataset
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState
-from transformers.utils import logging
 
 from hf_vanilla import VanillaBertConfig, VanillaBertForSequenceClassification
 from hf_vanilla.training import (
@@ -26,34 +25,33 @@ RESULTS = {
 }
 
 
-def test_median_best_and_worst():
+def test_summary_has_median_best_and_worst():
     assert summarise_seeds(RESULTS, "accuracy") == {"validation": {"median": 0.6, "best": 0.9, "worst": 0.5}}
     assert summarise_seeds(RESULTS, "loss") == {"validation": {"median": 0.3, "best": 0.1, "worst": 0.7}}
     assert seeds_report(RESULTS, "accuracy")["seeds"] == RESULTS
 
 
-def test_bad_input_is_named(tmp_path):
+def test_bad_input_raises():
     with pytest.raises(ValueError, match="`main_score` must be one of accuracy, loss; got 'f1'"):
         summarise_seeds(RESULTS, "f1")
     with pytest.raises(ValueError, match="`output_dir` is missing"):
         FinetuningArguments()
 
 
-def test_defaults_are_in_the_grid_of_the_paper(tmp_path):
+def test_defaults_are_in_the_paper_s_grid(tmp_path):
     args = FinetuningArguments(output_dir=str(tmp_path))
     assert args.per_device_train_batch_size in (16, 32)
     assert args.learning_rate in (5e-5, 3e-5, 2e-5)
     assert args.num_train_epochs in (2, 3, 4)
 
 
-def test_a_fine_tuning_of_few_updates_is_told_of_once(tmp_path, caplog, monkeypatch):
-    monkeypatch.setattr(logging.get_logger("hf_vanilla"), "propagate", True)
+def test_few_updates_are_warned_of_once(tmp_path, caplog):
     args = FinetuningArguments(output_dir=str(tmp_path))
     for updates in (100, 21, 21):
         FewUpdatesWarning().on_train_begin(args, TrainerState(max_steps=updates), TrainerControl())
-    (told,) = caplog.messages
-    assert told.startswith("This fine-tuning has 21 updates, which is mostly too few")
-    assert "--num_train_epochs" in told
+    (message,) = caplog.messages
+    assert message.startswith("This fine-tuning has 21 updates, which are usually too few")
+    assert "--num_train_epochs" in message
 
 
 ROWS = Dataset.from_dict({"input_ids": [[2, 5 + n % 4, 3] for n in range(12)], "labels": [n % 2 for n in range(12)]})
@@ -67,7 +65,7 @@ def bert():
 
 
 class Steps(TrainerCallback):
-    """Writes down the steps of each seed, and stops at one of them as Ctrl-C does."""
+    """Records the steps of each seed, and stops at one of them like Ctrl-C."""
 
     def __init__(self, stop_at=None):
         self.taken = []
@@ -92,7 +90,7 @@ def train(folder, steps, seeds=(1, 2, 3), task_options=None, **options):
     return train_with_seeds(task, arguments(folder, **options), seeds, task_options)
 
 
-def test_seeds_that_are_done_keep_their_scores_and_the_others_go_on(tmp_path):
+def test_finished_seeds_keep_their_scores_and_others_resume(tmp_path):
     expected = train(tmp_path / "whole", whole := Steps())
     assert whole.taken == [(seed, step) for seed in (1, 2, 3) for step in range(1, 7)]
     with pytest.raises(KeyboardInterrupt):
@@ -106,24 +104,30 @@ def test_seeds_that_are_done_keep_their_scores_and_the_others_go_on(tmp_path):
     assert {seed for seed, _ in more.taken} == {7}
 
 
+def test_diverging_fine_tuning_stops_before_it_is_saved_or_scored(tmp_path):
+    with pytest.raises(
+        ValueError, match="The training loss is nan at step 6 .* Lower the learning rate [(]1e[+]38[)]"
+    ):
+        train(tmp_path, Steps(), learning_rate=1e38, logging_steps=6, save_strategy="no")
+    assert not [path for path in tmp_path.rglob("*") if path.suffix in (".safetensors", ".json")]
+
+
 BROKEN_SCORES = [b"[]", b"null", b"{}", b'{"validation": {}}', b'{"validation": {"loss": NaN}}', b"NaN", b"", b"\xff"]
 
 
 @pytest.mark.parametrize("broken", BROKEN_SCORES)
-def test_a_seed_with_broken_scores_is_trained_again(tmp_path, monkeypatch, broken):
+def test_seed_with_broken_scores_is_trained_again(tmp_path, caplog, broken):
     options = {"seeds": (1, 2), "task_options": {"max_length": 7}, "save_strategy": "no"}
     expected = train(tmp_path, Steps(), **options)
     scores = tmp_path / "seed-2" / "scores.json"
     scores.write_bytes(broken)
-    warnings = []
-    monkeypatch.setattr("hf_vanilla.training.finetuning.logger.warning", warnings.append)
     assert train(tmp_path, again := Steps(), **options) == expected
     assert again.taken == [(2, step) for step in range(1, 7)]
-    assert f"Passed over {scores}: it has no loss for each evaluation set. The seed is trained." in warnings
+    assert f"Ignored {scores}: it lacks loss for an evaluation set. The seed is trained again." in caplog.messages
     assert json.loads(scores.read_text()) == expected["2"]
 
 
-def test_seeds_of_other_options_are_refused_before_any_training(tmp_path):
+def test_changed_options_are_refused_before_any_training(tmp_path):
     train(tmp_path, Steps(), seeds=(2,), task_options={"max_length": 7})
     for name, options in (
         ("max_length", {"task_options": {"max_length": 8}}),
@@ -135,11 +139,11 @@ def test_seeds_of_other_options_are_refused_before_any_training(tmp_path):
 
 
 @pytest.mark.parametrize("words", [["--hub_token", "hf_x"], ["--hub-token=hf_x"], ["--hub_token=hf_x\n"]], ids=str)
-def test_a_token_stays_out_of_the_command(monkeypatch, words):
+def test_command_has_no_token(monkeypatch, words):
     command = ["train.py", "--seed", "1", *words, "--bf16"]
     monkeypatch.setattr("sys.argv", command)
     monkeypatch.setattr("sys.orig_argv", ["/usr/bin/python3", *command])
-    told = command_of_process()
-    assert told.startswith("python train.py --seed 1 --hub")
-    assert told.endswith("... --bf16")
-    assert "hf_x" not in told
+    shown = command_of_process()
+    assert shown.startswith("python train.py --seed 1 --hub")
+    assert shown.endswith("... --bf16")
+    assert "hf_x" not in shown

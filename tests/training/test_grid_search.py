@@ -1,4 +1,4 @@
-"""The search over settings: every one of the grid with every seed, ranked; stopped and gone on with."""
+"""The search over settings: the whole grid with all seeds, ranked, interrupted and resumed."""
 
 import itertools
 
@@ -33,7 +33,7 @@ def args(tmp_path):
 
 
 def task(trained, stop_after=99, main_score="accuracy"):
-    """A task whose trainers write down what they train with, and stop as Ctrl-C does."""
+    """A task whose trainers record their settings, and can stop like with Ctrl-C."""
 
     class Recorder(Trainer):
         def train(self, *arguments, **options):
@@ -50,13 +50,13 @@ def task(trained, stop_after=99, main_score="accuracy"):
     return FinetuningTask(make_trainer, {"validation": ROWS}, main_score)
 
 
-EVERY = sorted(itertools.product(*GRID.values(), (1, 2, 3)))
+ALL = sorted(itertools.product(*GRID.values(), (1, 2, 3)))
 
 
-def test_every_setting_is_trained_with_every_seed(tmp_path, args):
+def test_search_trains_every_setting_with_every_seed(tmp_path, args):
     trained = []
     ranking = search_settings(task(trained), args, [1, 2, 3], tmp_path / "journal", grid=GRID)
-    assert sorted(trained) == EVERY
+    assert sorted(trained) == ALL
     assert [each["learning_rate"] for each in ranking] == [1e-2, 1e-2, 1e-9, 1e-9]
     for each in ranking:
         scores = sorted(each["scores"].values())
@@ -66,8 +66,7 @@ def test_every_setting_is_trained_with_every_seed(tmp_path, args):
     assert not list((tmp_path / "run").glob("**/*.safetensors"))
 
 
-def test_a_search_says_what_one_training_would(tmp_path, args):
-    """The trial's score is that of the same settings trained alone."""
+def test_search_gives_the_score_of_a_single_training(tmp_path, args):
     grid = {"learning_rate": [1e-2]}
     found = search_settings(task([]), args, [7], tmp_path / "journal", grid=grid)[0]["scores"]["7"]
     args.learning_rate, args.seed = 1e-2, 7
@@ -76,13 +75,13 @@ def test_a_search_says_what_one_training_would(tmp_path, args):
     assert trainer.evaluate(ROWS)["eval_accuracy"] == found
 
 
-def test_what_is_done_is_not_done_again(tmp_path, args):
+def test_search_resumes(tmp_path, args):
     first, second = [], []
     with pytest.raises(KeyboardInterrupt):
         search_settings(task(first, stop_after=5), args, [1, 2, 3], tmp_path / "journal", grid=GRID)
     ranking = search_settings(task(second), args, [1, 2, 3], tmp_path / "journal", grid=GRID)
     assert len(first) == 5
-    assert sorted(first + second) == EVERY
+    assert sorted(first + second) == ALL
     third = []
     assert search_settings(task(third), args, [1, 2, 3], tmp_path / "journal", grid=GRID) == ranking
     assert third == []
@@ -90,8 +89,8 @@ def test_what_is_done_is_not_done_again(tmp_path, args):
     assert len(third) == 4
 
 
-def test_a_torn_last_line_of_the_journal_does_not_stop_the_search(tmp_path, args):
-    """Each time, the search goes on: what is appended must not stand behind the torn line."""
+def test_search_resumes_with_an_incomplete_line_in_the_journal(tmp_path, args):
+    """Twice, because later lines must not follow the incomplete one."""
     first, rest = [], []
     with pytest.raises(KeyboardInterrupt):
         search_settings(task(first, stop_after=3), args, [1, 2], tmp_path / "journal", grid=GRID)
@@ -105,7 +104,12 @@ def test_a_torn_last_line_of_the_journal_does_not_stop_the_search(tmp_path, args
     assert [sorted(each["scores"]) for each in ranking] == [["1", "2"]] * 4
 
 
-def test_the_lowest_loss_comes_first(tmp_path, args):
+def test_search_stops_at_a_diverging_setting(tmp_path, args):
+    with pytest.raises(ValueError, match="The training loss is nan .* Lower the learning rate [(]1e[+]38[)]"):
+        search_settings(task([]), args, [1], tmp_path / "journal", grid={"learning_rate": [1e38]})
+
+
+def test_search_ranks_the_lowest_loss_first(tmp_path, args):
     ranking = search_settings(task([], main_score="loss"), args, [1, 2, 3], tmp_path / "journal", grid=GRID)
     medians = [each["median"] for each in ranking]
     assert medians == sorted(medians)
@@ -122,7 +126,7 @@ def test_the_lowest_loss_comes_first(tmp_path, args):
     ],
     ids=["name", "values", "seeds", "score"],
 )
-def test_bad_input_is_named(tmp_path, args, options, message):
+def test_bad_search_raises(tmp_path, args, options, message):
     given = {"task": task([]), "seeds": [1], "grid": GRID, **options}
     with pytest.raises(ValueError, match=message):
         search_settings(given["task"], args, given["seeds"], tmp_path / "journal", grid=given["grid"])

@@ -1,4 +1,4 @@
-"""Pre-training in phases: which batches come when, and that a run stopped in either phase goes on to the same bits."""
+"""Pre-training in phases: order of the batches, and resuming to the same bits in either phase."""
 
 import numpy as np
 import pytest
@@ -42,7 +42,7 @@ def phases():
 
 
 class Shapes(TrainerCallback):
-    """Remembers the size of the batches, through the model's inputs."""
+    """Records the shapes of the batches."""
 
     def __init__(self, model):
         self.seen = []
@@ -53,7 +53,7 @@ class Shapes(TrainerCallback):
             self.seen.append(tuple(kwargs["input_ids"].shape))
 
 
-def make_trainer(folder, **changes):
+def make_trainer(folder, parts=None, **changes):
     arguments = bert_training_arguments(
         str(folder),
         **{
@@ -76,14 +76,14 @@ def make_trainer(folder, **changes):
         model,
         arguments,
         DataCollatorForLanguageModeling(tiny_tokenizer()),
-        phases=phases(),
+        phases=phases() if parts is None else parts,
         processing_class=tiny_tokenizer(),
         callbacks=[shapes],
     )
     return trainer, shapes
 
 
-def test_each_phase_gives_its_batches_within_the_budget():
+def test_batches_of_each_phase_are_within_the_budget():
     lengths = [np.array([3, 9, 4, 5, 9, 7, 3]), np.array([20, 12, 15])]
     sampler = PhasedBatchSampler(lengths, [6, 4], MAX_TOKENS, seed=3, batches_per_step=2)
     batches = list(sampler)
@@ -97,7 +97,7 @@ def test_each_phase_gives_its_batches_within_the_budget():
     assert batches != list(PhasedBatchSampler(lengths, [6, 4], MAX_TOKENS, seed=4, batches_per_step=2))
 
 
-def test_a_phase_takes_every_example_once_before_any_twice():
+def test_phase_repeats_no_example_within_an_epoch():
     sampler = PhasedBatchSampler([np.full(24, 10)], [12], 60)
     order = [index for batch in sampler for index in batch]
     assert sorted(order[:24]) == sorted(order[24:48]) == sorted(order[48:]) == list(range(24))
@@ -105,7 +105,7 @@ def test_a_phase_takes_every_example_once_before_any_twice():
 
 
 @pytest.mark.parametrize("accumulation", [1, 2])
-def test_the_job_runs_through_both_phases_with_one_schedule(tmp_path, accumulation):
+def test_both_phases_share_one_schedule(tmp_path, accumulation):
     trainer, shapes = make_trainer(tmp_path, gradient_accumulation_steps=accumulation)
     trainer.train()
     assert trainer.state.global_step == 12
@@ -120,7 +120,7 @@ def test_the_job_runs_through_both_phases_with_one_schedule(tmp_path, accumulati
 
 
 @pytest.mark.parametrize("stop", [5, 11], ids=["first-phase", "second-phase"])
-def test_a_run_that_was_stopped_goes_on_to_the_same_bits(tmp_path, stop):
+def test_resumed_run_ends_with_the_same_bits(tmp_path, stop):
     trainer, _ = make_trainer(tmp_path / "whole")
     trainer.train()
     expected = trainer.model.state_dict()
@@ -147,7 +147,7 @@ def test_masks_depend_on_the_batch_alone():
     assert not torch.equal(collator(rows)["labels"], first)
 
 
-def test_decay_is_off_biases_and_norms(tmp_path):
+def test_biases_and_norms_have_no_decay(tmp_path):
     trainer, _ = make_trainer(tmp_path)
     optimizer = trainer.create_optimizer()
     decayed, others = ([id(each) for each in group["params"]] for group in optimizer.param_groups)
@@ -157,7 +157,7 @@ def test_decay_is_off_biases_and_norms(tmp_path):
         assert id(parameter) in (others if is_free else decayed), name
 
 
-def test_evaluation_keeps_the_masks_that_are_there(tmp_path):
+def test_evaluation_keeps_given_masks(tmp_path):
     trainer, _ = make_trainer(tmp_path, per_device_eval_batch_size=3)
     labels = [[-100, *row[1:3], *[-100] * (len(row) - 3)] for row in examples(7, SHORT)["input_ids"]]
     held_out = examples(7, SHORT, labels=labels)
@@ -198,19 +198,17 @@ def test_metrics_of_masked_tokens_alone():
 
 
 @pytest.mark.parametrize(
-    ("changes", "given", "message"),
+    ("changes", "shares", "message"),
     [
         ({"max_steps": -1, "warmup_steps": -1}, None, r"`warmup_steps` must be between 0 and"),
-        ({"max_tokens_per_batch": None}, None, r"`max_tokens_per_batch` must be given, at least 1, .* got None"),
+        ({"max_tokens_per_batch": None}, None, r"`max_tokens_per_batch` must be at least 1 .* got None"),
         ({}, [], r"`phases` must hold at least one phase"),
         ({}, [0.5, 0.4], r"`phases` must have shares .* add up to 1, got 0.5, 0.4"),
         ({}, [1.5, -0.5], r"`phases` must have shares .*got 1.5, -0.5"),
     ],
     ids=["steps", "budget", "none", "shares", "negative"],
 )
-def test_bad_input_is_named(tmp_path, monkeypatch, changes, given, message):
-    if given is not None:
-        datasets = [examples(4, SHORT)] * len(given)
-        monkeypatch.setitem(globals(), "phases", lambda: [Phase(*each) for each in zip(datasets, given, strict=True)])
+def test_bad_input_raises(tmp_path, changes, shares, message):
+    parts = None if shares is None else [Phase(examples(4, SHORT), share) for share in shares]
     with pytest.raises(ValueError, match=message):
-        make_trainer(tmp_path, **changes)
+        make_trainer(tmp_path, parts, **changes)

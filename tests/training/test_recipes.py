@@ -50,7 +50,7 @@ def test_learning_rate_is_the_papers_formula(step, expected):
 
 
 @pytest.mark.parametrize("argument", ["step", "d_model", "warmup_steps"])
-def test_learning_rate_refuses_nonsense(argument):
+def test_bad_learning_rate_arguments_raise(argument):
     arguments = {"step": 3, "d_model": 16, "warmup_steps": 5, argument: 0}
     with pytest.raises(ValueError, match=f"`{argument}` must be at least 1, got 0"):
         noam_learning_rate(**arguments)
@@ -75,13 +75,13 @@ def test_overrides_reach_the_arguments(tmp_path):
 @pytest.mark.parametrize(
     ("config", "arguments", "message"),
     [
-        (PreTrainedConfig(), {}, "`config` must have a `d_model`, which a `PreTrainedConfig` has not"),
+        (PreTrainedConfig(), {}, "`config` must have a `d_model`, but a `PreTrainedConfig` has none"),
         (MarianConfig(d_model=16), {"factor": 0.0}, r"`factor` must be positive, got 0\.0"),
         (MarianConfig(d_model=16), {"warmup_steps": 0}, "`warmup_steps` must be at least 1, got 0"),
     ],
     ids=["no d_model", "factor", "warmup_steps"],
 )
-def test_arguments_refuse_nonsense(tmp_path, config, arguments, message):
+def test_bad_training_arguments_raise(tmp_path, config, arguments, message):
     with pytest.raises(ValueError, match=message):
         paper_training_arguments(config, str(tmp_path), **arguments)
 
@@ -97,7 +97,7 @@ def test_every_update_has_the_learning_rate_of_the_formula(tmp_path, kind, facto
 
 
 @pytest.mark.parametrize("kind", ["stock", "vanilla"])
-def test_learning_rate_goes_on_after_a_resume(tmp_path, kind):
+def test_learning_rate_continues_after_resuming(tmp_path, kind):
     saving = {"save_strategy": "steps", "save_steps": 5}
     make_trainer(kind, make_arguments(tmp_path, max_steps=5, **saving), Recorder()).train()
     recorder = Recorder()
@@ -106,7 +106,7 @@ def test_learning_rate_goes_on_after_a_resume(tmp_path, kind):
     assert recorder.learning_rates == pytest.approx(expected, rel=1e-7)
 
 
-def test_a_second_training_starts_the_schedule_again(tmp_path):
+def test_second_training_restarts_the_schedule(tmp_path):
     recorder = Recorder()
     trainer = make_trainer("vanilla", make_arguments(tmp_path, max_steps=3), recorder)
     trainer.train()
@@ -115,7 +115,7 @@ def test_a_second_training_starts_the_schedule_again(tmp_path):
     assert recorder.learning_rates == pytest.approx(once + once, rel=1e-7)
 
 
-def test_vanilla_trainer_leaves_other_schedules_alone(tmp_path):
+def test_vanilla_trainer_keeps_other_schedules(tmp_path):
     recorder = Recorder()
     arguments = make_arguments(tmp_path, lr_scheduler_type="constant", learning_rate=0.25, max_steps=2)
     make_trainer("vanilla", arguments, recorder).train()
@@ -134,7 +134,7 @@ def test_paper_optimizers_are_adam_without_decay(tmp_path):
     assert sorted(optimized) == sorted(id(each) for each in model.parameters())
 
 
-def test_paper_optimizers_decay_what_the_trainer_decays(tmp_path):
+def test_paper_optimizers_decay_the_same_parameters_as_the_trainer(tmp_path):
     model = tiny_model()
     model.model.encoder.embed_tokens.weight.requires_grad_(False)
     arguments = make_arguments(tmp_path, weight_decay=0.25)
@@ -171,34 +171,34 @@ def test_paper_optimizers_refuse_other_schedules(tmp_path, schedule, warmup_step
 
 
 @pytest.mark.parametrize(
-    ("warmup", "updates", "told"),
+    ("warmup", "updates", "warns"),
     [(4000, 400, True), (31, 60, True), (30, 60, False), (0.6, 60, True), (0.1, 60, False)],
     ids=["beyond the end", "over half", "half", "large share", "share"],
 )
-def test_a_long_warmup_is_told_of(tmp_path, caplog, warmup, updates, told):
+def test_long_warmup_is_warned_of(tmp_path, caplog, warmup, updates, warns):
     arguments = VanillaTrainingArguments(str(tmp_path), warmup_steps=warmup, max_steps=updates, use_cpu=True)
     WarmupWarning().on_train_begin(arguments, TrainerState(max_steps=updates), TrainerControl())
-    assert bool(caplog.messages) is told
-    if told:
+    assert bool(caplog.messages) is warns
+    if warns:
         assert "(--warmup_steps)" in caplog.text
         assert f"{updates} (--max_steps)" in caplog.text
 
 
 @pytest.mark.parametrize(
-    ("d_model", "warmup", "told"),
+    ("d_model", "warmup", "warns"),
     [(128, 133, True), (128, 200, False), (512, 40, False), (512, 36, True), (512, 4000, False)],
     ids=["too short", "short", "wide", "wide, too short", "base"],
 )
-def test_too_high_a_peak_is_told_of(tmp_path, caplog, d_model, warmup, told):
+def test_high_peak_is_warned_of(tmp_path, caplog, d_model, warmup, warns):
     arguments = paper_training_arguments(MarianConfig(d_model=d_model), str(tmp_path), warmup_steps=warmup)
     WarmupWarning().on_train_begin(arguments, TrainerState(max_steps=20_000), TrainerControl())
     assert [message.partition(",")[0] for message in caplog.messages] == (
-        [f"The learning rate peaks at {(d_model * warmup) ** -0.5:.1e}"] if told else []
+        [f"The learning rate peaks at {(d_model * warmup) ** -0.5:.1e}"] if warns else []
     )
-    assert ("raise --warmup_steps, or give a lower --learning_rate." in caplog.text) is told
+    assert ("raise --warmup_steps, or give a lower --learning_rate." in caplog.text) is warns
 
 
-def test_a_given_peak_of_another_schedule_is_not_told_of(tmp_path, caplog):
+def test_high_peak_of_another_schedule_is_accepted(tmp_path, caplog):
     arguments = VanillaTrainingArguments(str(tmp_path), learning_rate=0.1, lr_scheduler_type="linear", use_cpu=True)
     WarmupWarning().on_train_begin(arguments, TrainerState(max_steps=60), TrainerControl())
     assert caplog.messages == []

@@ -1,4 +1,4 @@
-"""One run at a time in a folder, and the options that a run goes on with."""
+"""The folder of a run: lock, options, resuming, final model."""
 
 import errno
 import json
@@ -14,51 +14,52 @@ from datasets import Dataset
 from tiny_translation import tiny_collator, tiny_model, tiny_pairs, weights_of
 from transformers import AutoTokenizer, Seq2SeqTrainer, Trainer, TrainingArguments
 
-from hf_vanilla import VanillaBertConfig, VanillaBertForSequenceClassification
+from hf_vanilla import VanillaBertConfig, VanillaBertForSequenceClassification, training
 from hf_vanilla.data.tokenization import train_wordpiece_tokenizer
 from hf_vanilla.training import (
     VanillaTrainer,
     VanillaTrainingArguments,
     begin_run,
+    check_and_save_options,
     decisive_options,
-    hold_folder,
     is_finished,
-    keep_options,
     last_complete_checkpoint,
+    lock_run_folder,
+    resume_hint_on_interrupt,
     save_final_model,
     train_to_end,
 )
 
 
-HOLD = """
+LOCK = """
 import sys
-from hf_vanilla.training import hold_folder
-with hold_folder(sys.argv[1]):
-    print("held", flush=True)
+from hf_vanilla.training import lock_run_folder
+with lock_run_folder(sys.argv[1]):
+    print("locked", flush=True)
     sys.stdin.read()
 """
 
 
-def test_the_folder_of_a_living_run_is_refused_and_that_of_a_dead_one_is_not(tmp_path):
+def test_lock_ends_with_its_process(tmp_path):
     folder = tmp_path / "run"
     with subprocess.Popen(
-        [sys.executable, "-c", HOLD, folder], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", LOCK, folder], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as other:
-        assert other.stdout.readline() == "held\n"
-        with pytest.raises(ValueError, match="`output_dir` .* is in use by another run"), hold_folder(folder):
+        assert other.stdout.readline() == "locked\n"
+        with pytest.raises(ValueError, match="`output_dir` .* is in use by another run"), lock_run_folder(folder):
             pass
-        with hold_folder(folder, is_main_process=False):
+        with lock_run_folder(folder, is_main_process=False):
             pass
         other.send_signal(signal.SIGKILL)
     assert folder.is_dir()
-    with hold_folder(folder):
+    with lock_run_folder(folder):
         (folder / "result").write_text("7")
-    with hold_folder(folder):
+    with lock_run_folder(folder):
         assert (folder / "result").read_text() == "7"
 
 
-def test_a_folder_that_nothing_was_written_to_goes(tmp_path):
-    with pytest.raises(KeyError), hold_folder(tmp_path / "run"):
+def test_lock_removes_an_unused_folder(tmp_path):
+    with pytest.raises(KeyError), lock_run_folder(tmp_path / "run"):
         raise KeyError
     assert not (tmp_path / "run").exists()
 
@@ -75,46 +76,46 @@ def options(tmp_path):
     }  # fmt: skip
 
 
-def kept(folder, options, checkpoint=None):
-    keep_options(folder, decisive_options(options), checkpoint)
+def begin(folder, options, checkpoint=None):
+    check_and_save_options(folder, decisive_options(options), checkpoint)
 
 
-def test_a_run_goes_on_with_its_own_options_alone(tmp_path, options):
+def test_changed_options_are_refused(tmp_path, options):
     run = tmp_path / "run"
-    kept(run, options)
-    kept(run, {**options, "hidden_size": 24})  # nothing has come of the first
-    kept(run, options)
+    begin(run, options)
+    begin(run, {**options, "hidden_size": 24})  # there is no model yet
+    begin(run, options)
     (run / "config.json").write_text("{}")
     (tmp_path / "b.txt").write_text("text")
-    kept(run, {**options, "logging_steps": 6, "train_files": [tmp_path / "b.txt"], "of_a_later_version": 1})
+    begin(run, {**options, "logging_steps": 6, "train_files": [tmp_path / "b.txt"], "of_a_later_version": 1})
     with pytest.raises(
         ValueError, match=r"`hidden_size` is 24, not the 16 that the run in .*run was started with\. G"
     ):
-        kept(run, {**options, "hidden_size": 24})
+        begin(run, {**options, "hidden_size": 24})
     (tmp_path / "b.txt").write_text("TEXT")
     with pytest.raises(ValueError, match=r"`hidden_size` is 24, .* with \(and so train_files\)\. Give the same"):
-        kept(run, {**options, "hidden_size": 24, "train_files": [tmp_path / "b.txt"]})
+        begin(run, {**options, "hidden_size": 24, "train_files": [tmp_path / "b.txt"]})
     (tmp_path / "bert" / "config.json").write_text('{"hidden_size": 7}')
     with pytest.raises(ValueError, match="`model_name_or_path` has other contents than those that the run in"):
-        kept(run, options)
+        begin(run, options)
     with pytest.raises(ValueError, match="`model_name_or_path` has other contents"):
-        kept(tmp_path / "elsewhere", options, run / "checkpoint-4")
+        begin(tmp_path / "elsewhere", options, run / "checkpoint-4")
     assert not (tmp_path / "elsewhere").exists()
 
 
 @pytest.mark.parametrize(
     "broken", [b"", b"{", b"null", b"3", b"[]", b"\xff\xfe"], ids=["empty", "half", "null", "number", "list", "binary"]
 )
-def test_broken_options_are_named_and_can_be_removed(tmp_path, options, broken):
+def test_broken_options_file_is_named_and_can_be_removed(tmp_path, options, broken):
     (tmp_path / "config.json").write_text("{}")
     (tmp_path / "_run_options.json").write_bytes(broken)
     with pytest.raises(ValueError, match=r"_run_options\.json must hold .* Remove it .* or give another `output_dir`"):
-        kept(tmp_path, options)
+        begin(tmp_path, options)
     assert (tmp_path / "_run_options.json").read_bytes() == broken
     (tmp_path / "_run_options.json").unlink()
-    kept(tmp_path, options)
+    begin(tmp_path, options)
     with pytest.raises(ValueError, match="`hidden_size` is 24"):
-        kept(tmp_path, {**options, "hidden_size": 24})
+        begin(tmp_path, {**options, "hidden_size": 24})
 
 
 def trainer(folder, weight):
@@ -129,7 +130,7 @@ def trainer(folder, weight):
     return Trainer(model, args, train_dataset=rows, processing_class=tokenizer)
 
 
-def test_a_full_disk_leaves_the_model_that_was_there(tmp_path, monkeypatch):
+def test_full_disk_keeps_the_earlier_model(tmp_path, monkeypatch):
     save_final_model(trainer(tmp_path, 1.0))
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
     assert {"model.safetensors", "config.json", "tokenizer.json"} <= before.keys()
@@ -155,7 +156,7 @@ def test_a_full_disk_leaves_the_model_that_was_there(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("length", [{"max_steps": 3}, {"num_train_epochs": 1}], ids=["updates", "epochs"])
 @pytest.mark.parametrize("trainer_class", [Seq2SeqTrainer, VanillaTrainer])
-def test_a_run_with_all_its_updates_gets_no_more(tmp_path, trainer_class, length):
+def test_run_with_all_updates_trains_no_more(tmp_path, trainer_class, length):
     def start(**changes):
         arguments = VanillaTrainingArguments(
             tmp_path,
@@ -186,17 +187,17 @@ def test_a_run_with_all_its_updates_gets_no_more(tmp_path, trainer_class, length
     assert is_finished(again.args)
     assert begin_run(again.args) == (checkpoint, True)
     (tmp_path / "_saving").mkdir()
-    assert not is_finished(again.args)  # killed while a later model was put in its place
+    assert not is_finished(again.args)  # killed while a later model was moved there
     (tmp_path / "_saving").rmdir()
 
     longer = start(max_steps=5)
     assert begin_run(longer.args) == (checkpoint, False)
     train_to_end(longer, checkpoint)
     assert longer.state.global_step == 5
-    assert not is_finished(longer.args)  # the model that is there is that of the third update
+    assert not is_finished(longer.args)  # the saved model is that of the third update
 
 
-def test_the_best_checkpoint_counts_where_it_was_asked_for(tmp_path):
+def test_finished_run_loads_the_best_checkpoint(tmp_path):
     def start():
         arguments = VanillaTrainingArguments(
             tmp_path,
@@ -223,7 +224,7 @@ def test_the_best_checkpoint_counts_where_it_was_asked_for(tmp_path):
         assert torch.equal(weights_of(again)[name], weight), name
 
 
-def test_a_finished_run_without_checkpoints_is_left_alone(tmp_path):
+def test_finished_run_without_checkpoints_is_not_repeated(tmp_path):
     arguments = VanillaTrainingArguments(
         tmp_path, max_steps=1, save_strategy="no", use_cpu=True, report_to="none", disable_tqdm=True
     )
@@ -237,3 +238,16 @@ def test_a_finished_run_without_checkpoints_is_left_alone(tmp_path):
     arguments.seed += 1
     with pytest.raises(ValueError, match="`seed` is 43, not the 42"):
         begin_run(arguments)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("hold_folder", lock_run_folder),
+        ("keep_options", check_and_save_options),
+        ("told_how_to_go_on", resume_hint_on_interrupt),
+    ],
+)
+def test_old_names_warn(old, new):
+    with pytest.warns(FutureWarning, match=f"`hf_vanilla.training.{old}` is now .*{new.__name__}`; .* removed in 0.3"):
+        assert getattr(training, old) is new

@@ -1,4 +1,4 @@
-"""A model, a tokenizer and pairs so small that a training run takes a fraction of a second."""
+"""A model, a tokenizer and pairs small enough for a training run in a fraction of a second."""
 
 from typing import Any
 
@@ -24,7 +24,7 @@ def tiny_config(**changes: Any) -> VanillaTransformerConfig:
 
 
 def tiny_model(**changes: Any) -> VanillaTransformerForConditionalGeneration:
-    """Return a model with always the same weights."""
+    """Return a model with fixed weights."""
     set_seed(11)
     return VanillaTransformerForConditionalGeneration(tiny_config(**changes))
 
@@ -44,7 +44,7 @@ def tiny_tokenizer() -> PreTrainedTokenizerFast:
 
 
 def tiny_pairs(num_pairs: int = 45, *, seed: int = 5) -> Dataset:
-    """Return pairs of 2 to 9 source and target tokens, with a column of text that no model takes."""
+    """Return pairs of 2 to 9 source and target tokens, with a column that the model does not take."""
     generator = np.random.default_rng(seed)
     rows = []
     for index in range(num_pairs):
@@ -56,7 +56,7 @@ def tiny_pairs(num_pairs: int = 45, *, seed: int = 5) -> Dataset:
 
 
 def tiny_collator(model: torch.nn.Module) -> DataCollatorForSeq2Seq:
-    """Return the collator that the stock trainer is given."""
+    """Return the collator for the stock trainer."""
     return DataCollatorForSeq2Seq(tiny_tokenizer(), model=model)
 
 
@@ -67,7 +67,7 @@ def weights_of(trainer: Trainer) -> dict[str, torch.Tensor]:
 
 
 class Recorder(TrainerCallback):
-    """Notes the learning rate of each update, the logged losses and the gradients of the first update."""
+    """Records the learning rate of each update, the logged losses and the gradients of the first update."""
 
     def __init__(self) -> None:
         self.learning_rates: list[float] = []
@@ -83,3 +83,14 @@ class Recorder(TrainerCallback):
     def on_log(self, args, state, control, logs=None, **kwargs) -> None:
         if "loss" in logs:
             self.losses.append(logs["loss"])
+
+
+class Poison(TrainerCallback):
+    """Sets weights to nan after an update."""
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def on_step_end(self, args, state, control, model=None, **kwargs) -> None:
+        if state.global_step == self.step:
+            next(model.parameters()).data[3] = torch.nan

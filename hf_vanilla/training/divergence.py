@@ -1,0 +1,134 @@
+"""Stopping a diverged training before anything is saved."""
+
+import math
+from typing import Any
+
+import torch
+from torch.distributed.tensor import DTensor
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers.trainer_utils import SaveStrategy
+
+
+class StopOnNaNCallback(TrainerCallback):
+    """Stops a training of any `Trainer` whose loss, gradient norm or weights are nan or infinite.
+
+    Loss and gradient norm are checked in each log, the weights before each checkpoint and at the end of the training,
+    where the trainer waits for the accelerator anyway. So neither a checkpoint nor a model saved after `train()` has
+    such weights. With the loss scaling of fp16, infinite gradients are normal (their update is skipped), and so the
+    gradient norm is not checked. Add it after callbacks that set `control.should_save`.
+
+    ```python
+    Trainer(model, TrainingArguments("run", logging_nan_inf_filter=False), callbacks=[StopOnNaNCallback()], ...)
+    ```
+
+    `logging_nan_inf_filter`, on by default in `TrainingArguments`, replaces such losses in the log by others; the
+    training then stops at the gradient norm or the weights.
+
+    Raises:
+        ValueError: from `Trainer.train`, with the step and what is nan or infinite.
+    """
+
+    def on_log(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        logs: dict[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """Check loss and gradient norm.
+
+        Args:
+            args (`TrainingArguments`): The training arguments.
+            state (`TrainerState`): The step.
+            control (`TrainerControl`): Not used.
+            logs (`dict[str, Any]`, *optional*): The values to log.
+            **kwargs (`Any`): The optimizer; the others are not used.
+
+        Raises:
+            ValueError: if one is nan or infinite.
+        """
+        logs = logs or {}
+        watched = {"training loss": logs.get("loss", logs.get("train_loss"))}
+        has_loss_scaling = args.fp16 or getattr(kwargs.get("optimizer"), "scaler", None) is not None
+        if not has_loss_scaling:
+            watched["gradient norm"] = logs.get("grad_norm")
+        for name, value in watched.items():
+            if isinstance(value, int | float) and not math.isfinite(value):
+                raise ValueError(
+                    f"The {name} is {value} at step {state.global_step} (or at a step since the log before it); "
+                    f"checkpoints already saved are sound. Lower the learning rate ({args.learning_rate:g}), warm up "
+                    "longer, or train in float32."
+                )
+
+    def on_step_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Check the weights if a checkpoint is saved next.
+
+        Args:
+            args (`TrainingArguments`): Not used.
+            state (`TrainerState`): The step.
+            control (`TrainerControl`): Whether a checkpoint is saved next.
+            **kwargs (`Any`): The model; the others are not used.
+        """
+        if control.should_save:
+            check_finite_weights(kwargs["model"], state.global_step)
+
+    on_epoch_end = on_step_end
+
+    def on_evaluate(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Check the weights if a checkpoint may be saved next, such as that of the best model so far.
+
+        Args:
+            args (`TrainingArguments`): When checkpoints are saved.
+            state (`TrainerState`): The step.
+            control (`TrainerControl`): Whether a checkpoint is saved next.
+            **kwargs (`Any`): The model; the others are not used.
+        """
+        if control.should_save or args.save_strategy == SaveStrategy.BEST:
+            check_finite_weights(kwargs["model"], state.global_step)
+
+    def on_train_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Check the weights of the trained model.
+
+        Args:
+            args (`TrainingArguments`): Not used.
+            state (`TrainerState`): The step.
+            control (`TrainerControl`): Not used.
+            **kwargs (`Any`): The model; the others are not used.
+        """
+        check_finite_weights(kwargs["model"], state.global_step)
+
+
+def check_finite_weights(model: torch.nn.Module, step: int) -> None:
+    """Check that all parameters are finite; of sharded ones, the part of this process.
+
+    Reads all parameters and waits for each device once.
+
+    Args:
+        model (`torch.nn.Module`): The model, wrapped or not.
+        step (`int`): Number of updates so far, for the message.
+
+    Raises:
+        ValueError: if a parameter holds nan or infinity; the message names the first one.
+    """
+    parameters = dict(model.named_parameters())
+    # Only the local part of a sharded parameter: a collective would hang if one process saves alone.
+    local = (each.to_local() if isinstance(each, DTensor) else each for each in parameters.values())
+    is_finite = [torch.isfinite(each).all() for each in local]
+    # The layers of one model may be spread over several devices.
+    if not is_finite or torch.stack([each.to(is_finite[0].device) for each in is_finite]).all():
+        return
+    name = next(name for name, finite in zip(parameters, is_finite, strict=True) if not finite)
+    raise ValueError(
+        f"The weights `{name}` hold nan or infinity at step {step}, and so they are not saved. Resume from the last "
+        "checkpoint with a lower learning rate or a longer warm-up."
+    )
+
+
+__all__ = ["StopOnNaNCallback", "check_finite_weights"]
