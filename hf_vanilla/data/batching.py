@@ -38,16 +38,11 @@ class TokenBudgetBatchSampler(torch.utils.data.Sampler[list[int]]):
     ranks are equal in number already.
 
     Args:
-        source_lengths (`Sequence[int]` of length `pairs`):
-            Tokens of each source.
-        target_lengths (`Sequence[int]` of length `pairs`):
-            Tokens of each target.
-        max_tokens (`int`):
-            Budget of a batch: pairs times the longest side, padding counted.
-        seed (`int`):
-            With the epoch, it alone decides all that is random.
-        batches_per_step (`int`):
-            Batches of one optimizer step: ranks times accumulation.
+        source_lengths (`Sequence[int]` of length `pairs`): Tokens of each source.
+        target_lengths (`Sequence[int]` of length `pairs`): Tokens of each target.
+        max_tokens (`int`): Budget of a batch: pairs times the longest side, padding counted.
+        seed (`int`): With the epoch, it alone decides all that is random.
+        batches_per_step (`int`): Batches of one optimizer step: ranks times accumulation.
 
     Raises:
         ValueError: if the two sides have different numbers of lengths, a length is below 1, a pair alone exceeds
@@ -87,8 +82,7 @@ class TokenBudgetBatchSampler(torch.utils.data.Sampler[list[int]]):
         """Choose the epoch that the next iteration draws; without a call, every iteration is the same.
 
         Args:
-            epoch (`int`):
-                Number of the epoch, from 0.
+            epoch (`int`): Number of the epoch, from 0.
 
         Raises:
             TypeError: if `epoch` is no integer.
@@ -117,12 +111,9 @@ class LengthSortedBatchSampler(torch.utils.data.Sampler[list[int]]):
     the last row is repeated at the very end. A row longer than the budget gets a batch of its own.
 
     Args:
-        lengths (`np.ndarray` of shape `(rows,)`):
-            Number of tokens of the longer side of each row.
-        max_tokens (`int`):
-            Budget of a batch, padding counted.
-        num_processes (`int`, *optional*, defaults to 1):
-            Number of processes that share the batches.
+        lengths (`np.ndarray` of shape `(rows,)`): Number of tokens of the longer side of each row.
+        max_tokens (`int`): Budget of a batch, padding counted.
+        num_processes (`int`, *optional*, defaults to 1): Number of processes that share the batches.
 
     Raises:
         ValueError: if `max_tokens` or `num_processes` is below 1.
@@ -159,10 +150,8 @@ class LengthSortedBatchSampler(torch.utils.data.Sampler[list[int]]):
         """Count the rows at the end of a batch that repeat an earlier row.
 
         Args:
-            step (`int`):
-                Number of the step, from 0.
-            process_index (`int`):
-                Which process the batch belongs to.
+            step (`int`): Number of the step, from 0.
+            process_index (`int`): Which process the batch belongs to.
 
         Returns:
             `int`: 0 but in the last step.
@@ -177,8 +166,8 @@ class LengthSortedBatchSampler(torch.utils.data.Sampler[list[int]]):
         """Put gathered rows into the order of the dataset and drop the repeated ones.
 
         Args:
-            gathered (`np.ndarray`, or a tuple, list or dict of such):
-                Rows in the order of the batches. What has another number of rows is returned as it is.
+            gathered (`np.ndarray`, or a tuple, list or dict of such): Rows in the order of the batches. What has
+                another number of rows is returned as it is.
 
         Returns:
             The same with one row per row of the dataset.
@@ -197,10 +186,8 @@ class PairLengths:
     """Number of tokens of each row of a tokenized dataset.
 
     Args:
-        source (`np.ndarray` of shape `(pairs,)`):
-            Lengths of `input_ids`.
-        target (`np.ndarray` of shape `(pairs,)`, *optional*):
-            Lengths of `labels`; `None` where there are none.
+        source (`np.ndarray` of shape `(pairs,)`): Lengths of `input_ids`.
+        target (`np.ndarray` of shape `(pairs,)`, *optional*): Lengths of `labels`; `None` where there are none.
     """
 
     source: np.ndarray
@@ -219,8 +206,7 @@ def measure_pair_lengths(dataset: Any) -> PairLengths:
     """Read the lengths of `input_ids` and `labels`; of a `datasets.Dataset`, without making Python objects.
 
     Args:
-        dataset (`datasets.Dataset` or `torch.utils.data.Dataset`):
-            Tokenized pairs, with a length.
+        dataset (`datasets.Dataset` or `torch.utils.data.Dataset`): Tokenized pairs, with a length.
 
     Returns:
         `PairLengths`: the lengths of both sides.

@@ -47,21 +47,15 @@ def load_documents(
     anything else happens, so that an error in the last line shows at the start, streaming or not.
 
     Args:
-        dataset_name (`str`, *optional*):
-            Name on the Hub, or whatever else `datasets.load_dataset` takes.
-        config_name (`str`, *optional*):
-            Configuration of that data set.
-        data_files (`str` or `Sequence[str]`, *optional*):
-            One file or several: `.json`, `.jsonl`, `.csv` or `.parquet` with a document a row, any other ending for
-            plain text with blank lines between documents; all may end in `.gz`.
-        split (`str`):
-            Split of the data set of the Hub.
-        text_column (`str`):
-            Column of the text. Plain text has no columns.
-        revision (`str`, *optional*):
-            Branch, tag or commit on the Hub.
-        streaming (`bool`):
-            Whether to read while training, for what is larger than the disk.
+        dataset_name (`str`, *optional*): Name on the Hub, or whatever else `datasets.load_dataset` takes.
+        config_name (`str`, *optional*): Configuration of that data set.
+        data_files (`str` or `Sequence[str]`, *optional*): One file or several: `.json`, `.jsonl`, `.csv` or `.parquet`
+            with a document a row, any other ending for plain text with blank lines between documents; all may end in
+            `.gz`.
+        split (`str`): Split of the data set of the Hub.
+        text_column (`str`): Column of the text. Plain text has no columns.
+        revision (`str`, *optional*): Branch, tag or commit on the Hub.
+        streaming (`bool`): Whether to read while training, for what is larger than the disk.
 
     Returns:
         `Dataset`, or `IterableDataset` when streaming: one column, `text`.
@@ -94,8 +88,7 @@ def split_sentences(text: str) -> list[str]:
     """Split a text into sentences with Punkt (Kiss & Strunk 2006); a line always ends one.
 
     Args:
-        text (`str`):
-            Any text.
+        text (`str`): Any text.
 
     Returns:
         `list[str]`: the sentences, without white space around them; none of white space alone.

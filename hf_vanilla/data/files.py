@@ -15,8 +15,7 @@ def kind_of_file(path: str) -> str:
     """Return the ending of a file name without `.gz`, in lower case.
 
     Args:
-        path (`str`):
-            The file.
+        path (`str`): The file.
 
     Returns:
         `str`: for example `".jsonl"`.
@@ -29,8 +28,7 @@ def read_lines(path: str) -> Iterator[str]:
     """Yield the lines of a UTF-8 file with their endings; only a newline character ends a line.
 
     Args:
-        path (`str`):
-            The file; `.gz` is decompressed.
+        path (`str`): The file; `.gz` is decompressed.
 
     Yields:
         `str`: a line. A byte-order mark is taken off.
@@ -59,10 +57,8 @@ def csv_reader(path: str, **dialect: Any) -> csv.DictReader:
     """Open a table with a header; fields may be of any length.
 
     Args:
-        path (`str`):
-            The file; `.gz` is decompressed.
-        **dialect (`Any`):
-            How fields are separated and quoted, as for `csv.DictReader`.
+        path (`str`): The file; `.gz` is decompressed.
+        **dialect (`Any`): How fields are separated and quoted, as for `csv.DictReader`.
 
     Returns:
         `csv.DictReader`: of rows.
@@ -86,8 +82,7 @@ def read_json_objects(path: str) -> Iterator[tuple[int, str, dict[str, Any]]]:
     """Yield the objects of a JSON file: one a line, or one array of them.
 
     Args:
-        path (`str`):
-            The file; `.gz` is decompressed.
+        path (`str`): The file; `.gz` is decompressed.
 
     Yields:
         `tuple[int, str, dict]`: number of the line or item from 1, a name of the place for messages, and the object.
@@ -117,8 +112,7 @@ def quoted(value: Any) -> str:
     """Show in a message what a file holds: in one line, without control characters, and not all of what is long.
 
     Args:
-        value (`Any`):
-            Anything from a file.
+        value (`Any`): Anything from a file.
 
     Returns:
         `str`: its `repr`, cut after 200 characters.
@@ -131,10 +125,8 @@ def check_text(text: Any, where: str) -> None:
     """Raise unless it is none or a string that has a UTF-8 form.
 
     Args:
-        text (`Any`):
-            What is to be a text.
-        where (`str`):
-            Where it stands, for the message.
+        text (`Any`): What is to be a text.
+        where (`str`): Where it stands, for the message.
 
     Raises:
         TypeError: if it is something else than a string.

@@ -22,11 +22,9 @@ def load_rows(path: str | os.PathLike[str], columns: Sequence[str]) -> Dataset:
     """Load some columns of a local file.
 
     Args:
-        path (`str`):
-            A `.json` (one object a line, or one array of objects), `.jsonl`, `.csv`, `.tsv` or `.parquet` file; the
-            text formats may end in `.gz`. In `.csv` and `.tsv` files numbers are strings.
-        columns (`Sequence[str]`):
-            The columns.
+        path (`str`): A `.json` (one object a line, or one array of objects), `.jsonl`, `.csv`, `.tsv` or `.parquet`
+            file; the text formats may end in `.gz`. In `.csv` and `.tsv` files numbers are strings.
+        columns (`Sequence[str]`): The columns.
 
     Returns:
         `Dataset`: with these columns.
@@ -72,10 +70,10 @@ class Labels:
     """What the labels of a data set mean.
 
     Args:
-        problem_type (`str`):
-            `"single_label_classification"`, `"multi_label_classification"` or `"regression"`, as in a config.
-        names (`list[str]`):
-            Names of the classes, in the order of their numbers; of a regression one name for each number.
+        problem_type (`str`): `"single_label_classification"`, `"multi_label_classification"` or `"regression"`, as in
+            a config.
+        names (`list[str]`): Names of the classes, in the order of their numbers; of a regression one name for each
+            number.
     """
 
     problem_type: str
@@ -98,10 +96,9 @@ class Labels:
         """Turn labels into what the model's loss takes.
 
         Args:
-            labels (`Sequence`):
-                Names or numbers of classes; lists of them for several labels; numbers for a regression.
-            where (`str`):
-                What the message calls the data set.
+            labels (`Sequence`): Names or numbers of classes; lists of them for several labels; numbers for a
+                regression.
+            where (`str`): What the message calls the data set.
 
         Returns:
             `list`: class numbers, lists of 0.0 and 1.0, or floats.
@@ -135,10 +132,8 @@ def infer_labels(labels: Sequence[Any], *, regression: bool = False) -> Labels:
     """Find out what kind of labels there are: fractions are a regression, lists several labels, all else classes.
 
     Args:
-        labels (`Sequence`):
-            The labels of the training data.
-        regression (`bool`):
-            Whether they are numbers to be predicted, even if they look like classes.
+        labels (`Sequence`): The labels of the training data.
+        regression (`bool`): Whether they are numbers to be predicted, even if they look like classes.
 
     Returns:
         `Labels`: classes are sorted, numbers by their size.

@@ -73,21 +73,16 @@ def load_parallel_dataset(
     shows at the start, streaming or not.
 
     Args:
-        dataset_name (`str`, *optional*):
-            Name on the Hub, or whatever else `datasets.load_dataset` takes.
-        config_name (`str`, *optional*):
-            Configuration of that data set, for example `"de-en"`.
-        data_files (`Mapping[str, str | tuple[str, str]]`, *optional*):
-            Split name to file, or to (source file, target file) for plain text. One file may be `.json` (one object a
-            line, or one array of objects), `.jsonl`, `.csv` (with a header) or `.parquet`; all may end in `.gz`.
-        source_column (`str`):
-            Column of the source, or its language code in a `translation` column. Text files have no columns.
-        target_column (`str`):
-            The same for the target.
-        revision (`str`, *optional*):
-            Branch, tag or commit on the Hub.
-        streaming (`bool`):
-            Whether to read while training, for what is larger than memory and disk cache.
+        dataset_name (`str`, *optional*): Name on the Hub, or whatever else `datasets.load_dataset` takes.
+        config_name (`str`, *optional*): Configuration of that data set, for example `"de-en"`.
+        data_files (`Mapping[str, str | tuple[str, str]]`, *optional*): Split name to file, or to (source file, target
+            file) for plain text. One file may be `.json` (one object a line, or one array of objects), `.jsonl`,
+            `.csv` (with a header) or `.parquet`; all may end in `.gz`.
+        source_column (`str`): Column of the source, or its language code in a `translation` column. Text files have no
+            columns.
+        target_column (`str`): The same for the target.
+        revision (`str`, *optional*): Branch, tag or commit on the Hub.
+        streaming (`bool`): Whether to read while training, for what is larger than memory and disk cache.
 
     Returns:
         `DatasetDict`, or `IterableDatasetDict` when streaming: splits with the columns `source` and `target`.
@@ -126,18 +121,13 @@ def tokenize_parallel_dataset(
     The result goes into `DataCollatorForSeq2Seq(tokenizer, model=model)` as it is, which pads each batch.
 
     Args:
-        dataset (`Dataset`, `DatasetDict`, `IterableDataset` or `IterableDatasetDict`):
-            With the string columns `source` and `target`; other columns are dropped.
-        tokenizer (`PreTrainedTokenizerBase`):
-            Of the source, and of the target unless `target_tokenizer` is given.
-        target_tokenizer (`PreTrainedTokenizerBase`, *optional*):
-            For separate vocabularies.
-        max_source_length (`int`, *optional*):
-            Most tokens of a source, `</s>` included; no limit when not given.
-        max_target_length (`int`, *optional*):
-            Most tokens of a label, `</s>` included; no limit when not given.
-        num_proc (`int`, *optional*):
-            Processes to share the work; not for streaming data.
+        dataset (`Dataset`, `DatasetDict`, `IterableDataset` or `IterableDatasetDict`): With the string columns
+            `source` and `target`; other columns are dropped.
+        tokenizer (`PreTrainedTokenizerBase`): Of the source, and of the target unless `target_tokenizer` is given.
+        target_tokenizer (`PreTrainedTokenizerBase`, *optional*): For separate vocabularies.
+        max_source_length (`int`, *optional*): Most tokens of a source, `</s>` included; no limit when not given.
+        max_target_length (`int`, *optional*): Most tokens of a label, `</s>` included; no limit when not given.
+        num_proc (`int`, *optional*): Processes to share the work; not for streaming data.
 
     Returns:
         The same kind of data set, with the columns `input_ids`, `attention_mask` and `labels`.

@@ -68,20 +68,14 @@ def build_pretraining_dataset(
     nothing about it.
 
     Args:
-        documents (`Dataset` or `IterableDataset`):
-            With the column `text`, as [`~hf_vanilla.data.load_documents`] gives them.
-        tokenizer (`PreTrainedTokenizerBase`):
-            With `[CLS]`, `[SEP]` and `[MASK]`.
-        max_length (`int`):
-            Most tokens of an example, the three special ones included.
-        short_sequence_probability (`float`):
-            Share of examples that aim at a random shorter length.
-        repeats (`int`):
-            How often to go over the documents, each time with other pairs (the authors' `dupe_factor`).
-        seed (`int`):
-            Decides, with the documents, all that is random.
-        num_proc (`int`, *optional*):
-            Processes to share the work; not for a stream.
+        documents (`Dataset` or `IterableDataset`): With the column `text`, as [`~hf_vanilla.data.load_documents`]
+            gives them.
+        tokenizer (`PreTrainedTokenizerBase`): With `[CLS]`, `[SEP]` and `[MASK]`.
+        max_length (`int`): Most tokens of an example, the three special ones included.
+        short_sequence_probability (`float`): Share of examples that aim at a random shorter length.
+        repeats (`int`): How often to go over the documents, each time with other pairs (the authors' `dupe_factor`).
+        seed (`int`): Decides, with the documents, all that is random.
+        num_proc (`int`, *optional*): Processes to share the work; not for a stream.
 
     Returns:
         The same kind of data set, with `input_ids`, `token_type_ids`, `special_tokens_mask`, `next_sentence_label` (0
@@ -135,14 +129,11 @@ def build_masked_language_dataset(
     """Pack documents into single segments for masked tokens alone: whole sentences, as many as fit.
 
     Args:
-        documents (`Dataset`):
-            With the column `text`.
-        tokenizer (`PreTrainedTokenizerBase`):
-            With `[CLS]`, `[SEP]` and `[MASK]`.
-        max_length (`int`):
-            Most tokens of an example, the two special ones included; a longer sentence is continued in the next.
-        num_proc (`int`, *optional*):
-            Processes to share the work.
+        documents (`Dataset`): With the column `text`.
+        tokenizer (`PreTrainedTokenizerBase`): With `[CLS]`, `[SEP]` and `[MASK]`.
+        max_length (`int`): Most tokens of an example, the two special ones included; a longer sentence is continued in
+            the next.
+        num_proc (`int`, *optional*): Processes to share the work.
 
     Returns:
         `Dataset`: with `input_ids`, `token_type_ids`, `special_tokens_mask` and `offset_mapping`.
@@ -174,12 +165,9 @@ class WholeWordMaskingCollator(DataCollatorForLanguageModeling):
     As in the stock collator, 100 % of the chosen words become `[MASK]`.
 
     Args:
-        tokenizer (`PreTrainedTokenizerBase`):
-            The tokenizer of the examples.
-        mlm_probability (`float`):
-            Share of tokens to predict.
-        seed (`int`, *optional*):
-            Seed of the masks; torch's global one by default.
+        tokenizer (`PreTrainedTokenizerBase`): The tokenizer of the examples.
+        mlm_probability (`float`): Share of tokens to predict.
+        seed (`int`, *optional*): Seed of the masks; torch's global one by default.
 
     Source: Devlin et al. 2018, the authors' later "whole word masking" models.
     """
@@ -200,8 +188,7 @@ class WholeWordMaskingCollator(DataCollatorForLanguageModeling):
         """Pad offsets, then do as the stock collator does.
 
         Args:
-            examples (`list[dict[str, Any]]`):
-                Rows of a data set of this module.
+            examples (`list[dict[str, Any]]`): Rows of a data set of this module.
 
         Returns:
             `dict[str, Any]`: a batch with `labels`.
@@ -242,18 +229,12 @@ def mask_statically(
     `DataCollatorForTokenClassification(tokenizer)`, which pads `labels`.
 
     Args:
-        dataset (`Dataset`):
-            From [`build_pretraining_dataset`].
-        tokenizer (`PreTrainedTokenizerBase`):
-            The same as there.
-        probability (`float`):
-            Share of tokens to predict.
-        max_predictions (`int`):
-            Most tokens to predict in an example: the authors' 20 at length 128, 77 or 80 at 512.
-        seed (`int`):
-            Decides, with the data set, all that is random.
-        num_proc (`int`, *optional*):
-            Processes to share the work.
+        dataset (`Dataset`): From [`build_pretraining_dataset`].
+        tokenizer (`PreTrainedTokenizerBase`): The same as there.
+        probability (`float`): Share of tokens to predict.
+        max_predictions (`int`): Most tokens to predict in an example: the authors' 20 at length 128, 77 or 80 at 512.
+        seed (`int`): Decides, with the data set, all that is random.
+        num_proc (`int`, *optional*): Processes to share the work.
 
     Returns:
         `Dataset`: with `input_ids` masked, and `labels`, -100 where nothing is predicted.

@@ -15,8 +15,7 @@ def python_documentation(limit: int | None = None) -> list[str]:
     """Read the help topics, and the docstrings of each module as one document.
 
     Args:
-        limit (`int`, *optional*):
-            Most documents; the longest are taken.
+        limit (`int`, *optional*): Most documents; the longest are taken.
 
     Returns:
         `list[str]`: the documents, the longest first.

@@ -26,8 +26,7 @@ def load_questions(path: str | os.PathLike[str]) -> Dataset:
       `{"text": [...], "answer_start": [...]}`.
 
     Args:
-        path (`str`):
-            A `.json`, `.jsonl` or `.parquet` file; the first two may end in `.gz`.
+        path (`str`): A `.json`, `.jsonl` or `.parquet` file; the first two may end in `.gz`.
 
     Returns:
         `Dataset`: with `id`, `question`, `context` and `answers` as on the Hub. No answers mean that there is none.
@@ -69,15 +68,11 @@ def tokenize_questions(
     """Pair each question with its context, a long one cut into windows that overlap.
 
     Args:
-        questions (`Dataset`):
-            As [`load_questions`] gives them.
-        tokenizer (`PreTrainedTokenizerBase`):
-            A fast tokenizer.
-        max_length (`int`):
-            Most tokens of question and window.
-        doc_stride (`int`):
-            Tokens that neighbouring windows have in common, as transformers' `stride`. (In the authors' code it is how
-            far a window is from the next.)
+        questions (`Dataset`): As [`load_questions`] gives them.
+        tokenizer (`PreTrainedTokenizerBase`): A fast tokenizer.
+        max_length (`int`): Most tokens of question and window.
+        doc_stride (`int`): Tokens that neighbouring windows have in common, as transformers' `stride`. (In the
+            authors' code it is how far a window is from the next.)
 
     Returns:
         `Dataset`: a row for each window: what the model reads; `start_positions` and `end_positions` of the first
@@ -126,22 +121,17 @@ def find_answers(
     """Turn the model's scores into the best answers of each question, over all windows of its context.
 
     Args:
-        questions (`Dataset`):
-            The questions.
-        windows (`Dataset`):
-            Their windows, as [`tokenize_questions`] gives them.
-        start_logits (`np.ndarray`):
-            Of shape `(windows, length)`: that the answer starts here. What lies behind a window's end does not count.
-        end_logits (`np.ndarray`):
-            Of the same shape: that the answer ends with this token.
-        n_best (`int`):
-            Most answers of a question.
-        max_answer_length (`int`):
-            Most tokens of an answer.
-        with_no_answer (`bool`):
-            Whether "no answer" is one of the answers. Its score is that of `[CLS]` in the window where it is lowest.
-        no_answer_threshold (`float`):
-            How much higher than the best answer's the score of "no answer" must be for it to come first.
+        questions (`Dataset`): The questions.
+        windows (`Dataset`): Their windows, as [`tokenize_questions`] gives them.
+        start_logits (`np.ndarray`): Of shape `(windows, length)`: that the answer starts here. What lies behind a
+            window's end does not count.
+        end_logits (`np.ndarray`): Of the same shape: that the answer ends with this token.
+        n_best (`int`): Most answers of a question.
+        max_answer_length (`int`): Most tokens of an answer.
+        with_no_answer (`bool`): Whether "no answer" is one of the answers. Its score is that of `[CLS]` in the window
+            where it is lowest.
+        no_answer_threshold (`float`): How much higher than the best answer's the score of "no answer" must be for it
+            to come first.
 
     Returns:
         `dict[str, list[Answer]]`: for each question's id at least one answer, the best first.

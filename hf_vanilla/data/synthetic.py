@@ -84,14 +84,10 @@ def copy_task(num_examples: int, *, vocab_size: int = 11, length: int = 10, seed
     All sequences are equally long, so `transformers.default_data_collator` makes batches without a tokenizer.
 
     Args:
-        num_examples (`int`):
-            Number of sequences. They are drawn independently, so some may be equal.
-        vocab_size (`int`):
-            Number of ids, padding included.
-        length (`int`):
-            Ids of a sequence.
-        seed (`int`):
-            Decides the sequences.
+        num_examples (`int`): Number of sequences. They are drawn independently, so some may be equal.
+        vocab_size (`int`): Number of ids, padding included.
+        length (`int`): Ids of a sequence.
+        seed (`int`): Decides the sequences.
 
     Returns:
         `Dataset` with `input_ids` and `attention_mask` of `length`, and `labels` of `length - 1` ids.
@@ -130,12 +126,9 @@ def date_corpus(num_examples: int, *, seed: int = 0, exclude: Iterable[str] = ()
     ```
 
     Args:
-        num_examples (`int`):
-            Number of pairs, at most 500,000 together with those of `exclude`.
-        seed (`int`):
-            Decides the dates and how they are written.
-        exclude (`Iterable[str]`):
-            Texts that must not occur.
+        num_examples (`int`): Number of pairs, at most 500,000 together with those of `exclude`.
+        seed (`int`): Decides the dates and how they are written.
+        exclude (`Iterable[str]`): Texts that must not occur.
 
     Returns:
         `Dataset` with the string columns `source` and `target`.

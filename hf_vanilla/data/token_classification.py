@@ -19,14 +19,10 @@ def check_tagged_words(rows: Dataset, tokens_column: str, tags_column: str, wher
     """Check that every row has a list of words and a list of names of tags.
 
     Args:
-        rows (`Dataset`):
-            With words and tags.
-        tokens_column (`str`):
-            Column of the words.
-        tags_column (`str`):
-            Column of their tags.
-        where (`str`):
-            What the message calls the data set.
+        rows (`Dataset`): With words and tags.
+        tokens_column (`str`): Column of the words.
+        tags_column (`str`): Column of their tags.
+        where (`str`): What the message calls the data set.
 
     Raises:
         ValueError: if one has something else; row and column are named.
@@ -46,8 +42,7 @@ def tag_names(tags: Sequence[Sequence[str]]) -> list[str]:
     """Collect the tags of the training data.
 
     Args:
-        tags (`Sequence[Sequence[str]]`):
-            Tags of each sentence, such as `B-person`, `I-person` and `O`.
+        tags (`Sequence[Sequence[str]]`): Tags of each sentence, such as `B-person`, `I-person` and `O`.
 
     Returns:
         `list[str]`: `O` first, then by alphabet with the B of a type before its I.
@@ -68,20 +63,13 @@ def tokenize_tagged_words(
     """Split words into pieces and give the first piece of each word the word's tag.
 
     Args:
-        rows (`Dataset`):
-            With words and tags.
-        tokenizer (`PreTrainedTokenizerBase`):
-            A fast tokenizer.
-        names (`Sequence[str]`):
-            The tags, in the order of their numbers.
-        tokens_column (`str`):
-            Column of the words, a list of strings.
-        tags_column (`str`):
-            Column of their tags, a list of names.
-        max_length (`int`):
-            Most tokens; a warning counts the sentences that are cut.
-        label_all_pieces (`bool`):
-            Whether the other pieces of a word have its tag too, and not none.
+        rows (`Dataset`): With words and tags.
+        tokenizer (`PreTrainedTokenizerBase`): A fast tokenizer.
+        names (`Sequence[str]`): The tags, in the order of their numbers.
+        tokens_column (`str`): Column of the words, a list of strings.
+        tags_column (`str`): Column of their tags, a list of names.
+        max_length (`int`): Most tokens; a warning counts the sentences that are cut.
+        label_all_pieces (`bool`): Whether the other pieces of a word have its tag too, and not none.
 
     Returns:
         `Dataset`: what the model reads, and `labels`, -100 where there is none.

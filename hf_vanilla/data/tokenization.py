@@ -95,24 +95,17 @@ def train_tokenizer(
     with `<s>`. `save_pretrained` writes files that need no code of this package.
 
     Args:
-        texts (`Iterable[str]`):
-            The training text, read once: sentences, lines or whole documents.
-        vocab_size (`int`):
-            Number of entries, special tokens included; at least 260. The result has fewer only if the text has no
-            more pieces to learn, which a warning tells.
-        algorithm (`str`):
-            `"bpe"` (Sennrich et al. 2016) or `"unigram"` (Kudo 2018).
-        min_frequency (`int`, *optional*):
-            BPE only: a pair must occur this often to be merged. 2 when not given.
-        lowercase (`bool`):
-            Whether to lower-case all text before it is split. Decoding then gives lower case.
-        split_special_tokens (`bool`):
-            Whether `</s>` and its like, written in a text, are plain text. `False` reads them as the special token.
-            Either way the choice is saved, and a single call can differ: `tokenizer(text, split_special_tokens=...)`.
-        model_max_length (`int`, *optional*):
-            Length in tokens at which `truncation=True` cuts; none when not given.
-        show_progress (`bool`):
-            Whether the trainer draws progress bars.
+        texts (`Iterable[str]`): The training text, read once: sentences, lines or whole documents.
+        vocab_size (`int`): Number of entries, special tokens included; at least 260. The result has fewer only if the
+            text has no more pieces to learn, which a warning tells.
+        algorithm (`str`): `"bpe"` (Sennrich et al. 2016) or `"unigram"` (Kudo 2018).
+        min_frequency (`int`, *optional*): BPE only: a pair must occur this often to be merged. 2 when not given.
+        lowercase (`bool`): Whether to lower-case all text before it is split. Decoding then gives lower case.
+        split_special_tokens (`bool`): Whether `</s>` and its like, written in a text, are plain text. `False` reads
+            them as the special token. Either way the choice is saved, and a single call can differ: `tokenizer(text,
+            split_special_tokens=...)`.
+        model_max_length (`int`, *optional*): Length in tokens at which `truncation=True` cuts; none when not given.
+        show_progress (`bool`): Whether the trainer draws progress bars.
 
     Returns:
         `PreTrainedTokenizerFast`: pads on the right, truncates on the right, returns `input_ids` and `attention_mask`.
@@ -168,22 +161,15 @@ def train_wordpiece_tokenizer(
     as in every BERT (`"the [MASK] barks"`); `tokenizer(text, split_special_tokens=True)` takes them for text.
 
     Args:
-        texts (`Iterable[str]`):
-            The training text, read once: sentences, lines or whole documents.
-        vocab_size (`int`):
-            Number of entries, special tokens included. The result has fewer only if the text has no more pieces to
-            learn, which a warning tells.
-        lowercase (`bool`):
-            Whether to lower-case text and strip accents (the paper's uncased models).
-        min_frequency (`int`):
-            A pair of pieces must occur this often to be merged.
-        alphabet_size (`int`):
-            Number of different characters kept, the most frequent ones; a word with another one is `[UNK]`. Chinese
-            wants 6,000 or more.
-        model_max_length (`int`):
-            Length in tokens at which `truncation=True` cuts.
-        show_progress (`bool`):
-            Whether the trainer draws progress bars.
+        texts (`Iterable[str]`): The training text, read once: sentences, lines or whole documents.
+        vocab_size (`int`): Number of entries, special tokens included. The result has fewer only if the text has no
+            more pieces to learn, which a warning tells.
+        lowercase (`bool`): Whether to lower-case text and strip accents (the paper's uncased models).
+        min_frequency (`int`): A pair of pieces must occur this often to be merged.
+        alphabet_size (`int`): Number of different characters kept, the most frequent ones; a word with another one is
+            `[UNK]`. Chinese wants 6,000 or more.
+        model_max_length (`int`): Length in tokens at which `truncation=True` cuts.
+        show_progress (`bool`): Whether the trainer draws progress bars.
 
     Returns:
         `PreTrainedTokenizerFast`: pads on the right, and returns `input_ids`, `token_type_ids` and `attention_mask`.

@@ -25,10 +25,10 @@ class PretrainingMetrics:
         """Reduce the outputs for one batch.
 
         Args:
-            logits (`torch.Tensor` or `tuple`):
-                Logits `(batch, length, vocab)`; of a model with both heads also `(batch, 2)`.
-            labels (`torch.Tensor` or `tuple`):
-                True tokens `(batch, length)`, -100 where there is none; also next-sentence labels `(batch,)`.
+            logits (`torch.Tensor` or `tuple`): Logits `(batch, length, vocab)`; of a model with both heads also
+                `(batch, 2)`.
+            labels (`torch.Tensor` or `tuple`): True tokens `(batch, length)`, -100 where there is none; also
+                next-sentence labels `(batch,)`.
 
         Returns:
             `tuple[torch.Tensor, ...]`: loss of each token in nats and whether it is right, both `(batch, length)`,
@@ -50,8 +50,7 @@ class PretrainingMetrics:
         """Average over tokens and over pairs.
 
         Args:
-            prediction (`EvalPrediction`):
-                What `preprocess_logits` gave, and the labels.
+            prediction (`EvalPrediction`): What `preprocess_logits` gave, and the labels.
 
         Returns:
             `dict[str, float]`: `mlm_loss` in nats per masked token, `mlm_accuracy`, and where there are next-sentence

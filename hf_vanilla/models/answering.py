@@ -50,18 +50,13 @@ def tokenize_windows(
     """Pair each question with its context, a long one cut into windows that overlap.
 
     Args:
-        questions (`Sequence[str]`):
-            The questions; surrogates in them and in the contexts, which no tokenizer takes, are read as U+FFFD.
-        contexts (`Sequence[str]`):
-            The text of each.
-        tokenizer (`PreTrainedTokenizerBase`):
-            A fast tokenizer.
-        max_length (`int`):
-            Most tokens of question and window.
-        doc_stride (`int`):
-            Tokens that neighbouring windows have in common, as transformers' `stride`.
-        names (`Sequence[str]`, *optional*):
-            What errors call the questions; their numbers by default.
+        questions (`Sequence[str]`): The questions; surrogates in them and in the contexts, which no tokenizer takes,
+            are read as U+FFFD.
+        contexts (`Sequence[str]`): The text of each.
+        tokenizer (`PreTrainedTokenizerBase`): A fast tokenizer.
+        max_length (`int`): Most tokens of question and window.
+        doc_stride (`int`): Tokens that neighbouring windows have in common, as transformers' `stride`.
+        names (`Sequence[str]`, *optional*): What errors call the questions; their numbers by default.
 
     Returns:
         `dict[str, list]`: columns with a row for each window: what the model reads; `example`, the index of its
@@ -113,20 +108,16 @@ def best_answers(
     """Turn the model's scores into the best answers of one question, over all windows of its context.
 
     Args:
-        context (`str`):
-            The text.
-        windows (`Iterable[tuple]`):
-            For each window the start logits and the end logits of shape `(length,)`, and the characters of each token
-            of shape `(length, 2)`, as [`tokenize_windows`] gives them; all arrays, tensors or lists. Logits behind
-            the window's end don't count.
-        n_best (`int`):
-            Most answers.
-        max_answer_length (`int`):
-            Most tokens of an answer.
-        with_no_answer (`bool`):
-            Whether "no answer" is one of the answers. Its score is that of `[CLS]` in the window where it is lowest.
-        no_answer_threshold (`float`):
-            How much higher than the best answer's the score of "no answer" must be for it to come first.
+        context (`str`): The text.
+        windows (`Iterable[tuple]`): For each window the start logits and the end logits of shape `(length,)`, and the
+            characters of each token of shape `(length, 2)`, as [`tokenize_windows`] gives them; all arrays, tensors or
+            lists. Logits behind the window's end don't count.
+        n_best (`int`): Most answers.
+        max_answer_length (`int`): Most tokens of an answer.
+        with_no_answer (`bool`): Whether "no answer" is one of the answers. Its score is that of `[CLS]` in the window
+            where it is lowest.
+        no_answer_threshold (`float`): How much higher than the best answer's the score of "no answer" must be for it
+            to come first.
 
     Returns:
         `list[Answer]`: at least one, the best first.

@@ -17,8 +17,7 @@ def load_tokenizers(name_or_path: str | os.PathLike) -> tuple[PreTrainedTokenize
     """Load the tokenizers of source and target of a model.
 
     Args:
-        name_or_path (`str`):
-            A folder or a name on the Hub.
+        name_or_path (`str`): A folder or a name on the Hub.
 
     Returns:
         `tuple[PreTrainedTokenizerBase, PreTrainedTokenizerBase]`: the tokenizer of the source and that of the target.
