@@ -15,7 +15,7 @@ from typing import Literal
 
 from hf_vanilla.command_line.options import parse_arguments, run
 from hf_vanilla.command_line.report import describe_environment
-from hf_vanilla.data.line_files import read_lines, replacing_file
+from hf_vanilla.data.files import read_lines, replacing_file
 from hf_vanilla.metrics import Bleu, ChrF
 
 

@@ -20,7 +20,7 @@ from transformers import AutoModel, AutoTokenizer
 
 from hf_vanilla.command_line.checks import check_models, check_output_dir, explained_loading, without_load_report
 from hf_vanilla.command_line.options import parse_arguments, run
-from hf_vanilla.data.line_files import read_lines
+from hf_vanilla.data.files import read_lines
 from hf_vanilla.generation.features import extract_features
 
 

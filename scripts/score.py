@@ -24,7 +24,7 @@ from accelerate.utils import gather_object
 
 from hf_vanilla.command_line.checks import check_models, explained_loading
 from hf_vanilla.command_line.options import on_first_process, parse_arguments, run
-from hf_vanilla.data.line_files import STANDARD_STREAM, read_lines, replacing_file
+from hf_vanilla.data.files import STANDARD_STREAM, read_lines, replacing_file
 from hf_vanilla.generation import load_translator, score_texts
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from ..data.line_files import replacing_file
+from ..data.files import replacing_file
 
 
 def describe_environment(*packages: str) -> dict[str, dict[str, Any]]:

@@ -82,8 +82,8 @@ def build_pretraining_dataset(
         where B follows A, 1 where it is random) and `offset_mapping` (made-up offsets: pieces of one word touch).
 
     Raises:
-        ValueError: if there is a single document, or only documents of a single sentence; the tokenizer lacks a
-            token; a number is out of its range; or `num_proc` is given for a stream.
+        ValueError: if there is a single document, or only documents of a single sentence; the tokenizer lacks a token;
+            a number is out of its range; or `num_proc` is given for a stream.
 
     Source: Devlin et al. 2018, 3.1 and A.2.
     """

@@ -31,8 +31,8 @@ class PretrainingMetrics:
                 next-sentence labels `(batch,)`.
 
         Returns:
-            `tuple[torch.Tensor, ...]`: loss of each token in nats and whether it is right, both `(batch, length)`,
-            and whether the next sentence is right, `(batch,)`.
+            `tuple[torch.Tensor, ...]`: loss of each token in nats and whether it is right, both `(batch, length)`, and
+            whether the next sentence is right, `(batch,)`.
         """
         token_logits, *next_logits = logits if isinstance(logits, tuple | list) else (logits,)
         token_labels, *next_labels = labels if isinstance(labels, tuple | list) else (labels,)

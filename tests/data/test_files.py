@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from hf_vanilla.command_line.options import on_first_process
-from hf_vanilla.data.line_files import read_lines, replacing_file
+from hf_vanilla.data.files import read_lines, replacing_file
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,8 @@ import json
 import pytest
 from datasets import Dataset
 
+from hf_vanilla.data.files import read_lines
 from hf_vanilla.data.labelled import Labels, infer_labels, load_rows
-from hf_vanilla.data.line_files import read_lines
 
 
 ROWS = [{"text": "2018-01-01", "label": "no", "other": 1}, {"text": "NA", "label": "yes", "other": 2}]

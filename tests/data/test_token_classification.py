@@ -44,7 +44,7 @@ def test_names_are_in_a_fixed_order():
 
 def test_cut_sentences_are_counted(tokenizer, caplog):
     tokenize_tagged_words(rows(), tokenizer, TAGS, max_length=4)
-    assert "1 of 1 sentences were cut to 4 tokens" in caplog.text
+    assert "1 of 1 sentences were truncated to 4 tokens" in caplog.text
 
 
 @pytest.mark.parametrize(
