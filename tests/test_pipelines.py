@@ -245,8 +245,8 @@ def test_bad_questions_are_named(reader, question, context, message):
         (None, CONTEXT, "`question` must be a string or a list of strings, got NoneType"),
         ("a", 7, "`context` must be a string or a list of strings, got int"),
         ({"a": "b"}, CONTEXT, "`question` must be a string or a list of strings, got dict"),
-        (["a", "b"], ["c", None], "`context` must hold strings, but number 2 is NoneType"),
-        ([1.5], ["c"], "`question` must hold strings, but number 1 is float"),
+        (["a", "b"], ["c", None], "`context` must contain only strings, but number 2 is NoneType"),
+        ([1.5], ["c"], "`question` must contain only strings, but number 1 is float"),
     ],
     ids=["none", "number", "dict", "none inside", "number inside"],
 )

@@ -13,7 +13,7 @@ from hf_vanilla.generation import (
     labels_of_beams,
     word_alignments,
 )
-from hf_vanilla.models.alignment import _of_words, _pairs, word_numbers
+from hf_vanilla.models.alignment import combine_subwords, word_numbers
 
 
 SENTENCES = ["ein mann rennt .", "größe, 世界 und 12 hüte", "eine 😀 katze"]
@@ -101,11 +101,16 @@ def test_pieces_become_words():
             [0.9, 0.0, 0.0, 0.1],  # </s>
         ]
     )
-    matrix = _of_words(attention, [0, 0, 1, -1], [0, 1, 1, -1], (2, 3))
+    matrix = combine_subwords(attention, [0, 0, 1, -1], [0, 1, 1, -1], (2, 3))
     torch.testing.assert_close(matrix, torch.tensor([[0.2, 0.75, 0.0], [0.1, 0.2, 0.0]]))
-    assert _pairs(matrix, None) == [(1, 0), (1, 1)]
-    assert _pairs(matrix, 0.2) == [(0, 0), (1, 0), (1, 1)]
-    assert _pairs(matrix, 0.0) == [(0, 0), (0, 1), (1, 0), (1, 1)]  # the third word was never read
+    assert WordAlignment.from_matrix(matrix).pairs == [(1, 0), (1, 1)]
+    assert WordAlignment.from_matrix(matrix, 0.2).pairs == [(0, 0), (1, 0), (1, 1)]
+    assert WordAlignment.from_matrix(matrix, 0.0).pairs == [
+        (0, 0),
+        (0, 1),
+        (1, 0),
+        (1, 1),
+    ]  # word 2 gets none
     assert str(WordAlignment([(0, 1), (2, 0)], matrix)) == "0-1 2-0"
 
 
@@ -177,8 +182,8 @@ def test_another_tokenizer_for_the_target(text_model, tokenizer):
     ("choice", "message"),
     [
         ({"layer": 3}, r"`layer` must be in \[-3, 3\), as the decoder has 3 layers; got 3"),
-        ({"heads": [4]}, r"`heads` must be some numbers in \[0, 4\), got \[4\]"),
-        ({"heads": []}, r"`heads` must be some numbers in \[0, 4\), got \[\]"),
+        ({"heads": [4]}, r"`heads` must be a non-empty list of numbers in \[0, 4\), got \[4\]"),
+        ({"heads": []}, r"`heads` must be a non-empty list of numbers in \[0, 4\), got \[\]"),
     ],
     ids=["layer", "head", "no head"],
 )
@@ -189,7 +194,7 @@ def test_refuses_what_does_not_exist(model, choice, message):
 
 def test_refuses_outputs_without_attention(model):
     outputs = model.generate(**sources(), num_beams=2, max_new_tokens=3, return_dict_in_generate=True)
-    with pytest.raises(ValueError, match="`outputs` must hold `cross_attentions` and `beam_indices`"):
+    with pytest.raises(ValueError, match="`outputs` must have `cross_attentions` and `beam_indices`"):
         beam_attention(outputs)
 
 

@@ -114,7 +114,7 @@ def test_long_texts_are_cut_and_counted(model, tokenizer, caplog):
     options = {"max_length_offset": 0, "max_source_length": 9}
     with caplog.at_level("WARNING", logger="hf_vanilla"):
         found = translate(model, tokenizer, texts, **options)
-    assert "2 of 3 texts were cut to 9 tokens; the left part is kept." in caplog.text
+    assert "2 of 3 texts were truncated to 9 tokens; the left part is kept." in caplog.text
     cut = tokenizer.decode(tokenizer(texts[2])["input_ids"][:8])
     assert len(tokenizer(cut)["input_ids"]) == 9
     assert found[2][0].text == translate(model, tokenizer, [cut], **options)[0][0].text
@@ -201,7 +201,7 @@ def test_batches_hold_similar_lengths():
     [
         ({"n_best": 5}, r"`n_best` must be in \[1, `num_beams` = 4\], got 5"),
         ({"n_best": 0}, r"`n_best` must be in \[1, `num_beams` = 4\], got 0"),
-        ({"max_length_offset": -1}, "`max_length_offset` must not be negative, got -1"),
+        ({"max_length_offset": -1}, "`max_length_offset` must be at least 0, got -1"),
         ({"max_tokens_per_batch": 0}, "`max_tokens_per_batch` must be at least 1, got 0"),
         ({"length_penalty": float("nan")}, "`length_penalty` must be finite, got nan"),
         ({"length_penalty": float("inf")}, "`length_penalty` must be finite, got inf"),
@@ -224,7 +224,7 @@ def test_refuses_what_is_no_text(model, tokenizer):
     for texts, told in ((None, "NoneType"), (7, "int"), ({"a": "b"}, "dict")):
         with pytest.raises(TypeError, match=f"`texts` must be a string or a list of strings, got {told}"):
             translate(model, tokenizer, texts)
-    with pytest.raises(TypeError, match="`texts` must hold strings, but number 2 is NoneType"):
+    with pytest.raises(TypeError, match="`texts` must contain only strings, but number 2 is NoneType"):
         translate(model, tokenizer, ["x", None])
 
 

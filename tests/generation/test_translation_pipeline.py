@@ -5,6 +5,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from text_translator import SENTENCES, save_translator
 from transformers import pipeline
 
 from hf_vanilla.data.tokenization import train_tokenizer
-from hf_vanilla.generation import Translation, labels_of_beams, load_translator, score, translate
+from hf_vanilla.generation import labels_of_beams, load_translator, score, translate
 from hf_vanilla.generation.translation_pipeline import TranslationPipeline
 from hf_vanilla.models import pipeline_vanilla_transformer
 from hf_vanilla.models.text_batches import load_target_tokenizer
@@ -51,9 +52,11 @@ def test_one_text_and_several(folder, translator):
     assert translator([]) == []
 
 
-def test_several_translations_stay_apart_even_where_only_one_is_found(own, monkeypatch):
-    monkeypatch.setattr(own, "_translate", lambda texts, **_: [[Translation(text, -1.0)] for text in texts])
-    assert own(["a", "b"], n_best=2) == [[{"translation_text": text, "score": -1.0}] for text in "ab"]
+def test_n_best_stays_nested_where_only_one_translation_exists(own, translator):
+    empty = {"translation_text": "", "score": 0.0}
+    for each in (own, translator):
+        assert each(["", " "], n_best=2) == [[empty], [empty]]
+        assert each(["", " "]) == [empty, empty]
 
 
 def test_options_of_the_call_and_of_the_pipeline(folder, translator):
@@ -90,11 +93,6 @@ def test_by_class(folder, translator):
     assert by_class(SENTENCES[1]) == translator(SENTENCES[1])
 
 
-def test_bad_options_are_named(translator):
-    with pytest.raises(ValueError, match="`n_best` must be in"):
-        translator(SENTENCES[0], n_best=9)
-
-
 @pytest.fixture(scope="module")
 def own(folder):
     """The pipeline that the checkpoint brings along, with the search of transformers."""
@@ -126,16 +124,10 @@ def test_the_own_pipeline_gives_what_that_of_the_package_gives(own, translator, 
 
 @pytest.mark.parametrize(("max_tokens_per_batch", "sizes"), [(1, [1, 1, 1]), (50, [2, 1]), (2048, [3])])
 def test_the_own_pipeline_makes_batches_of_a_number_of_tokens(own, monkeypatch, max_tokens_per_batch, sizes):
-    searched = []
-    search = pipeline_vanilla_transformer.search_and_rank
-
-    def spy(model, ids, **options):
-        searched.append(len(ids))
-        return search(model, ids, **options)
-
-    monkeypatch.setattr(pipeline_vanilla_transformer, "search_and_rank", spy)
+    generate = Mock(wraps=own.model.generate)
+    monkeypatch.setattr(own.model, "generate", generate)
     own(SENTENCES, max_tokens_per_batch=max_tokens_per_batch)
-    assert searched == sizes
+    assert [len(call.kwargs["input_ids"]) for call in generate.call_args_list] == sizes
 
 
 @torch.no_grad()
@@ -206,11 +198,12 @@ def test_code_of_a_checkpoint_runs_only_when_trusted_and_asked_for(folder, tmp_p
     assert not canary.exists()
 
 
-def test_unknown_options_of_the_own_pipeline_are_named(own):
-    with pytest.raises(ValueError, match="n_bets"):
-        own(SENTENCES[0], n_bets=2)
-    with pytest.raises(ValueError, match="`n_best` must be in"):
-        own(SENTENCES[0], n_best=5)
+def test_unknown_options_are_named_with_the_known_ones(own, translator):
+    for each in (own, translator):
+        with pytest.raises(ValueError, match="`n_bets` is not an option of translations; these are num_beams, "):
+            each(SENTENCES[0], n_bets=2)
+        with pytest.raises(ValueError, match="`n_best` must be in"):
+            each(SENTENCES[0], n_best=5)
 
 
 def test_a_tokenizer_whose_folder_is_gone_serves_both_sides(tmp_path):
@@ -245,7 +238,7 @@ def test_options_that_translating_sets_are_refused_with_ours(own, translator, na
         (None, "`texts` must be a string or a list of strings, got NoneType"),
         (7, "`texts` must be a string or a list of strings, got int"),
         ({"a": "b"}, "`texts` must be a string or a list of strings, got dict"),
-        (["x", None], "`texts` must hold strings, but number 2 is NoneType"),
+        (["x", None], "`texts` must contain only strings, but number 2 is NoneType"),
     ],
     ids=["none", "number", "dict", "none inside"],
 )

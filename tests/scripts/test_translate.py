@@ -135,7 +135,7 @@ def test_options_reach_the_search(run, script, folder, source, caplog, monkeypat
     assert [row[0] for row in rows] == [each.text for each in wanted]
     assert [float(row[1]) for row in rows] == pytest.approx([each.score for each in wanted], abs=2e-4)
     assert wanted != [row[0] for row in expected(folder)]
-    assert "3 of 4 texts were cut to 5 tokens" in caplog.text
+    assert "3 of 4 texts were truncated to 5 tokens" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -165,11 +165,11 @@ def test_a_translation_is_one_line(script, options, wanted):
             1,
             "error: `model` must name a folder or a model of the Hub, but there is no folder",
         ),
-        (["--n_best", "5"], 2, "--n_best (5) must not exceed --num_beams (4)"),
-        (["--num_beams", "0"], 2, "--num_beams must be at least 1, got 0"),
-        (["--max_tokens_per_batch", "0"], 2, "--max_tokens_per_batch must be at least 1, got 0"),
-        (["--max_length_offset", "-1"], 2, "--max_length_offset must not be negative, got -1"),
-        (["--max_source_length", "0"], 2, "--max_source_length must be at least 1, got 0"),
+        (["--n_best", "5"], 2, "`n_best` must be in [1, `num_beams` = 4], got 5"),
+        (["--num_beams", "0"], 2, "`num_beams` must be at least 1, got 0"),
+        (["--max_tokens_per_batch", "0"], 2, "`max_tokens_per_batch` must be at least 1, got 0"),
+        (["--max_length_offset", "-1"], 2, "`max_length_offset` must be at least 0, got -1"),
+        (["--max_source_length", "0"], 2, "`max_source_length` must be at least 1, got 0"),
         (["--dtype", "float"], 2, "argument --dtype: invalid choice: 'float'"),
         (["--device", "tpu9"], 2, "--device: Invalid device string: 'tpu9'"),
         (["--length_penalty_type", "wu"], 2, "invalid choice: 'wu'"),
