@@ -36,7 +36,7 @@ SEARCH_OPTIONS = [each.name for each in fields(SearchOptions) if each.name != "g
 
 @dataclass
 class TranslateArguments:
-    """What to translate, with what, and how."""
+    """Input, output, model and search."""
 
     model: str = field(metadata={"help": "Folder of a trained model, or its name on the Hub."})
     input: str = field(default="-", metadata={"help": "Text file to translate, also .gz; - is standard input."})

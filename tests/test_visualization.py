@@ -170,7 +170,7 @@ def test_signs_without_a_font_are_shown_as_code_points(tmp_path, monkeypatch):
     monkeypatch.setattr(visualization.logger, "warning", messages.append)
     figure = plot_attention(np.eye(1), ["中a文"], ["b"])
     assert labels_of(panels_of(figure)[0].xaxis) == [r"\u4e2da\u6587"]
-    assert messages == ["No installed font shows 2 signs of the tokens (U+4E2D U+6587); install one that does."]
+    assert messages == ["No installed font has 2 characters of the tokens (U+4E2D U+6587); install one that does."]
 
 
 def test_long_lists_grow_the_picture_and_keep_every_label(tmp_path):
@@ -247,8 +247,8 @@ def test_learning_rate(tmp_path):
 @pytest.mark.parametrize(
     ("schedules", "message"),
     [
-        ({}, "`schedules` must hold at least one list of learning rates, got none"),
-        ({"a": []}, r"`schedules` must hold .* got shape \(0,\) for 'a'"),
+        ({}, "`schedules` must have at least one list of learning rates, got none"),
+        ({"a": []}, r"`schedules` must be .* got shape \(0,\) for 'a'"),
         ({"a": [1.0], "b": [[1.0]]}, r"got shape \(1, 1\) for 'b'"),
     ],
 )
@@ -318,7 +318,7 @@ def test_training_curve_of_evaluations_alone():
 
 @pytest.mark.parametrize("log", [[], [{"train_loss": 1.0, "step": 3}]], ids=["empty", "summary alone"])
 def test_training_curve_of_nothing(log):
-    with pytest.raises(ValueError, match=f"`log_history` must hold .* got none in {len(log)} entries"):
+    with pytest.raises(ValueError, match=f"`log_history` must have .* got none in {len(log)} entries"):
         plot_training_curve(log)
 
 

@@ -44,7 +44,7 @@ def existing_path(path: str | os.PathLike[str], name: str) -> str:
         FileNotFoundError: if there is no such file.
     """
     if not os.path.isfile(path):
-        raise FileNotFoundError(f"`{name}` must name existing files, but there is no file {os.fspath(path)}.")
+        raise FileNotFoundError(f"`{name}` must name an existing file, but there is no file {os.fspath(path)}.")
     return os.path.abspath(path)
 
 

@@ -174,7 +174,7 @@ def test_five_million_pairs_in_seconds() -> None:
         ([1, 2], [1], 8, ValueError, r"`source_lengths` \(2\) and `target_lengths` \(1\) must be equal in number"),
         ([1, 0], [1, 1], 8, ValueError, "`source_lengths` must be at least 1, got 0 at index 1; drop empty pairs"),
         ([1, 1], [-3, 1], 8, ValueError, "`target_lengths` must be at least 1, got -3 at index 0"),
-        ([1.5], [1], 8, TypeError, "`source_lengths` must hold integers, got float64"),
+        ([1.5], [1], 8, TypeError, "`source_lengths` must be integers, got float64"),
         ([[1, 2]], [1], 8, ValueError, r"`source_lengths` must have one dimension, got shape \(1, 2\)"),
         ([1], [1], 0, ValueError, "`max_tokens` must be at least 1, got 0"),
         ([1], [1], 8.0, TypeError, "`max_tokens` must be an integer, got 8.0"),

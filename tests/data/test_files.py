@@ -40,8 +40,8 @@ def test_reads(tmp_path, monkeypatch, kind, content, expected):
     [
         ("latin", b"a\n\xc3\xa4\n\xe4 b\n", r"latin must be UTF-8, but line 3 is not: .* at byte 0 .*\(0xe4\)"),
         ("surrogate", b"a\xed\xa0\x80\n", "surrogate must be UTF-8, but line 1 is not"),
-        ("text.gz", b"plain text", "text.gz must be a whole gzip file"),
-        ("cut.gz", gzip.compress(b"a\n" * 999, mtime=0)[:-9], "cut.gz must be a whole gzip file"),
+        ("text.gz", b"plain text", "text.gz must be a complete gzip file"),
+        ("cut.gz", gzip.compress(b"a\n" * 999, mtime=0)[:-9], "cut.gz must be a complete gzip file"),
     ],
 )
 def test_refuses_other_bytes(tmp_path, name, content, message):

@@ -212,7 +212,7 @@ def test_unequal_line_counts(tmp_path: Path, streaming: bool, more_source: int, 
         ("a.json", '[{"en": "a", "de": "b"}, 5]', r"a\.json, item 2: must be a JSON object, got int"),
         ("a.csv", "en,fr\na,b\n", r"`target_column` must name a column, but .*a\.csv has no 'de'; it has 'en', 'fr'"),
         ("a.csv", "en,de\na,b\nc\n", r"a\.csv, line 3: must have 2 fields as the header"),
-        ("a.csv", 'en,de\na,"b\nc', r"a\.csv must be valid CSV, but line 3: unexpected end of data"),
+        ("a.csv", 'en,de\na,"b\nc', r"a\.csv must be a valid table, but line 3: unexpected end of data"),
         ("a.jsonl", '{"en": "", "de": "b"}\n', r"must have at least one pair with text on both sides"),
         ("a.jsonl", "", r"a\.jsonl must have at least one pair"),
         ("a.txt", "text\n", r"`data_files` must end in \.json, .*a\.txt; for plain text give two files"),
@@ -239,10 +239,10 @@ def test_bad_bytes_of_a_text_file_are_named(tmp_path: Path) -> None:
 def test_cut_off_gzip_file_is_named(tmp_path: Path) -> None:
     source, target = write_text_files(tmp_path, ".gz")
     Path(target).write_bytes(Path(target).read_bytes()[:-12])
-    with pytest.raises(ValueError, match=r"train\.de\.gz must be a whole gzip file, but after line \d+: "):
+    with pytest.raises(ValueError, match=r"train\.de\.gz must be a complete gzip file, but after line \d+: "):
         load_train((source, target))
     Path(target).write_text("no gzip at all", encoding="utf-8")
-    with pytest.raises(ValueError, match=r"train\.de\.gz must be a whole gzip file, but after line 0: Not a gzipped"):
+    with pytest.raises(ValueError, match=r"train\.de\.gz must be a complete gzip file, .* line 0: Not a gzipped"):
         load_train((source, target))
 
 
@@ -252,7 +252,7 @@ def test_column_of_numbers_is_refused(tmp_path: Path, ending: str, streaming: bo
     path = tmp_path / f"train{ending}"
     rows = Dataset.from_list([{"en": "a", "de": 5}])
     rows.to_parquet(path) if ending == ".parquet" else rows.to_json(path)
-    with pytest.raises(TypeError, match=r"'de' must (be a string, got 5|hold strings, got int64)"):
+    with pytest.raises(TypeError, match=r"'de' must (be a string, got 5|contain strings, got int64)"):
         list(load_train(str(path), streaming))
 
 
@@ -353,16 +353,16 @@ def test_too_long_sides_keep_their_left_part_and_are_counted(
         assert 0 < targets < len(PAIRS)
         assert len(warnings) == 2
         assert warnings[0] == (
-            f"train: of {len(PAIRS)} pairs, cut {sources} sources to `max_source_length` (6 tokens) and {targets} "
-            "targets to `max_target_length` (9 tokens); the left part is kept."
+            f"train: of {len(PAIRS)} pairs, truncated {sources} sources to `max_source_length` (6 tokens) and "
+            f"{targets} targets to `max_target_length` (9 tokens); the left part is kept."
         )
-        assert warnings[1].startswith("validation: of 2 pairs, cut ")
+        assert warnings[1].startswith("validation: of 2 pairs, truncated ")
 
 
 def test_only_the_side_that_was_cut_is_named(tokenizer: PreTrainedTokenizerFast, pairs: DatasetDict, warnings) -> None:
     tokenize_parallel_dataset(pairs["validation"], tokenizer, max_target_length=3)
     assert warnings == [
-        "the data set: of 2 pairs, cut 2 targets to `max_target_length` (3 tokens); the left part is kept."
+        "the dataset: of 2 pairs, truncated 2 targets to `max_target_length` (3 tokens); the left part is kept."
     ]
 
 
@@ -373,7 +373,7 @@ def test_streamed_cuts_are_told_at_powers_of_ten(tokenizer: PreTrainedTokenizerF
     )
     assert sum(len(row["input_ids"]) == 5 and row["input_ids"][-1] == 2 for row in tokenized) == 12
     assert warnings == [
-        f"the data set so far: of {pairs} pairs, cut {count} sources to `max_source_length` (5 tokens); "
+        f"the dataset so far: of {pairs} pairs, truncated {count} sources to `max_source_length` (5 tokens); "
         "the left part is kept."
         for pairs, count in ((1000, 1), (10_000, 10))
     ]
@@ -433,7 +433,7 @@ def test_another_process_finds_the_cache(tokenizer, pairs: DatasetDict, tmp_path
     [
         ({"max_source_length": 1}, ValueError, r"`max_source_length` must be at least 2 \(1 special tokens and one"),
         ({"max_target_length": 0}, ValueError, r"`max_target_length` must be at least 2 .*, got 0"),
-        ({"max_target_length": 8.0}, TypeError, r"`max_target_length` must be an integer or none, got 8\.0"),
+        ({"max_target_length": 8.0}, TypeError, r"`max_target_length` must be an integer or `None`, got 8\.0"),
     ],
     ids=["source", "target", "float"],
 )

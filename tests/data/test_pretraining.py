@@ -212,7 +212,7 @@ def test_masked_language_segments_hold_all_tokens(tokenizer):
     ("texts", "options", "message"),
     [
         (["w1\nw2"], {}, r"`documents` must be at least 2 .*got 1.*Separate documents with blank lines"),
-        (["w1", "w2", "w3"], {}, r"each has a single one"),
+        (["w1", "w2", "w3"], {}, r"all have only one"),
         (["w1\nw2", "w3"], {"max_length": 7}, r"`max_length` must be between 8 and .*\(512\), got 7"),
         (["w1\nw2", "w3"], {"max_length": 513}, r"`max_length` must be between 8 and .*\(512\), got 513"),
         (["w1\nw2", "w3"], {"short_sequence_probability": 1.5}, r"`short_sequence_probability` .*got 1.5"),

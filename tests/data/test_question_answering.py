@@ -83,11 +83,11 @@ def test_every_form_gives_the_same_questions(tmp_path, form):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda row: row["answers"].update(answer_start=[3]), r"line 1: an answer must stand .* 'Ben' is not at 3"),
-        (lambda row: row["answers"].update(text=[""]), "an answer must stand in its context"),
+        (lambda row: row["answers"].update(answer_start=[3]), r"line 1: an answer must be .* 'Ben' is not at 3"),
+        (lambda row: row["answers"].update(text=[""]), "an answer must be in its context"),
         (lambda row: row["answers"].update(answer_start=[]), "two lists"),
         (lambda row: row.pop("context"), "line 1: .*'context' is missing"),
-        (lambda row: row.update(id="q2"), "line 2: the id .* 'q2' occurs twice"),
+        (lambda row: row.update(id="q2"), "line 2: the ids .* 'q2' occurs twice"),
     ],
     ids=["elsewhere", "empty", "unequal", "column", "id"],
 )

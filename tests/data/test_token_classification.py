@@ -63,8 +63,8 @@ def test_bad_tags_are_named(tokenizer, tags, message):
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"tags": [[7], [3]]}, "the train data, row 1: 'tags' must hold strings alone, but has 7"),
-        ({"tags": [["O"], [None]]}, "the train data, row 2: 'tags' must hold strings alone, but has None"),
+        ({"tags": [[7], [3]]}, "the train data, row 1: 'tags' must contain only strings, but has 7"),
+        ({"tags": [["O"], [None]]}, "the train data, row 2: 'tags' must contain only strings, but has None"),
         ({"tokens": ["a b", "c"]}, "the train data, row 1: 'tokens' must be a list of strings, got 'a b'"),
     ],
     ids=["number", "null", "string"],

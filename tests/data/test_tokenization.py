@@ -303,10 +303,10 @@ def test_loads_in_a_process_without_the_package(tmp_path) -> None:
     [
         ("one string", {}, TypeError, "`texts` must be an iterable of strings, got a single str"),
         (b"bytes", {}, TypeError, "`texts` must be an iterable of strings, got a single bytes"),
-        (["a", 5], {}, TypeError, r"`texts` must hold strings only, but item 2 is 5 \(int\)"),
+        (["a", 5], {}, TypeError, r"`texts` must be strings, but item 2 is 5 \(int\)"),
         (["a", None], {}, TypeError, r"item 2 is None \(NoneType\)"),
-        ([], {}, ValueError, "`texts` must hold some text, but it has no item"),
-        (["", ""], {}, ValueError, "`texts` must hold some text, but it has no item or only empty ones"),
+        ([], {}, ValueError, "`texts` must have some text, but it has no item"),
+        (["", ""], {}, ValueError, "`texts` must have some text, but it has no item or only empty ones"),
         (["a", "b", "xy\ud800"], {}, ValueError, "item 3 has a lone surrogate at position 2"),
         (["a"], {"vocab_size": 259}, ValueError, r"`vocab_size` must be at least 260 .*, got 259"),
         (["a"], {"vocab_size": 300.0}, TypeError, "`vocab_size` must be an integer, got 300.0"),

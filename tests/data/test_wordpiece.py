@@ -98,7 +98,7 @@ def test_too_few_pieces_are_told(caplog):
     [
         ("text", {}, TypeError, "`texts` must be an iterable of strings"),
         ([3], {}, TypeError, "item 1 is 3"),
-        ([], {}, ValueError, "`texts` must hold some text"),
+        ([], {}, ValueError, "`texts` must have some text"),
         (["a"], {"vocab_size": 6}, ValueError, "`vocab_size` must be at least 7 .*got 6"),
         (["a"], {"vocab_size": 9.5}, TypeError, "`vocab_size` must be an integer, got 9.5"),
         (["a"], {"min_frequency": 0}, ValueError, "`min_frequency` must be at least 1, got 0"),

@@ -116,11 +116,11 @@ def test_added_examples_are_scored_together_and_once():
         (
             {"predictions": [], "references": []},
             ValueError,
-            "`predictions` must hold at least one hypothesis, got none",
+            "`predictions` must have at least one hypothesis, got none",
         ),
-        ({}, ValueError, "`predictions` must hold .* got none; there is nothing"),
-        ({"predictions": ["a"], "references": ["a", "b"]}, ValueError, "equal number, got 1 and 2"),
-        ({"predictions": [], "references": ["a", "b"]}, ValueError, "equal number, got 0 and 2"),
+        ({}, ValueError, "`predictions` must have .* got none"),
+        ({"predictions": ["a"], "references": ["a", "b"]}, ValueError, "equal in number, got 1 and 2"),
+        ({"predictions": [], "references": ["a", "b"]}, ValueError, "equal in number, got 0 and 2"),
         (
             {"predictions": ["a"], "references": [[]]},
             ValueError,

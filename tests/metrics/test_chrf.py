@@ -52,5 +52,5 @@ def test_bad_settings(settings, message):
 
 
 def test_bad_counts():
-    with pytest.raises(ValueError, match="equal number, got 2 and 1"):
+    with pytest.raises(ValueError, match="equal in number, got 2 and 1"):
         ChrF().compute(predictions=["a", "b"], references=["a"])

@@ -81,7 +81,7 @@ def test_settings_reach_the_scores(tokenizer):
         (GENERATED.astype(np.float32), LABELS, r"`predictions` .* set `predict_with_generate=True`"),
         (GENERATED, None, "`label_ids` must be token ids, got None"),
         (GENERATED, LABELS[0], r"`label_ids` .* got int64 of shape \(6,\)"),
-        (GENERATED, LABELS[:2], "equal number, got 3 and 2"),
+        (GENERATED, LABELS[:2], "equal in number, got 3 and 2"),
     ],
     ids=["logits", "floats", "no labels", "one row", "counts differ"],
 )
