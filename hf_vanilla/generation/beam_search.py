@@ -25,7 +25,8 @@ There transformers goes on with copies of a beam at a score of -1e9; here such a
 import math
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from numbers import Integral
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -41,9 +42,34 @@ from transformers.generation import (
 from transformers.modeling_utils import PreTrainedModel
 from transformers.utils import ModelOutput
 
+from ..models.checks import check_input_ids
 from ..models.translating import NOT_FOUND, length_penalty_of
 from .beam_decoders import BeamDecoder, PlainDecoder, SideBySideDecoder
 
+
+if TYPE_CHECKING:
+    from transformers.generation.streamers import BaseStreamer
+
+# Options of transformers' other generation modes, with the values that leave each of them off.
+OTHER_MODES: dict[str, tuple[Any, ...]] = {
+    "constraints": (None,),
+    "force_words_ids": (None,),
+    "num_beam_groups": (None, 1),
+    "diversity_penalty": (None, 0.0),
+    "penalty_alpha": (None, 0.0),
+    "dola_layers": (None,),
+    "prompt_lookup_num_tokens": (None,),
+    "assistant_early_exit": (None,),
+    "use_mtp": (None, False),
+}
+# Options that are ids of the target vocabulary, or lists of them.
+ID_OPTIONS = (
+    "decoder_start_token_id",
+    "forced_bos_token_id",
+    "forced_eos_token_id",
+    "suppress_tokens",
+    "begin_suppress_tokens",
+)
 
 # The best words are looked for in runs of this many: first the runs that hold the best, then the words in these.
 RUN_LENGTH = 64
@@ -62,6 +88,7 @@ def beam_search(
     length_penalty: float | None = None,
     length_penalty_type: str = "power",
     max_length_offset: int | None = None,
+    streamer: "BaseStreamer | None" = None,
     **model_kwargs: Any,
 ) -> GenerateBeamEncoderDecoderOutput | torch.Tensor:
     """Search the best sequences; to be passed to `generate()` as its `custom_generate`.
@@ -88,6 +115,9 @@ def beam_search(
             length^length_penalty as transformers does, `"gnmt"` by ((5 + length) / 6)^length_penalty as the paper.
         max_length_offset (`int`, *optional*): How many tokens longer than its own source, padding not counted, a
             sequence may be. `max_length`, which is one for all sentences of a batch, holds besides.
+        streamer (`BaseStreamer`, *optional*): Gets the new token of each sentence, of shape `(batch,)`, after each
+            step; with `num_beams=1` only. Other libraries' models don't pass it on from `generate()`, so bind it too:
+            `model.generate(..., streamer=streamer, custom_generate=partial(beam_search, streamer=streamer))`.
         **model_kwargs: What `generate()` has prepared for the model: `encoder_outputs`, `attention_mask` and so on.
 
     Returns:
@@ -95,18 +125,19 @@ def beam_search(
         `return_dict_in_generate` a `GenerateBeamEncoderDecoderOutput`, which always has the `sequences_scores`.
 
     Raises:
-        ValueError: if the model is no encoder-decoder, `do_sample` is set, `length_penalty_type` is unknown, or
-            `max_length_offset` is negative.
+        ValueError: if the model is no encoder-decoder, an option is out of its range or of another generation mode, an
+            id is outside the vocabulary, or there is a streamer and more than one beam.
+        TypeError: if ids or numbers of beams are no integers.
 
     Source: Vaswani et al. 2017, 6.1; Wu et al. 2016, 7.
     """
     length_penalty_of(1, 1.0, length_penalty_type)
     if not model.config.is_encoder_decoder:
         raise ValueError(f"`model` must be an encoder-decoder, got {type(model).__name__}.")
-    if generation_config.do_sample:
-        raise ValueError("`do_sample` must be false: `beam_search` doesn't sample. To sample, drop `custom_generate`.")
     if max_length_offset is not None and max_length_offset < 0:
         raise ValueError(f"`max_length_offset` must not be negative, got {max_length_offset}.")
+    _check_mode(generation_config, streamer)
+    _check_ids(model, generation_config, input_ids)
     penalty = partial(
         length_penalty_of,
         length_penalty=generation_config.length_penalty if length_penalty is None else length_penalty,
@@ -118,10 +149,54 @@ def beam_search(
     decoder: BeamDecoder = (SideBySideDecoder if is_fast else PlainDecoder)(
         model, input_ids, generation_config, model_kwargs
     )
-    record = _Record(options)
-    with torch.inference_mode(is_fast and options.is_bare):
+    record = _Record(options, streamer, len(input_ids))
+    # a consumer may change what it is streamed
+    with torch.inference_mode(is_fast and options.is_bare and streamer is None):
         finished = _search(decoder, _Beams.start(input_ids, limits, options), options, record)
+    if streamer is not None:
+        streamer.end()
     return _output(finished, options, record, decoder, model_kwargs["encoder_outputs"])
+
+
+def _check_mode(config: GenerationConfig, streamer: "BaseStreamer | None") -> None:
+    """Refuse what this search does not do, and numbers of beams below 1."""
+    if config.do_sample:
+        raise ValueError("`do_sample` must be false: `beam_search` doesn't sample. To sample, drop `custom_generate`.")
+    for name, off in OTHER_MODES.items():
+        given = getattr(config, name, None)
+        if given not in off:
+            raise ValueError(
+                f"`{name}` ({given}) belongs to another generation mode than beam search; drop it, or drop "
+                "`custom_generate`."
+            )
+    for name in ("num_beams", "num_return_sequences"):
+        number = getattr(config, name)
+        if not isinstance(number, Integral) or isinstance(number, bool):
+            raise TypeError(f"`{name}` must be an integer, got {number!r}.")
+        if int(number) < 1:
+            raise ValueError(f"`{name}` must be at least 1, got {number}.")
+    if streamer is not None and config.num_beams > 1:
+        raise ValueError(
+            f"`streamer` can't be combined with `num_beams` ({config.num_beams}): no token is final before the search "
+            "ends. Drop it, or set `num_beams=1`."
+        )
+
+
+def _check_ids(model: PreTrainedModel, config: GenerationConfig, input_ids: torch.Tensor) -> None:
+    """Check that the decoder's prompt and the ids among the options are of the target vocabulary."""
+    text_config = model.config.get_text_config(decoder=True)
+    size = getattr(text_config, "decoder_vocab_size", None) or text_config.vocab_size
+    for name in ID_OPTIONS:
+        given: Any = getattr(config, name, None)
+        given = given.tolist() if hasattr(given, "tolist") else given
+        for token_id in given if isinstance(given, list | tuple) else [given]:
+            if token_id is None:
+                continue
+            if not isinstance(token_id, Integral) or isinstance(token_id, bool):
+                raise TypeError(f"`{name}` must be ids, which are integers, got {token_id!r}.")
+            if not 0 <= int(token_id) < size:
+                raise ValueError(f"`{name}` must be in [0, {size}), the ids of the target vocabulary; got {token_id}.")
+    check_input_ids("decoder_input_ids", input_ids[:: config.num_beams], size)
 
 
 class _Options:
@@ -154,7 +229,8 @@ class _Options:
         suppressed = [processor.suppress_tokens for processor in logits_processor if type(processor) is kind]
         self.max_length: int = min(lengths, default=generation_config.max_length)
         self.ends = torch.cat([end.flatten() for end in ends]) if ends else None
-        self.suppressed = torch.cat([tokens.flatten() for tokens in suppressed]) if suppressed else None
+        # an empty list has become floating-point numbers
+        self.suppressed = torch.cat([tokens.flatten().long() for tokens in suppressed]) if suppressed else None
         self.only_plain_ends = len(lengths) + len(ends) == len(stopping_criteria)
         shows = generation_config.return_dict_in_generate
         self.shows_scores = bool(shows and generation_config.output_scores)
@@ -250,6 +326,7 @@ def _search(decoder: BeamDecoder, beams: _Beams, options: _Options, record: "_Re
         log_probs, normalizers = _log_probs(logits, beams, options, record)
         scores = beams.scores[:, : log_probs.shape[1]]
         _advance(beams, _best_continuations(log_probs, normalizers, scores, options.candidates), options, record)
+        record.stream(beams)
         is_open = beams.is_open
         closed = len(is_open) - int(is_open.sum())
         if closed == len(is_open):
@@ -401,9 +478,11 @@ def _can_improve(beams: _Beams, options: _Options) -> torch.Tensor:
 
 
 class _Record:
-    """What `generate()` was asked to return of every step."""
+    """What `generate()` was asked to return or to stream of every step."""
 
-    def __init__(self, options: _Options):
+    def __init__(self, options: _Options, streamer: "BaseStreamer | None", batch: int):
+        self.streamer = streamer
+        self.padding = options.blank[0].expand(batch)
         self.scores: tuple[torch.Tensor, ...] | None = () if options.shows_scores else None
         self.logits: tuple[torch.Tensor, ...] | None = () if options.shows_logits else None
 
@@ -413,6 +492,13 @@ class _Record:
             self.logits += (logits.clone(),)
         if self.scores is not None:
             self.scores += (log_probs.clone(),)
+
+    def stream(self, beams: _Beams) -> None:
+        """Hand the streamer the newest token of each sentence, with one beam, or padding if it was finished before."""
+        if self.streamer is None:
+            return
+        newest = torch.where(beams.is_open, beams.sequences[:, 0, -1], beams.hypotheses[:, 0, 0, -1])
+        self.streamer.put(self.padding.scatter(0, beams.sentences, newest).cpu())  # (batch,)
 
 
 def _output(

@@ -24,6 +24,7 @@ Departures from the paper:
 - On a CPU, where a batch has padding, the layers work on its tokens alone; the encoder's output at padding is then 0.
 """
 
+import inspect
 import math
 from typing import Any, cast
 
@@ -751,6 +752,23 @@ class VanillaTransformerForConditionalGeneration(VanillaTransformerPreTrainedMod
             streamer.end()
         return GenerateEncoderDecoderOutput(sequences=sequences) if options.return_dict_in_generate else sequences
 
+    def _extract_generation_mode_kwargs(
+        self,
+        custom_generate: Any,
+        kwargs: dict[str, Any],
+        synced_gpus: bool | None,
+        assistant_model: Any,
+        streamer: Any,
+    ) -> dict[str, Any]:
+        """Hand a streamer to a `custom_generate` that takes one: transformers doesn't, so its consumer never ends."""
+        extracted = super()._extract_generation_mode_kwargs(
+            custom_generate, kwargs, synced_gpus, assistant_model, streamer
+        )
+        if streamer is None or not callable(custom_generate):
+            return extracted
+        takes_streamer = "streamer" in inspect.signature(custom_generate).parameters
+        return {**extracted, "streamer": streamer} if takes_streamer else extracted
+
     def _reorder_cache(self, past_key_values: EncoderDecoderCache, beam_idx: torch.Tensor) -> EncoderDecoderCache:
         """Let the beams' pasts follow them. Beams of a sentence share their source, so that stays where it is."""
         past_key_values.self_attention_cache.reorder_cache(beam_idx)
@@ -764,6 +782,8 @@ class VanillaTransformerForConditionalGeneration(VanillaTransformerPreTrainedMod
         **model_kwargs: Any,
     ) -> tuple[torch.Tensor, dict[str, Any]]:
         """Give each sentence `expand_size` target rows; they share one source where attention can do so."""
+        if expand_size < 1:
+            raise ValueError(f"`num_beams` or `num_return_sequences` must be at least 1, got {expand_size}.")
         if self.config._attn_implementation not in ("eager", "sdpa"):
             return super()._expand_inputs_for_generation(
                 expand_size=expand_size, is_encoder_decoder=is_encoder_decoder, input_ids=input_ids, **model_kwargs

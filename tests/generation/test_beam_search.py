@@ -2,6 +2,7 @@
 
 import copy
 import itertools
+from functools import partial
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ from tiny_translator import BOS, EOS, PAD, sources, trained_model
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from transformers import MarianConfig, MarianMTModel, StoppingCriteria, StoppingCriteriaList
+from transformers.generation.streamers import BaseStreamer
 
 from hf_vanilla.generation import beam_search, length_penalty_of
 from hf_vanilla.generation.beam_decoders import SideBySideDecoder
@@ -53,6 +55,7 @@ OPTIONS = {
     "min_length": {"min_length": 8},
     "min_new_tokens": {"min_new_tokens": 4},
     "suppress_tokens": {"suppress_tokens": [0, 4, 5, 9]},
+    "suppress nothing": {"suppress_tokens": []},
     "two ends": {"eos_token_id": [2, 5]},
     "no end": {"eos_token_id": None, "suppress_tokens": [0, 2]},
     "padding that is not 0": {"pad_token_id": 3},
@@ -104,13 +107,18 @@ def test_equals_transformers_with_any_model(config, implementation, inputs):
     assert_same(search(model, inputs, **options), search_stock(model, inputs, **options))
 
 
-def test_equals_transformers_with_a_foreign_model(inputs):
+def foreign_model():
     sizes = {"d_model": 16, "encoder_layers": 1, "decoder_layers": 2, "encoder_ffn_dim": 24, "decoder_ffn_dim": 24}
     heads = {"encoder_attention_heads": 2, "decoder_attention_heads": 4}
     ids = {"pad_token_id": 0, "eos_token_id": 2, "decoder_start_token_id": 0, "forced_eos_token_id": None}
     model = MarianMTModel(MarianConfig(vocab_size=30, **sizes, **heads, **ids)).eval()
     with torch.no_grad():
         model.final_logits_bias.normal_()
+    return model
+
+
+def test_equals_transformers_with_a_foreign_model(inputs):
+    model = foreign_model()
     options = {"num_beams": 4, "max_new_tokens": 12, "num_return_sequences": 2}
     assert_same(search(model, inputs, **options), search_stock(model, inputs, **options))
 
@@ -204,6 +212,55 @@ def test_one_beam_is_greedy_search(model, inputs, length_penalty, with_end):
     words = model.compute_transition_scores(greedy.sequences, greedy.logits, normalize_logits=True)
     expected = words.masked_fill(is_padding, 0.0).sum(1) / lengths**length_penalty
     torch.testing.assert_close(ours.sequences_scores, expected, rtol=1e-5, atol=1e-5)
+
+
+class Stream(BaseStreamer):
+    """Keeps what it is given."""
+
+    def __init__(self):
+        self.given, self.has_ended = [], False
+
+    def put(self, value):
+        self.given.append(value)
+
+    def end(self):
+        self.has_ended = True
+
+
+STREAMED = {
+    "sentences leave": {},
+    "any model": {"min_length": 3},
+    "own lengths": {"max_length_offset": 0, "eos_token_id": None, "suppress_tokens": [PAD, EOS]},
+}
+
+
+@pytest.mark.parametrize("options", STREAMED.values(), ids=STREAMED)
+def test_one_beam_streams_its_tokens_and_ends(model, inputs, options):
+    stream = Stream()
+    sequences = search(model, inputs, max_new_tokens=9, streamer=stream, **options).sequences
+    prompt, *tokens = stream.given
+    assert torch.equal(torch.cat((prompt, torch.stack(tokens, dim=1)), dim=1), sequences)
+    assert stream.has_ended
+    assert not tokens[0].is_inference()
+
+
+def test_streams_tokens_of_a_foreign_model(inputs):
+    stream = Stream()
+    custom_generate = partial(beam_search, streamer=stream)
+    options = {"max_new_tokens": 5, "streamer": stream, "custom_generate": custom_generate}
+    sequences = foreign_model().generate(**inputs, **options)
+    prompt, *tokens = stream.given
+    assert torch.equal(torch.cat((prompt, torch.stack(tokens, dim=1)), dim=1), sequences)
+    assert stream.has_ended
+    with pytest.raises(ValueError, match=r"`streamer` can't be combined with `num_beams` \(4\)"):
+        foreign_model().generate(**inputs, **options, num_beams=4)
+
+
+def test_refuses_to_stream_several_beams_before_any_token(model, inputs):
+    stream = Stream()
+    with pytest.raises(ValueError, match="`streamer` cannot be used with beam search"):
+        search(model, inputs, num_beams=4, streamer=stream)
+    assert stream.given == []
 
 
 @torch.no_grad()
@@ -404,18 +461,48 @@ def testlog_sum_exp_equals_torch(scale):
     assert log_sum_exp(logits.bfloat16()).dtype == torch.float32
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"do_sample": True}, "`do_sample` must be false"),
-        ({"length_penalty_type": "wu"}, '`length_penalty_type` must be "gnmt" or "power", got \'wu\''),
-        ({"max_length_offset": -1}, "`max_length_offset` must not be negative, got -1"),
-    ],
-    ids=["sampling", "penalty", "offset"],
-)
-def test_refuses(model, inputs, options, message):
-    with pytest.raises(ValueError, match=message):
-        search(model, inputs, num_beams=4, **options)
+OTHER_MODES = {
+    "force_words_ids": [[5]],
+    "constraints": [],
+    "penalty_alpha": 0.6,
+    "num_beam_groups": 2,
+    "diversity_penalty": 0.5,
+    "dola_layers": "high",
+    "prompt_lookup_num_tokens": 3,
+    "use_mtp": True,
+}
+OUTSIDE = r" must be in \[0, 30\), the ids of the target vocabulary; got "
+REFUSED = [
+    ({"do_sample": True}, ValueError, "`do_sample` must be false"),
+    ({"length_penalty_type": "wu"}, ValueError, '`length_penalty_type` must be "gnmt" or "power", got \'wu\''),
+    ({"max_length_offset": -1}, ValueError, "`max_length_offset` must not be negative, got -1"),
+    *(({name: value}, ValueError, f"`{name}` .* drop it, or drop `custom") for name, value in OTHER_MODES.items()),
+    ({"num_beams": 0}, ValueError, "`num_beams` must be at least 1, got 0"),
+    ({"num_beams": -1}, ValueError, "`num_beams` must be at least 1, got -1"),
+    ({"num_beams": True}, TypeError, "`num_beams` must be an integer, got True"),
+    ({"num_return_sequences": 0}, ValueError, "`num_return_sequences` must be at least 1, got 0"),
+    ({"num_beams": -1, "num_return_sequences": -1}, ValueError, "`num_return_sequences` must be at least 1, got -1"),
+    ({"decoder_start_token_id": 30}, ValueError, f"`decoder_start_token_id`{OUTSIDE}30"),
+    ({"decoder_start_token_id": [1] * 8 + [-1]}, ValueError, f"`decoder_start_token_id`{OUTSIDE}-1"),
+    ({"decoder_start_token_id": 1.5}, TypeError, "`decoder_start_token_id` must be ids, .* got 1.5"),
+    ({"forced_bos_token_id": -1}, ValueError, f"`forced_bos_token_id`{OUTSIDE}-1"),
+    ({"forced_eos_token_id": [2, 30]}, ValueError, f"`forced_eos_token_id`{OUTSIDE}30"),
+    ({"suppress_tokens": [5, 30]}, ValueError, f"`suppress_tokens`{OUTSIDE}30"),
+    ({"suppress_tokens": [1.5]}, TypeError, "`suppress_tokens` must be ids, .* got 1.5"),
+    ({"begin_suppress_tokens": torch.tensor([-1])}, ValueError, f"`begin_suppress_tokens`{OUTSIDE}-1"),
+    ({"decoder_input_ids": torch.tensor([[1, 5]] * 8 + [[1, 30]])}, ValueError, "got 30 at row 8, position 1"),
+    (
+        {"decoder_input_ids": torch.ones(9, 2)},
+        TypeError,
+        r"`decoder_input_ids` must be integers .* got torch\.float32",
+    ),
+]
+
+
+@pytest.mark.parametrize(("options", "error", "message"), REFUSED, ids=["-".join(case[0]) for case in REFUSED])
+def test_refuses(model, inputs, options, error, message):
+    with pytest.raises(error, match=message):
+        search(model, inputs, **{"num_beams": 4, **options})
 
 
 def test_refuses_a_decoder(model):
