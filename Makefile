@@ -8,10 +8,12 @@ VENV := .venv
 VENV_PYTHON := $(VENV)/bin/python
 INSTALLED := $(VENV)/.installed
 
-# Tests run one process per core, so every process keeps to one thread.
+# Tests run one process per core, so every process keeps to one thread, unless the environment says otherwise.
+OMP_NUM_THREADS ?= 1
+MKL_NUM_THREADS ?= $(OMP_NUM_THREADS)
 OFFLINE := HF_HUB_OFFLINE=1
-ONE_THREAD := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false
-PYTEST := $(OFFLINE) $(ONE_THREAD) $(VENV_PYTHON) -m pytest -n auto --dist loadgroup
+THREADS := OMP_NUM_THREADS=$(OMP_NUM_THREADS) MKL_NUM_THREADS=$(MKL_NUM_THREADS) TOKENIZERS_PARALLELISM=false
+PYTEST := $(OFFLINE) $(THREADS) $(VENV_PYTHON) -m pytest -n auto --dist loadgroup
 
 .DEFAULT_GOAL := help
 .PHONY: help venv demo demo-bert test test-slow check format benchmark

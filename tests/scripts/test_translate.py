@@ -204,7 +204,7 @@ def test_help(run):
 
 
 def environment():
-    return {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    return {**os.environ, "PYTHONPATH": str(ROOT)}
 
 
 def test_bfloat16_without_packed_kernels(folder, source):
