@@ -169,12 +169,14 @@ def test_no_question_has_no_answer(reader):
 
 def test_one_question_and_several_and_no_answer(reader):
     several = reader(QUESTIONS, [CONTEXT, "the cat ."])
-    assert several == [reader(QUESTIONS[0], CONTEXT), reader(QUESTIONS[1], "the cat .")]
+    one_by_one = [reader(QUESTIONS[0], CONTEXT), reader(QUESTIONS[1], "the cat .")]
+    # Products of other shapes add in another order, so scores differ by the rounding of float32.
+    assert several == [each | {"score": pytest.approx(each["score"], rel=1e-5)} for each in one_by_one]
     texts = [each["answer"] for each in reader(QUESTIONS[1], "the cat .", top_k=20, handle_impossible_answer=True)]
     assert texts.count("") == 1
     assert "" not in [each["answer"] for each in reader(QUESTIONS[1], "the cat .", top_k=20)]
     by_class = QuestionAnsweringPipeline(model=reader.model, tokenizer=reader.tokenizer)
-    assert by_class(QUESTIONS[0], CONTEXT) == several[0]
+    assert by_class(QUESTIONS[0], CONTEXT) == one_by_one[0]
 
 
 @pytest.mark.parametrize("with_no_answer", [False, True])

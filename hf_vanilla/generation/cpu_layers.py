@@ -6,6 +6,7 @@ queries, two matrix products and a softmax are faster than `scaled_dot_product_a
 """
 
 import copy
+import functools
 from typing import Any
 
 import torch
@@ -47,7 +48,7 @@ class PackedLinear(nn.Module):
 
 
 def can_pack(weight: torch.Tensor, rows: int) -> bool:
-    """Tell whether packing such weights is possible and worth while.
+    """Tell whether this CPU can pack such weights, and gains by it.
 
     Args:
         weight (`torch.Tensor`): One of the weights.
@@ -56,8 +57,25 @@ def can_pack(weight: torch.Tensor, rows: int) -> bool:
     Returns:
         `bool`: true if so.
     """
-    has_kernel = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
-    return has_kernel and rows >= FEWEST_ROWS and weight.dtype in (torch.float32, torch.bfloat16)
+    return rows >= FEWEST_ROWS and weight.dtype in (torch.float32, torch.bfloat16) and _has_packed_kernel(weight.dtype)
+
+
+@functools.cache
+def _has_packed_kernel(dtype: torch.dtype) -> bool:
+    """Try a packed product once. Which dtypes oneDNN packs depends on the CPU, torch's build and the environment.
+
+    Args:
+        dtype (`torch.dtype`): The dtype of the weights.
+
+    Returns:
+        `bool`: true if it works.
+    """
+    linear = nn.utils.skip_init(nn.Linear, 16, 16, device="cpu", dtype=dtype)
+    try:
+        PackedLinear(linear, FEWEST_ROWS)(torch.zeros(FEWEST_ROWS, 16, device="cpu", dtype=dtype))
+    except (AttributeError, RuntimeError):  # torch lacks the operator, or the CPU lacks the instructions
+        return False
+    return True
 
 
 def fast_model(model: PreTrainedModel, rows: int) -> PreTrainedModel:
