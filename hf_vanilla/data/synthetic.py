@@ -29,7 +29,7 @@ _ORDINAL_WORDS = (
 )  # fmt: skip
 
 # No text is ambiguous: numbers with dots are day.month.year, with slashes or without separators year/month/day.
-_DATE_FORMATS = (
+DATE_FORMATS = (
     "{month} {day}, {year}",
     "{month} {day} {year}",
     "{month} {ordinal}, {year}",
@@ -151,7 +151,7 @@ def date_corpus(num_examples: int, *, seed: int = 0, exclude: Iterable[str] = ()
     targets: list[str] = []
     while len(sources) < num_examples:
         date = _FIRST_DAY + datetime.timedelta(days=generator.randrange(days))
-        text = _write_date(date, generator.choice(_DATE_FORMATS))
+        text = write_date(date, generator.choice(DATE_FORMATS))
         case = generator.randrange(8)
         text = text.lower() if case == 0 else text.upper() if case == 1 else text
         if text not in seen:
@@ -161,8 +161,16 @@ def date_corpus(num_examples: int, *, seed: int = 0, exclude: Iterable[str] = ()
     return Dataset.from_dict({"source": sources, "target": targets})
 
 
-def _write_date(date: datetime.date, date_format: str) -> str:
-    """Write a date in one of the formats of the corpus."""
+def write_date(date: datetime.date, date_format: str) -> str:
+    """Write a date in one of the formats of the corpus.
+
+    Args:
+        date (`datetime.date`): The date.
+        date_format (`str`): One of `DATE_FORMATS`.
+
+    Returns:
+        `str`: the text.
+    """
     weekday = _WEEKDAYS[date.weekday()]
     return date_format.format(
         day=date.day,

@@ -1,4 +1,4 @@
-"""Labelled rows of every file, and what their labels mean."""
+"""Labelled rows of every file format, and their labels."""
 
 import csv
 import gzip
@@ -32,7 +32,7 @@ def write(folder, kind):
 
 
 @pytest.mark.parametrize("kind", ["jsonl.gz", "json", "csv", "tsv", "parquet"])
-def test_every_file_gives_its_rows(tmp_path, kind):
+def test_rows_of_every_file_format(tmp_path, kind):
     rows = load_rows(write(tmp_path, kind), ["text", "label"])
     assert rows.to_list() == [{"text": row["text"], "label": row["label"]} for row in ROWS]
 
@@ -48,7 +48,7 @@ def test_every_file_gives_its_rows(tmp_path, kind):
     ],
     ids=["names", "numbers", "strings", "fractions", "lists"],
 )
-def test_labels_tell_what_they_are(labels, problem_type, names, encoded):
+def test_problem_type_is_inferred(labels, problem_type, names, encoded):
     found = infer_labels(labels)
     assert (found.problem_type, found.names) == (problem_type, names)
     assert found.encode(labels, "the data") == encoded
@@ -100,7 +100,7 @@ def test_long_fields_are_read(tmp_path):
 
 
 @pytest.mark.parametrize("encoding", ["utf-16", "utf-16-be"])
-def test_a_file_of_utf_16_is_known(tmp_path, encoding):
+def test_utf_16_is_recognized(tmp_path, encoding):
     mark = "" if encoding == "utf-16" else "\ufeff"
     (tmp_path / "a.csv").write_bytes(f"{mark}text,label\nx,y\n".encode(encoding))
     with pytest.raises(ValueError, match="must be UTF-8, but line 1 .* for it is UTF-16: `iconv -f UTF-16 -t UTF-8`"):

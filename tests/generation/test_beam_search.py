@@ -14,7 +14,7 @@ from transformers.generation.streamers import BaseStreamer
 
 from hf_vanilla.generation import beam_search, length_penalty_of
 from hf_vanilla.generation.beam_decoders import SideBySideDecoder
-from hf_vanilla.generation.beam_search import _best_continuations, log_sum_exp
+from hf_vanilla.generation.beam_search import best_continuations, log_sum_exp
 
 
 @pytest.fixture(scope="module")
@@ -69,7 +69,7 @@ OPTIONS = {
 
 
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
-def test_equals_transformers(model, inputs, options):
+def test_search_equals_transformers(model, inputs, options):
     options = {"num_beams": 4, "max_new_tokens": None if "max_length" in options else 20, **options}
     theirs = search_stock(model, inputs, **options)
     ours = search(model, inputs, **options)
@@ -78,7 +78,7 @@ def test_equals_transformers(model, inputs, options):
     torch.testing.assert_close(sequences, theirs.sequences, rtol=0, atol=0)
 
 
-def test_sentences_of_these_tests_have_different_lengths(model, inputs):
+def test_translations_have_different_lengths(model, inputs):
     generated = (search(model, inputs, num_beams=4, max_new_tokens=20).beam_indices >= 0).sum(1)
     assert generated.min() < 8  # some leave the batch early
     assert generated.max() == 20  # and some use up the room for their keys more than once
@@ -100,7 +100,7 @@ CONFIGS = {
 
 @pytest.mark.parametrize("implementation", ["eager", "sdpa"])
 @pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
-def test_equals_transformers_with_any_model(config, implementation, inputs):
+def test_search_equals_transformers_with_any_config(config, implementation, inputs):
     model = trained_model(steps=5, **config)
     model.set_attn_implementation(implementation)
     options = {"num_beams": 4, "max_new_tokens": 12}
@@ -117,13 +117,13 @@ def foreign_model():
     return model
 
 
-def test_equals_transformers_with_a_foreign_model(inputs):
+def test_search_equals_transformers_with_another_model(inputs):
     model = foreign_model()
     options = {"num_beams": 4, "max_new_tokens": 12, "num_return_sequences": 2}
     assert_same(search(model, inputs, **options), search_stock(model, inputs, **options))
 
 
-def test_follows_a_prompt_and_given_encoder_outputs(model, inputs):
+def test_search_takes_a_prompt_and_encoder_outputs(model, inputs):
     prompt = torch.tensor([[BOS, 5, 9]]).repeat(9, 1)
     encoder_outputs = model.get_encoder()(**inputs)
     given = {
@@ -137,7 +137,7 @@ def test_follows_a_prompt_and_given_encoder_outputs(model, inputs):
     assert (ours.sequences[:, :3] == prompt).all()
 
 
-def test_padding_on_the_left_and_rows_of_padding(model, inputs):
+def test_left_padding_and_empty_rows_are_masked(model, inputs):
     emptied = {name: tensor.clone() for name, tensor in inputs.items()}
     for tensor in emptied.values():
         tensor[4] = 0
@@ -153,7 +153,7 @@ def test_padding_on_the_left_and_rows_of_padding(model, inputs):
     assert_same(search(model, left, **options), ours)
 
 
-def test_no_source_mask_means_no_padding(model, inputs):
+def test_missing_source_mask_means_no_padding(model, inputs):
     unmasked = {"input_ids": inputs["input_ids"][:, :1]}
     options = {"num_beams": 4, "max_new_tokens": 12}
     ours = search(model, unmasked, max_length_offset=3, **options)
@@ -162,7 +162,7 @@ def test_no_source_mask_means_no_padding(model, inputs):
     assert ours.sequences.shape[1] <= 1 + 1 + 3
 
 
-def test_returns_what_is_asked_for(model, inputs):
+def test_outputs_equal_those_of_transformers(model, inputs):
     model = copy.deepcopy(model)
     model.set_attn_implementation("eager")
     asked = {"output_scores": True, "output_logits": True, "output_attentions": True, "output_hidden_states": True}
@@ -179,7 +179,7 @@ def test_returns_what_is_asked_for(model, inputs):
             torch.testing.assert_close(our_step, their_step, rtol=1e-4, atol=1e-4)
 
 
-def test_scores_of_words_add_up_to_the_score_of_the_sequence(model, inputs):
+def test_token_scores_add_up_to_the_sequence_score(model, inputs):
     options = {"num_beams": 4, "max_new_tokens": 9, "output_scores": True, "length_penalty": 0.6}
     outputs = search(model, inputs, length_penalty_type="gnmt", **options)
     words = model.compute_transition_scores(outputs.sequences, outputs.scores, outputs.beam_indices)
@@ -215,7 +215,7 @@ def test_one_beam_is_greedy_search(model, inputs, length_penalty, with_end):
 
 
 class Stream(BaseStreamer):
-    """Keeps what it is given."""
+    """Records its inputs."""
 
     def __init__(self):
         self.given, self.has_ended = [], False
@@ -281,7 +281,7 @@ def all_sequences(model, source, max_new_tokens, vocab_size):
 
 @pytest.mark.parametrize("length_penalty_type", ["gnmt", "power"])
 @pytest.mark.parametrize("length_penalty", [0.6, 0.0, 2.0])
-def test_finds_the_best_of_all_sequences(length_penalty, length_penalty_type):
+def test_search_equals_exhaustive_search(length_penalty, length_penalty_type):
     vocab_size, max_new_tokens, returned = 6, 4, 9
     model = trained_model(steps=1, vocab_size=vocab_size)
     source = torch.tensor([[3, 4, 5, EOS], [5, 5, 3, EOS]])
@@ -318,11 +318,11 @@ def test_finds_the_best_of_all_sequences(length_penalty, length_penalty_type):
         (9, 0, "gnmt", 1),
     ],
 )
-def test_length_penalty(length, length_penalty, length_penalty_type, expected):
+def test_length_penalty_of_both_types(length, length_penalty, length_penalty_type, expected):
     assert length_penalty_of(length, length_penalty, length_penalty_type) == pytest.approx(expected)
 
 
-def test_fewer_continuations_than_beams():
+def test_missing_continuations_are_dropped():
     model = trained_model(
         steps=1, vocab_size=5
     )  # one word, the begin and the end besides padding and the unknown word
@@ -335,8 +335,8 @@ def test_fewer_continuations_than_beams():
     assert (outputs.beam_indices[3:] == -1).all()
 
 
-def rows_of_the_vocabulary(model, **options):
-    """How many sentences are projected onto the vocabulary at each step."""
+def projected_rows(model, **options):
+    """Number of sentences that each step projects onto the vocabulary."""
     rows = []
     hook = model.lm_head.register_forward_hook(lambda module, args, output: rows.append(len(args[0])))
     outputs = search(model, **options)
@@ -346,15 +346,15 @@ def rows_of_the_vocabulary(model, **options):
 
 def test_finished_sentences_leave_the_batch(model, inputs):
     options = {"num_beams": 4, "max_new_tokens": 20}
-    rows, _ = rows_of_the_vocabulary(model, inputs=inputs, **options)
+    rows, _ = projected_rows(model, inputs=inputs, **options)
     assert rows[0] == 9
     assert rows[-1] < 9
-    rows, _ = rows_of_the_vocabulary(model, inputs=inputs, output_scores=True, **options)
+    rows, _ = projected_rows(model, inputs=inputs, output_scores=True, **options)
     assert set(rows) == {9}
 
 
 class CountWaits(TorchDispatchMode):
-    """Counts, for each output of a layer, what follows that an accelerator is waited for or copied to."""
+    """Counts, after each call of a layer, operations that synchronize with an accelerator or copy to it."""
 
     waits = {"item", "is_nonzero", "_local_scalar_dense", "nonzero", "masked_select", "lift_fresh"}
 
@@ -365,7 +365,7 @@ class CountWaits(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         name = func.overloadpacket.__name__
-        if name.startswith("index"):  # of booleans, it would be told how many are true
+        if name.startswith("index"):  # boolean masks synchronize
             indices = [index for index in tree_leaves(args[1:]) if isinstance(index, torch.Tensor)]
             is_wait = any(index.dtype == torch.bool for index in indices)
         else:
@@ -376,28 +376,28 @@ class CountWaits(TorchDispatchMode):
 
 
 @pytest.mark.parametrize(
-    ("options", "least_cleared"),
+    ("options", "least_reused"),
     [({}, 3), ({"eos_token_id": None}, 2), ({"output_scores": True}, 0)],
     ids=["sentences leave", "none leaves", "any model"],
 )
-def test_a_step_waits_once_for_an_accelerator(model, inputs, options, least_cleared, monkeypatch):
+def test_step_synchronizes_with_an_accelerator_once(model, inputs, options, least_reused, monkeypatch):
     model = copy.deepcopy(model)
-    clear_away, cleared = SideBySideDecoder._clear_away, []
+    reuse_slots, reused = SideBySideDecoder.reuse_slots, []
 
-    def noted(decoder):
-        cleared.append(len(count.counts))
-        clear_away(decoder)
+    def spy(decoder):
+        reused.append(len(count.counts))
+        reuse_slots(decoder)
 
-    monkeypatch.setattr(SideBySideDecoder, "_clear_away", noted)
+    monkeypatch.setattr(SideBySideDecoder, "reuse_slots", spy)
     with CountWaits(model.lm_head) as count:
         search(model, inputs, num_beams=4, max_new_tokens=20, **options)
     assert len(count.counts) == 20
-    assert least_cleared <= len(cleared) < 6
-    # how many sentences are open, and how many slots live; behind the last step, how long the longest sequence is
-    assert count.counts == [1 + cleared.count(step) for step in range(1, 20)] + [2]
+    assert least_reused <= len(reused) < 6
+    # Each step reads the number of open sentences, or also of slots to keep; the last also the longest sequence.
+    assert count.counts == [1 + reused.count(step) for step in range(1, 20)] + [2]
 
 
-def test_a_row_does_not_depend_on_the_others(model, inputs):
+def test_row_does_not_depend_on_the_batch(model, inputs):
     options = {"num_beams": 4, "max_new_tokens": 30, "max_length_offset": 4, "length_penalty_type": "gnmt"}
     together = search(model, inputs, **options)
     for row in range(9):
@@ -417,16 +417,16 @@ def test_max_length_offset_counts_from_each_source(model, inputs):
         assert (outputs.beam_indices >= 0).sum(1).tolist() == expected.tolist()
 
 
-class StopAtWord(StoppingCriteria):
-    def __init__(self, word):
-        self.word = word
+class StopAtToken(StoppingCriteria):
+    def __init__(self, token):
+        self.token = token
 
     def __call__(self, input_ids, scores, **kwargs):
-        return input_ids[:, -1] == self.word
+        return input_ids[:, -1] == self.token
 
 
-def test_stopping_criteria_of_the_user(model, inputs):
-    options = {"num_beams": 4, "max_new_tokens": 20, "stopping_criteria": StoppingCriteriaList([StopAtWord(7)])}
+def test_custom_stopping_criteria_end_sequences(model, inputs):
+    options = {"num_beams": 4, "max_new_tokens": 20, "stopping_criteria": StoppingCriteriaList([StopAtToken(7)])}
     assert_same(search(model, inputs, **options), search_stock(model, inputs, **options))
 
 
@@ -441,21 +441,21 @@ def test_half_precision_is_close(model, inputs):
 
 @pytest.mark.parametrize("vocab", [3, 63, 64, 65, 200, 1000])
 @pytest.mark.parametrize("count", [1, 8, 300])
-def test_best_continuations_are_those_of_a_full_sort(vocab, count):
+def testbest_continuations_are_those_of_a_full_sort(vocab, count):
     logits, scores = torch.randn(2, 5, vocab), torch.randn(2, 5)
     normalizers = log_sum_exp(logits)
-    best, beams, words = _best_continuations(logits, normalizers, scores, count)
+    best, beams, tokens = best_continuations(logits, normalizers, scores, count)
     full = (logits.log_softmax(-1) + scores[..., None]).flatten(1)
     expected, indices = full.sort(descending=True)
-    there = min(count, 5 * vocab)
-    assert best.shape == beams.shape == words.shape == (2, count)
-    torch.testing.assert_close(best[:, :there], expected[:, :there])
-    assert torch.isneginf(best[:, there:]).all()
-    torch.testing.assert_close((beams * vocab + words)[:, :there], indices[:, :there])
+    existing = min(count, 5 * vocab)
+    assert best.shape == beams.shape == tokens.shape == (2, count)
+    torch.testing.assert_close(best[:, :existing], expected[:, :existing])
+    assert torch.isneginf(best[:, existing:]).all()
+    torch.testing.assert_close((beams * vocab + tokens)[:, :existing], indices[:, :existing])
 
 
 @pytest.mark.parametrize("scale", [1.0, 1e4], ids=["small", "large"])
-def testlog_sum_exp_equals_torch(scale):
+def test_log_sum_exp_equals_torch(scale):
     logits = torch.randn(3, 50, 3000) * scale  # several blocks of rows
     torch.testing.assert_close(log_sum_exp(logits), logits.logsumexp(-1))
     assert log_sum_exp(logits.bfloat16()).dtype == torch.float32
@@ -484,11 +484,11 @@ REFUSED = [
     ({"num_beams": -1, "num_return_sequences": -1}, ValueError, "`num_return_sequences` must be at least 1, got -1"),
     ({"decoder_start_token_id": 30}, ValueError, f"`decoder_start_token_id`{OUTSIDE}30"),
     ({"decoder_start_token_id": [1] * 8 + [-1]}, ValueError, f"`decoder_start_token_id`{OUTSIDE}-1"),
-    ({"decoder_start_token_id": 1.5}, TypeError, "`decoder_start_token_id` must be ids, .* got 1.5"),
+    ({"decoder_start_token_id": 1.5}, TypeError, "`decoder_start_token_id` must be token ids, .* got 1.5"),
     ({"forced_bos_token_id": -1}, ValueError, f"`forced_bos_token_id`{OUTSIDE}-1"),
     ({"forced_eos_token_id": [2, 30]}, ValueError, f"`forced_eos_token_id`{OUTSIDE}30"),
     ({"suppress_tokens": [5, 30]}, ValueError, f"`suppress_tokens`{OUTSIDE}30"),
-    ({"suppress_tokens": [1.5]}, TypeError, "`suppress_tokens` must be ids, .* got 1.5"),
+    ({"suppress_tokens": [1.5]}, TypeError, "`suppress_tokens` must be token ids, .* got 1.5"),
     ({"begin_suppress_tokens": torch.tensor([-1])}, ValueError, f"`begin_suppress_tokens`{OUTSIDE}-1"),
     ({"decoder_input_ids": torch.tensor([[1, 5]] * 8 + [[1, 30]])}, ValueError, "got 30 at row 8, position 1"),
     (
