@@ -102,7 +102,7 @@ class Labels:
         """Encode labels for the model's loss.
 
         Args:
-            labels (`Sequence`): Names of classes; lists of them for multi-label classification; numbers for
+            labels (`Sequence`): Names or ids of classes; lists of them for multi-label classification; numbers for
                 regression.
             where (`str`): Name of the dataset, for messages.
 
