@@ -1,14 +1,17 @@
-"""Checks of input: ids, masks, labels and texts."""
+"""Checks of what a model is given: ids, masks, labels and texts. Bad input is refused by name, before any work."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
+from torch import Tensor, nn
 from transformers.modeling_utils import PreTrainedModel
 
 
-# What is told to whoever has ids that a model does not know.
-OF_VOCABULARY = "These are the ids of the vocabulary: do tokenizer and model belong together?"
+# The label of a position without a loss, everywhere in transformers.
+IGNORED_LABEL = -100
+# Hint appended to out-of-vocabulary errors.
+VOCABULARY_HINT = "These are the ids of the vocabulary: do tokenizer and model belong together?"
 
 
 def check_evaluation_mode(model: PreTrainedModel) -> None:
@@ -21,94 +24,137 @@ def check_evaluation_mode(model: PreTrainedModel) -> None:
         ValueError: if it is in training mode.
     """
     if model.training:
-        raise ValueError("`model` must be in evaluation mode, or dropout changes what it says; call `model.eval()`.")
+        raise ValueError("`model` must be in evaluation mode, as dropout changes its outputs; call `model.eval()`.")
 
 
-def check_input_ids(name: str, input_ids: torch.Tensor, size: int, advice: str = OF_VOCABULARY) -> None:
-    """Check that every id is in its table, where looking is free: on a CPU, outside of compiled code.
+def _check_values(name: str, ids: Tensor, size: int, hint: str, ignored: int | None = None) -> None:
+    """Check that every id is in [0, size) or ignored, where looking is free: on a CPU, outside of compiled code."""
+    if torch.compiler.is_compiling() or ids.device.type != "cpu" or ids.numel() == 0:
+        return
+    lowest, highest = torch.aminmax(ids)
+    if lowest >= 0 and highest < size:
+        return
+    wrong = (ids < 0) | (ids >= size)
+    wrong = wrong if ignored is None else wrong & (ids != ignored)
+    if wrong.any():
+        place = wrong.nonzero()[0]
+        where = ", ".join(f"{axis} {index}" for axis, index in zip(("row", "position"), place.tolist(), strict=False))
+        rule = f"[0, {size})" if ignored is None else f"[0, {size}), or {ignored} where there is none"
+        raise ValueError(f"`{name}` must be in {rule}; got {ids[tuple(place)].item()} at {where}. {hint}")
+
+
+def check_input_ids(name: str, input_ids: Tensor, size: int, hint: str = VOCABULARY_HINT) -> None:
+    """Check that every id is in its table; the values on a CPU, outside of compiled code.
 
     Args:
-        name (`str`): What the caller's argument is called.
+        name (`str`): Name of the argument.
         input_ids (`torch.Tensor` of shape `(batch, length)`): The ids.
-        size (`int`): Number of ids that there are, such as that of the words.
-        advice (`str`, *optional*): What is told to whoever has other ids.
+        size (`int`): Number of rows of the table, such as the size of the vocabulary.
+        hint (`str`, *optional*): Hint appended to the error.
 
     Raises:
         ValueError: if an id is negative or not below `size`, or `input_ids` has not two dimensions.
-        TypeError: if `input_ids` are no integers.
+        TypeError: if `input_ids` is no tensor of integers.
     """
+    if not isinstance(input_ids, Tensor):
+        raise TypeError(f"`{name}` must be a tensor of shape (batch, length), got {type(input_ids).__name__}.")
     if input_ids.dim() != 2:
         raise ValueError(f"`{name}` must have shape (batch, length), got {tuple(input_ids.shape)}.")
     if input_ids.dtype not in (torch.int64, torch.int32):
         raise TypeError(f"`{name}` must be integers (torch.long), got {input_ids.dtype}.")
-    if torch.compiler.is_compiling() or input_ids.device.type != "cpu" or input_ids.numel() == 0:
-        return
-    lowest, highest = torch.aminmax(input_ids)
-    if lowest < 0 or highest >= size:
-        row, column = ((input_ids < 0) | (input_ids >= size)).nonzero()[0].tolist()
-        raise ValueError(
-            f"`{name}` must be in [0, {size}); got {input_ids[row, column].item()} at row {row}, position {column}. "
-            f"{advice}"
-        )
+    _check_values(name, input_ids, size, hint)
 
 
-def check_attention_mask(name: str, attention_mask: torch.Tensor | None, batch: int, length: int) -> None:
-    """Check that a padding mask has the shape of what it masks.
+def check_shape(name: str, tensor: Tensor, batch: int, length: int) -> None:
+    """Check that a tensor has one entry for each position of a batch.
 
     Args:
-        name (`str`): What the caller's argument is called.
-        attention_mask (`torch.Tensor` of shape `(batch, length)`, *optional*): 1 for tokens, 0 for padding. A mask of
-            four dimensions is transformers' own and passes.
-        batch (`int`): Rows that it must have.
-        length (`int`): Columns that it must have.
+        name (`str`): Name of the argument.
+        tensor (`torch.Tensor` of shape `(batch, length)`): The tensor.
+        batch (`int`): Rows of the batch.
+        length (`int`): Its length.
 
     Raises:
         ValueError: if it has another shape.
     """
-    if not isinstance(attention_mask, torch.Tensor) or attention_mask.dim() == 4:
-        return
-    if tuple(attention_mask.shape) != (batch, length):
-        raise ValueError(
-            f"`{name}` must have shape (batch, length) = ({batch}, {length}), got {tuple(attention_mask.shape)}."
-        )
+    if tuple(tensor.shape) != (batch, length):
+        raise ValueError(f"`{name}` must have shape (batch, length) = ({batch}, {length}), got {tuple(tensor.shape)}.")
 
 
-# The label of a position without a loss, everywhere in transformers.
-IGNORED_LABEL = -100
+def check_attention_mask(name: str, attention_mask: Any, batch: int, length: int) -> None:
+    """Check that a padding mask has the shape of its batch.
+
+    Args:
+        name (`str`): Name of the argument.
+        attention_mask (`torch.Tensor` of shape `(batch, length)`, *optional*): Not 0 for tokens, 0 for padding. Masks
+            of four dimensions and other objects are transformers' own and pass.
+        batch (`int`): Rows of the batch.
+        length (`int`): Its length.
+
+    Raises:
+        ValueError: if it has another shape.
+    """
+    if isinstance(attention_mask, Tensor) and attention_mask.dim() != 4:
+        check_shape(name, attention_mask, batch, length)
 
 
 def check_labels(
     name: str,
-    labels: torch.Tensor,
-    shape: tuple[int, ...],
+    labels: Tensor,
+    shape: tuple[int, ...] | None,
     size: int,
-    advice: str = "`num_labels` of the config sets the number of classes.",
+    hint: str = "`num_labels` of the config sets the number of classes.",
 ) -> None:
-    """Check the shape of labels, and their values where looking is free: on a CPU, outside of compiled code.
+    """Check the shape of labels, and on a CPU, outside of compiled code, their values.
 
     Args:
-        name (`str`): What the caller's argument is called.
+        name (`str`): Name of the argument.
         labels (`torch.Tensor`): Class numbers; -100 is ignored.
-        shape (`tuple[int, ...]`): The shape that they must have.
+        shape (`tuple[int, ...]`, *optional*): The shape that they must have; any `(batch, length)` by default.
         size (`int`): Number of classes.
-        advice (`str`, *optional*): What is told to whoever has other labels.
+        hint (`str`, *optional*): Hint appended to the error.
 
     Raises:
         ValueError: if the shape is another one, or a label is neither -100 nor in [0, size).
         TypeError: if the labels are no integers.
     """
-    if tuple(labels.shape) != shape:
-        raise ValueError(f"`{name}` must have shape {shape}, got {tuple(labels.shape)}.")
+    if tuple(labels.shape) != shape and (shape is not None or labels.dim() != 2):
+        raise ValueError(f"`{name}` must have shape {shape or '(batch, length)'}, got {tuple(labels.shape)}.")
     if labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool:
         raise TypeError(f"`{name}` must be integers (torch.long), got {labels.dtype}.")
-    if torch.compiler.is_compiling() or labels.device.type != "cpu" or labels.numel() == 0:
-        return
-    labels = labels.long()  # of small integers, -100 would be another number
-    wrong = labels[((labels < 0) | (labels >= size)) & (labels != IGNORED_LABEL)]
-    if wrong.numel():
+    _check_values(name, labels.long(), size, hint, IGNORED_LABEL)  # of small integers, -100 would be another number
+
+
+def checked_embeddings(
+    embedding: nn.Embedding, input_ids: Tensor | None, inputs_embeds: Tensor | None, prefix: str = ""
+) -> Tensor:
+    """Look up the embeddings of checked ids, or check those that are given.
+
+    Args:
+        embedding (`nn.Embedding`): The embedding.
+        input_ids (`torch.LongTensor` of shape `(batch, length)`, *optional*): Ids.
+        inputs_embeds (`torch.Tensor` of shape `(batch, length, d_model)`, *optional*): Embeddings in place of ids.
+        prefix (`str`, *optional*): What comes before both names in errors, such as `decoder_`.
+
+    Returns:
+        `torch.Tensor` of shape `(batch, length, d_model)`: the embeddings.
+
+    Raises:
+        ValueError: if not exactly one of both is given, an id is outside the vocabulary, or a shape doesn't fit.
+        TypeError: if `input_ids` is no tensor of integers.
+    """
+    if (input_ids is None) == (inputs_embeds is None):
+        raise ValueError(f"Pass either `{prefix}input_ids` or `{prefix}inputs_embeds`: exactly one of them.")
+    if input_ids is not None:
+        check_input_ids(f"{prefix}input_ids", input_ids, embedding.num_embeddings)
+        return embedding(input_ids)
+    width = embedding.embedding_dim
+    if inputs_embeds is None or inputs_embeds.dim() != 3 or inputs_embeds.shape[2] != width:
         raise ValueError(
-            f"`{name}` must be in [0, {size}), or {IGNORED_LABEL} where there is none; got {wrong[0].item()}. {advice}"
+            f"`{prefix}inputs_embeds` must have shape (batch, length, d_model = {width}), got "
+            f"{tuple(getattr(inputs_embeds, 'shape', ()))}."
         )
+    return inputs_embeds
 
 
 def as_texts(name: str, given: Any) -> list[str]:

@@ -8,6 +8,7 @@ import re
 from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 
 from .checks import IGNORED_LABEL
 
@@ -29,44 +30,44 @@ class SmoothedTarget(NamedTuple):
     """The distribution that a token's prediction is held against.
 
     Attributes:
-        confidence: Probability of the true token.
-        share: Probability of every other token.
+        true_probability: Probability of the true token.
+        other_probability: Probability of every other token.
         excluded_id: A token that has probability 0 instead, or -1.
         entropy: What is subtracted from the cross-entropy, in nats.
     """
 
-    confidence: float
-    share: float
+    true_probability: float
+    other_probability: float
     excluded_id: int
     entropy: float
 
 
 def _expected_logits(
-    hidden_states: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    labels: torch.Tensor,
+    hidden_states: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    labels: Tensor,
     target: SmoothedTarget,
-) -> torch.Tensor:
+) -> Tensor:
     """Average each token's logits under its target, sum_v t_v z_v, without computing them all: (tokens,)."""
     hidden_states, weight = hidden_states.float(), weight.float()
     bias = weight.new_zeros(weight.shape[0]) if bias is None else bias.float()
     true_logits = (hidden_states * weight[labels]).sum(1) + bias[labels]
-    expected = (target.confidence - target.share) * true_logits
-    if target.share > 0:
-        expected += target.share * (hidden_states @ weight.sum(0) + bias.sum())
+    expected = (target.true_probability - target.other_probability) * true_logits
+    if target.other_probability > 0:
+        expected += target.other_probability * (hidden_states @ weight.sum(0) + bias.sum())
     if target.excluded_id >= 0:
-        expected -= target.share * (hidden_states @ weight[target.excluded_id] + bias[target.excluded_id])
+        expected -= target.other_probability * (hidden_states @ weight[target.excluded_id] + bias[target.excluded_id])
     return expected
 
 
 def _subtract_target(
-    grad_hidden: torch.Tensor,
-    grad_weight: torch.Tensor,
-    grad_bias: torch.Tensor | None,
-    hidden_states: torch.Tensor,
-    weight: torch.Tensor,
-    labels: torch.Tensor,
+    grad_hidden: Tensor,
+    grad_weight: Tensor,
+    grad_bias: Tensor | None,
+    hidden_states: Tensor,
+    weight: Tensor,
+    labels: Tensor,
     target: SmoothedTarget,
 ) -> None:
     """Take the target's part, -t, out of gradients that hold that of softmax(z): in place, without a (tokens, vocab).
@@ -74,37 +75,37 @@ def _subtract_target(
     A target is a share of every token and the rest of the true one, so its products with the projection and with the
     hidden states are sums and rows of these.
     """
-    rest = target.confidence - target.share
+    rest = target.true_probability - target.other_probability
     hidden_states = hidden_states.float()
     grad_hidden -= rest * weight[labels]
     grad_weight.index_add_(0, labels, hidden_states, alpha=-rest)
     if grad_bias is not None:
         grad_bias.index_add_(0, labels, torch.ones_like(labels, dtype=torch.float32), alpha=-rest)
-        grad_bias -= target.share * labels.shape[0]
-    if target.share > 0:
-        grad_hidden -= target.share * weight.sum(0)
-        grad_weight -= target.share * hidden_states.sum(0)
+        grad_bias -= target.other_probability * labels.shape[0]
+    if target.other_probability > 0:
+        grad_hidden -= target.other_probability * weight.sum(0)
+        grad_weight -= target.other_probability * hidden_states.sum(0)
     if target.excluded_id >= 0:
-        grad_hidden += target.share * weight[target.excluded_id]
-        grad_weight[target.excluded_id] += target.share * hidden_states.sum(0)
+        grad_hidden += target.other_probability * weight[target.excluded_id]
+        grad_weight[target.excluded_id] += target.other_probability * hidden_states.sum(0)
         if grad_bias is not None:
-            grad_bias[target.excluded_id] += target.share * labels.shape[0]
+            grad_bias[target.excluded_id] += target.other_probability * labels.shape[0]
 
 
-def _logits(hidden_states: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+def _logits(hidden_states: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """Project hidden states (tokens, d_model): (tokens, vocab)."""
     logits = torch.mm(hidden_states, weight.t())
     return logits if bias is None else logits.add_(bias)
 
 
-def _chunk_tokens(weight: torch.Tensor) -> int:
+def _chunk_tokens(weight: Tensor) -> int:
     """Choose of how many tokens the logits are computed at a time, for a projection (vocab, d_model)."""
     return CHUNK_TOKENS if weight.device.type == "cpu" else max(CHUNK_TOKENS, CHUNK_LOGITS // weight.shape[0])
 
 
 def _softmax_and_log_sum_exp(
-    hidden_states: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, labels: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
+    hidden_states: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor
+) -> tuple[Tensor, Tensor]:
     """Find a chunk's probabilities (tokens, vocab), in the place of its logits, and log-sum-exps (tokens,).
 
     These are z - log p of the true token; where p vanishes, they are recomputed. An accelerator would have to be asked
@@ -123,9 +124,7 @@ def _softmax_and_log_sum_exp(
     return probabilities, log_sum_exp.index_copy(0, vanished, recomputed)
 
 
-def _add_gradients(
-    grad_weight: torch.Tensor, grad_bias: torch.Tensor | None, chunk: torch.Tensor, probabilities: torch.Tensor
-) -> None:
+def _add_gradients(grad_weight: Tensor, grad_bias: Tensor | None, chunk: Tensor, probabilities: Tensor) -> None:
     """Add a chunk's part of the gradients of weight and bias that softmax(z) makes: in place, block by block."""
     vocab_size = grad_weight.shape[0]
     step = BLOCK_WORDS if grad_weight.device.type == "cpu" else vocab_size
@@ -137,12 +136,12 @@ def _add_gradients(
 
 
 def _loss_and_gradients(
-    hidden_states: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    labels: torch.Tensor,
+    hidden_states: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    labels: Tensor,
     target: SmoothedTarget,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
     """Sum the cross-entropy of labelled tokens, and find its gradients, chunk by chunk."""
     weight_in_use = weight.to(hidden_states.dtype)
     bias_in_use = None if bias is None else bias.to(hidden_states.dtype)
@@ -169,12 +168,12 @@ class _ChunkedCrossEntropySum(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
-        hidden_states: torch.Tensor,
-        weight: torch.Tensor,
-        bias: torch.Tensor | None,
-        labels: torch.Tensor,
+        hidden_states: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        labels: Tensor,
         target: SmoothedTarget,
-    ) -> torch.Tensor:
+    ) -> Tensor:
         total, *gradients = _loss_and_gradients(hidden_states, weight, bias, labels, target)
         ctx.save_for_backward(*gradients)
         ctx.dtypes = (weight.dtype, None if bias is None else bias.dtype)
@@ -182,11 +181,11 @@ class _ChunkedCrossEntropySum(torch.autograd.Function):
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, grad_output: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+    def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
         return *_scaled_gradients(ctx, grad_output), None, None
 
 
-def _scaled_gradients(ctx: Any, grad_output: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+def _scaled_gradients(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
     """Multiply the gradients of hidden states, weight and bias, saved on the way forward, by that of the loss."""
     grad_hidden, grad_weight, grad_bias = ctx.saved_tensors
     weight_dtype, bias_dtype = ctx.dtypes
@@ -206,12 +205,12 @@ def _scaled_gradients(ctx: Any, grad_output: torch.Tensor) -> tuple[torch.Tensor
     " int excluded_id, float entropy) -> (Tensor, Tensor, Tensor, Tensor)",
 )
 def _cross_entropy_and_gradients(
-    hidden_states: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    labels: torch.Tensor,
+    hidden_states: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    labels: Tensor,
     *target: Any,
-) -> tuple[torch.Tensor, ...]:
+) -> tuple[Tensor, ...]:
     """Compute the sum, and its gradients with respect to hidden states (tokens, d_model), weight and bias."""
     labelled = (labels != IGNORED_LABEL).nonzero()[:, 0]
     total, grad_labelled, grad_weight, grad_bias = _loss_and_gradients(
@@ -225,7 +224,17 @@ def _cross_entropy_and_gradients(
     return total, grad_hidden, grad_weight, hidden_states.new_empty(0) if grad_bias is None else grad_bias
 
 
-def _keep_gradients(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, ...]) -> None:
+@_cross_entropy_and_gradients.register_fake
+def _(hidden_states: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, *target: Any) -> tuple[Tensor, ...]:
+    return (
+        hidden_states.new_empty((), dtype=torch.float32),
+        torch.empty_like(hidden_states),
+        torch.empty_like(weight, dtype=torch.float32),
+        hidden_states.new_empty(0) if bias is None else torch.empty_like(bias, dtype=torch.float32),
+    )
+
+
+def _keep_gradients(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
     """Save what was computed on the way forward."""
     _, weight, bias, *_ = inputs
     ctx.set_materialize_grads(False)
@@ -233,7 +242,7 @@ def _keep_gradients(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tenso
     ctx.dtypes = (weight.dtype, None if bias is None else bias.dtype)
 
 
-def _backward_of_sum(ctx: Any, grad_output: torch.Tensor, *_: None) -> tuple[torch.Tensor | None, ...]:
+def _backward_of_sum(ctx: Any, grad_output: Tensor, *_: None) -> tuple[Tensor | None, ...]:
     """Differentiate the sum; nothing else that the operation returns is used."""
     return *_scaled_gradients(ctx, grad_output), *[None] * 5
 
@@ -242,12 +251,12 @@ _cross_entropy_and_gradients.register_autograd(_backward_of_sum, setup_context=_
 
 
 def projected_cross_entropy_sum(
-    hidden_states: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    labels: torch.Tensor,
+    hidden_states: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    labels: Tensor,
     target: SmoothedTarget,
-) -> torch.Tensor:
+) -> Tensor:
     """Project the tokens that `select_labelled` gives onto the vocabulary and sum the cross-entropy.
 
     Works in chunks of tokens, so that the `(tokens, vocab)` logits of many never exist whole, and computes their

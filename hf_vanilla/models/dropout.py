@@ -3,10 +3,10 @@
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 
-def dropout_noise(shape: torch.Size, rate: float, device: torch.device) -> torch.Tensor:
+def dropout_noise(shape: torch.Size, rate: float, device: torch.device) -> Tensor:
     """Draw a tensor that is 1 where dropout keeps and 0 where it drops.
 
     One 64-bit random number serves four elements, with the rate rounded to 2^-16. That is several times faster than
@@ -27,7 +27,7 @@ def dropout_noise(shape: torch.Size, rate: float, device: torch.device) -> torch
     return torch.ge(drawn, threshold, out=torch.empty(shape, dtype=torch.int8, device=device))
 
 
-def _scaled_noise(noise: torch.Tensor, rate: float, dtype: torch.dtype) -> torch.Tensor:
+def _scaled_noise(noise: Tensor, rate: float, dtype: torch.dtype) -> Tensor:
     """Return noise / (1 - rate); in 16 bits, by a product of integers, which is four times as fast."""
     scale = 1 / (1 - rate)
     if dtype.itemsize != 2:
@@ -42,27 +42,27 @@ class _Dropout(torch.autograd.Function):
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(hidden_states: torch.Tensor, noise: torch.Tensor, rate: float) -> torch.Tensor:
+    def forward(hidden_states: Tensor, noise: Tensor, rate: float) -> Tensor:
         return hidden_states * _scaled_noise(noise, rate, hidden_states.dtype)
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
         _, noise, ctx.rate = inputs
         ctx.save_for_backward(noise)
         ctx.save_for_forward(noise)
 
     @staticmethod
-    def backward(ctx: Any, grad_output: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+    def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
         (noise,) = ctx.saved_tensors
         return _Dropout.apply(grad_output, noise, ctx.rate), None, None
 
     @staticmethod
-    def jvp(ctx: Any, tangent: torch.Tensor, *_: None) -> torch.Tensor:
+    def jvp(ctx: Any, tangent: Tensor, *_: None) -> Tensor:
         (noise,) = ctx.saved_tensors
         return _Dropout.apply(tangent, noise, ctx.rate)
 
 
-def dropout(hidden_states: torch.Tensor, rate: float, training: bool) -> torch.Tensor:
+def dropout(hidden_states: Tensor, rate: float, training: bool) -> Tensor:
     """Apply inverted dropout: in training, zero elements with probability `rate` and scale the rest by 1 / (1 - rate).
 
     Args:

@@ -1,4 +1,11 @@
-"""The bricks of the models: attention, feed-forward network, residual connection with norm, positions, dropout.
+"""The paper's bricks, in the order of its sections 3.1 to 3.5 (Vaswani et al. 2017).
+
+    3.1    residual connections with norm, encoder layer, decoder layer
+    3.2.1  scaled dot-product attention
+    3.2.2  multi-head attention
+    3.2.3  attention of a sequence to itself, and of a target to its source
+    3.3    position-wise feed-forward network
+    3.5    positional encoding; 3.4, embeddings and softmax, is each model's own
 
 Every brick takes the model's config and reads these names of it, most of them transformers' aliases:
 `hidden_size`, `num_attention_heads`, `d_k`, `d_v`, `attention_scale`, `intermediate_size`, `hidden_act`,
@@ -7,6 +14,9 @@ Every brick takes the model's config and reads these names of it, most of them t
 
 Shapes are written with these words: batch, src_len, tgt_len, query_len, key_len, heads, d_k, d_v, d_model, d_ff,
 vocab. d_k and d_v are the widths of one head's keys and values.
+
+An attention mask says which positions see each other. It is what transformers' mask helpers make for the kernel that
+the config names; or, where padding is left out, a `Packing`: then tokens `(1, tokens, d_model)` stand for the batch.
 """
 
 import math
@@ -14,7 +24,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers import initialization as init
 from transformers.activations import ACT2FN
 from transformers.cache_utils import Cache, EncoderDecoderCache
@@ -23,7 +33,8 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from .dropout import dropout
-from .packing import Frame, Packing, take_tokens
+from .dropout import dropout as drop  # a kernel has an argument of that name
+from .packing import Mask, Packing, cross_packing, gather_outputs, to_rows, to_tokens, unpad_source
 
 
 # Up to this many keys, in training on a CPU, two matrix products and a softmax are faster than
@@ -31,70 +42,166 @@ from .packing import Frame, Packing, take_tokens
 SHORT_SEQUENCE = 256
 
 
-def sinusoidal_positions(position_ids: torch.Tensor, d_model: int, position_type: str) -> torch.Tensor:
-    """Encode positions as sines and cosines of geometrically spaced wavelengths.
+class PostNormResidual(nn.Module):
+    """Residual connection and norm around a sub-layer as the paper has them: LayerNorm(x + Dropout(Sublayer(x))).
 
-    PE(pos, 2i) = sin(pos / 10000^(2i / d_model)), PE(pos, 2i + 1) = cos(the same), in float32. Nothing is stored, so
-    no position is too far.
-
-    Args:
-        position_ids (`torch.Tensor` of shape `(..., length)`): Positions, from 0.
-        d_model (`int`): Width, an even number.
-        position_type (`str`): `"sinusoidal"` interleaves sine and cosine as the paper does; `"sinusoidal_split"` puts
-            the same sines first and the cosines behind; `"sinusoidal_t2t"` does so with Tensor2Tensor's wavelengths,
-            whose exponents end at 1 instead of just below it.
-
-    Returns:
-        `torch.Tensor` of shape `(..., length, d_model)`: the encodings.
-
-    Source: Vaswani et al. 2017, 3.5; `get_timing_signal_1d` of Tensor2Tensor.
-    """
-    half = d_model // 2
-    steps = max(half - 1, 1) if position_type == "sinusoidal_t2t" else half
-    exponents = torch.arange(half, device=position_ids.device, dtype=torch.float32) / steps
-    angles = position_ids[..., None].float() * torch.exp(exponents * -math.log(10000.0))  # (..., length, d_model / 2)
-    if position_type == "sinusoidal":
-        return torch.stack((angles.sin(), angles.cos()), dim=-1).flatten(-2)  # (..., length, d_model)
-    return torch.cat((angles.sin(), angles.cos()), dim=-1)  # (..., length, d_model)
-
-
-def positions_of(
-    attention_mask: torch.Tensor | None, length: int, past_length: int | torch.Tensor, device: torch.device
-) -> torch.Tensor:
-    """Number the tokens of each row from 0, whichever side its padding is on.
+    ```python
+    hidden_states = residual.after(hidden_states, sublayer(residual.before(hidden_states)))
+    ```
 
     Args:
-        attention_mask (`torch.Tensor` of shape `(batch, past_length + length)`, *optional*): Not 0 for tokens, 0 for
-            padding.
-        length (`int`): How many positions are asked for: the last ones.
-        past_length (`int` or `torch.Tensor`): How many came before them; of a static cache, a tensor.
-        device (`torch.device`): Where the result shall be.
+        config (`PreTrainedConfig`): The model's config.
 
-    Returns:
-        `torch.Tensor` of shape `(batch, length)`, or `(1, length)` without a mask: the positions. Padding has some
-        valid position.
+    Source: Vaswani et al. 2017, 3.1 and 5.4.
     """
-    if not isinstance(attention_mask, torch.Tensor) or attention_mask.dim() != 2:
-        return torch.arange(length, device=device)[None] + past_length
-    is_token = attention_mask != 0  # as transformers reads masks of any type
-    return (is_token.long().cumsum(-1) - 1).clamp_(min=0)[:, attention_mask.shape[1] - length :]
+
+    def __init__(self, config: PreTrainedConfig):
+        super().__init__()
+        self.layer_norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+        self.dropout = config.hidden_dropout_prob
+
+    def before(self, hidden_states: Tensor) -> Tensor:
+        """Return the input of the sub-layer, of shape `(batch, length, d_model)`."""
+        return hidden_states
+
+    def after(self, hidden_states: Tensor, output: Tensor) -> Tensor:
+        """Add the sub-layer's output to its input, both of shape `(batch, length, d_model)`."""
+        return self.layer_norm(hidden_states + dropout(output, self.dropout, self.training))
 
 
-def _drop_weights(weights: torch.Tensor, rate: float, training: bool) -> torch.Tensor:
-    """Drop attention weights; `eager_attention_forward` has an argument that hides the name of `dropout`."""
-    return dropout(weights, rate, training)
+class PreNormResidual(PostNormResidual):
+    """Residual connection with the norm before the sub-layer: x + Dropout(Sublayer(LayerNorm(x))).
+
+    Args:
+        config (`PreTrainedConfig`): The model's config.
+
+    Source: Tensor2Tensor's `transformer_base_v2`; the Annotated Transformer. A stack of these needs a norm at its end.
+    """
+
+    def before(self, hidden_states: Tensor) -> Tensor:
+        """Return the input of the sub-layer, of shape `(batch, length, d_model)`."""
+        return self.layer_norm(hidden_states)
+
+    def after(self, hidden_states: Tensor, output: Tensor) -> Tensor:
+        """Add the sub-layer's output to the residual stream, both of shape `(batch, length, d_model)`."""
+        return hidden_states + dropout(output, self.dropout, self.training)
+
+
+RESIDUALS = {"post": PostNormResidual, "pre": PreNormResidual}
+
+
+class EncoderLayer(GradientCheckpointingLayer):
+    """Self-attention and a feed-forward network, each inside a residual connection with norm.
+
+    Args:
+        config (`PreTrainedConfig`): The model's config.
+        layer_idx (`int`, defaults to 0): The layer's number, under which a cache keeps its keys and values.
+        is_causal (`bool`, defaults to `False`): Whether no position sees a later one.
+
+    Source: Vaswani et al. 2017, 3.1.
+    """
+
+    accepts_packing = True
+
+    def __init__(self, config: PreTrainedConfig, layer_idx: int = 0, is_causal: bool = False):
+        super().__init__()
+        residual = RESIDUALS[config.norm_position]
+        self.self_attn = SelfAttention(config, layer_idx, is_causal)
+        self.self_attn_residual = residual(config)
+        self.feed_forward = PositionwiseFeedForward(config)
+        self.feed_forward_residual = residual(config)
+
+    def forward(
+        self, hidden_states: Tensor, attention_mask: Mask = None, past_key_values: Cache | None = None, **kwargs: Any
+    ) -> Tensor:
+        """Run the layer.
+
+        Args:
+            hidden_states (`torch.Tensor` of shape `(batch, length, d_model)`): The sequence.
+            attention_mask (`Mask`, *optional*): Which positions see each other.
+            past_key_values (`Cache`, *optional*): Keys and values of the positions before.
+            **kwargs: Passed on to the attention kernel.
+
+        Returns:
+            `torch.Tensor` of shape `(batch, length, d_model)`: the output; `(1, outputs, d_model)` for a `Packing`
+            that names outputs.
+        """
+        # 1. self-attention
+        inner = self.self_attn_residual.before(hidden_states)
+        attended, _ = self.self_attn(inner, attention_mask, past_key_values, **kwargs)
+        hidden_states = self.self_attn_residual.after(gather_outputs(hidden_states, attention_mask), attended)
+        # 2. feed-forward
+        inner = self.feed_forward_residual.before(hidden_states)
+        return self.feed_forward_residual.after(hidden_states, self.feed_forward(inner))
+
+
+class DecoderLayer(GradientCheckpointingLayer):
+    """Causal self-attention, cross-attention and a feed-forward network, each inside a residual connection with norm.
+
+    Args:
+        config (`PreTrainedConfig`): The model's config.
+        layer_idx (`int`): The layer's number, under which a cache keeps its keys and values.
+
+    Source: Vaswani et al. 2017, 3.1.
+    """
+
+    accepts_packing = True
+
+    def __init__(self, config: PreTrainedConfig, layer_idx: int):
+        super().__init__()
+        residual = RESIDUALS[config.norm_position]
+        self.self_attn = SelfAttention(config, layer_idx, is_causal=True)
+        self.self_attn_residual = residual(config)
+        self.cross_attn = CrossAttention(config, layer_idx)
+        self.cross_attn_residual = residual(config)
+        self.feed_forward = PositionwiseFeedForward(config)
+        self.feed_forward_residual = residual(config)
+
+    def forward(
+        self,
+        hidden_states: Tensor,
+        attention_mask: Mask,
+        encoder_hidden_states: Tensor,
+        encoder_attention_mask: Mask = None,
+        past_key_values: EncoderDecoderCache | None = None,
+        **kwargs: Any,
+    ) -> Tensor:
+        """Run the layer.
+
+        Args:
+            hidden_states (`torch.Tensor` of shape `(batch, tgt_len, d_model)`): The target.
+            attention_mask (`Mask`, *optional*): Which target positions see each other.
+            encoder_hidden_states (`torch.Tensor` of shape `(batch, src_len, d_model)`): The encoder's output.
+            encoder_attention_mask (`Mask`, *optional*): Which source positions the target sees.
+            past_key_values (`EncoderDecoderCache`, *optional*): Keys and values of earlier calls.
+            **kwargs: Passed on to the attention kernel.
+
+        Returns:
+            `torch.Tensor` of shape `(batch, tgt_len, d_model)`: the output.
+        """
+        # 1. self-attention
+        inner = self.self_attn_residual.before(hidden_states)
+        attended, _ = self.self_attn(inner, attention_mask, past_key_values, **kwargs)
+        hidden_states = self.self_attn_residual.after(hidden_states, attended)
+        # 2. cross-attention
+        inner = self.cross_attn_residual.before(hidden_states)
+        attended, _ = self.cross_attn(inner, encoder_hidden_states, encoder_attention_mask, past_key_values, **kwargs)
+        hidden_states = self.cross_attn_residual.after(hidden_states, attended)
+        # 3. feed-forward
+        inner = self.feed_forward_residual.before(hidden_states)
+        return self.feed_forward_residual.after(hidden_states, self.feed_forward(inner))
 
 
 def eager_attention_forward(
     module: nn.Module,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    attention_mask: torch.Tensor | None,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
     scaling: float,
     dropout: float = 0.0,
     **kwargs: Any,
-) -> tuple[torch.Tensor, torch.Tensor]:
+) -> tuple[Tensor, Tensor]:
     """Compute softmax(Q K^T * scaling) V as the formula says, and return the weights too.
 
     Args:
@@ -124,27 +231,9 @@ def eager_attention_forward(
         else:
             scores = scores + attention_mask
     weights = nn.functional.softmax(scores, dim=-1)
-    kept = _drop_weights(weights, dropout, module.training).to(value.dtype)
+    kept = drop(weights, dropout, module.training).to(value.dtype)
     output = torch.matmul(kept, value).transpose(1, 2)  # (batch, query_len, heads, d_v)
     return output, weights
-
-
-class FusedLinear(nn.Linear):
-    """Several linear maps of one input as one matrix product; the output holds theirs side by side.
-
-    Args:
-        in_features (`int`): Width of the input.
-        sizes (`tuple[int, ...]`): Widths of the outputs.
-    """
-
-    def __init__(self, in_features: int, sizes: tuple[int, ...]):
-        super().__init__(in_features, sum(sizes))
-        self.sizes = sizes
-
-    def init_xavier_uniform(self) -> None:
-        """Initialise each of the maps by itself, as if it were a matrix of its own (Glorot & Bengio 2010)."""
-        parts = [nn.init.xavier_uniform_(torch.empty(size, self.in_features)) for size in self.sizes]
-        init.copy_(self.weight, torch.cat(parts))
 
 
 class MultiHeadAttention(nn.Module):
@@ -155,7 +244,7 @@ class MultiHeadAttention(nn.Module):
     Args:
         config (`PreTrainedConfig`): The model's config.
         layer_idx (`int`, defaults to 0): The layer's number, under which a cache keeps its keys and values.
-        is_causal (`bool`, defaults to `False`): Whether a query sees no key behind its own position.
+        is_causal (`bool`, defaults to `False`): Whether no position sees a later one.
 
     Source: Vaswani et al. 2017, 3.2.2. Differs from `nn.MultiheadAttention`: batch first, free d_k and d_v.
     """
@@ -170,14 +259,13 @@ class MultiHeadAttention(nn.Module):
         self.dropout = config.attention_probs_dropout_prob
         self.out_proj = nn.Linear(self.heads * self.d_v, config.hidden_size)
 
+    def split_heads(self, projected: Tensor) -> Tensor:
+        """Split projections (batch, length, heads * width) into heads: (batch, heads, length, width)."""
+        return projected.unflatten(-1, (self.heads, -1)).transpose(1, 2)
+
     def attend(
-        self,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        attention_mask: torch.Tensor | None,
-        **kwargs: Any,
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        self, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kwargs: Any
+    ) -> tuple[Tensor, Tensor | None]:
         """Run the attention kernel that the config names.
 
         Args:
@@ -199,7 +287,7 @@ class MultiHeadAttention(nn.Module):
         output, weights = kernel(self, query, key, value, attention_mask, dropout=rate, scaling=self.scaling, **kwargs)
         return output, weights if implementation == "eager" else None
 
-    def _is_short_training(self, key: torch.Tensor) -> bool:
+    def _is_short_training(self, key: Tensor) -> bool:
         """Whether plain products beat `scaled_dot_product_attention` here.
 
         Asks for training, not for gradients: a checkpointed layer runs once without them and once with them, and must
@@ -208,13 +296,31 @@ class MultiHeadAttention(nn.Module):
         return self.training and key.device.type == "cpu" and key.shape[2] <= SHORT_SEQUENCE
 
 
+class FusedLinear(nn.Linear):
+    """Several linear maps of one input as one matrix product; the output holds theirs side by side.
+
+    Args:
+        in_features (`int`): Width of the input.
+        sizes (`tuple[int, ...]`): Widths of the outputs.
+    """
+
+    def __init__(self, in_features: int, sizes: tuple[int, ...]):
+        super().__init__(in_features, sum(sizes))
+        self.sizes = sizes
+
+    def init_xavier_uniform(self) -> None:
+        """Initialise each of the maps by itself, as if it were a matrix of its own (Glorot & Bengio 2010)."""
+        parts = [nn.init.xavier_uniform_(torch.empty(size, self.in_features)) for size in self.sizes]
+        init.copy_(self.weight, torch.cat(parts))
+
+
 class SelfAttention(MultiHeadAttention):
     """Attention of a sequence to itself, with one matrix product for queries, keys and values.
 
     Args:
         config (`PreTrainedConfig`): The model's config.
         layer_idx (`int`, defaults to 0): The layer's number, under which a cache keeps its keys and values.
-        is_causal (`bool`, defaults to `False`): Whether a query sees no key behind its own position.
+        is_causal (`bool`, defaults to `False`): Whether no position sees a later one.
 
     Source: Vaswani et al. 2017, 3.2.3.
     """
@@ -227,91 +333,46 @@ class SelfAttention(MultiHeadAttention):
         self.qkv_proj = FusedLinear(config.hidden_size, self.qkv_sizes)
 
     def forward(
-        self,
-        hidden_states: torch.Tensor,
-        attention_mask: torch.Tensor | None = None,
-        past_key_values: Cache | None = None,
-        packing: Packing | None = None,
-        read_tokens: torch.Tensor | None = None,
-        **kwargs: Any,
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        self, hidden_states: Tensor, attention_mask: Mask = None, past_key_values: Cache | None = None, **kwargs: Any
+    ) -> tuple[Tensor, Tensor | None]:
         """Attend from every position to every position that the mask allows.
 
         Args:
-            hidden_states (`torch.Tensor` of shape `(batch, query_len, d_model)`): The sequence, or its new part; with
-                `packing`, its tokens `(1, tokens, d_model)`.
-            attention_mask (`torch.Tensor`, *optional*): A mask made by transformers' mask helpers.
-            past_key_values (`Cache`, *optional*): Keys and values of the positions before; takes in the new ones.
-            packing (`Packing`, *optional*): Where the tokens belong, if padding is left out; takes the place of mask
-                and cache.
-            read_tokens (`torch.LongTensor` of shape `(read,)`, *optional*): Indices of the tokens whose output will be
-                read, row after row; all by default.
+            hidden_states (`torch.Tensor` of shape `(batch, query_len, d_model)`): The sequence, or its new part.
+            attention_mask (`Mask`, *optional*): Which positions see each other.
+            past_key_values (`Cache`, *optional*): Keys and values of the positions before; the new ones are added.
+                Not used with a `Packing`.
             **kwargs: Passed on to the attention kernel.
 
         Returns:
-            `tuple[torch.Tensor, torch.Tensor | None]`: the output of the shape of `hidden_states`, or `(1, read,
-            d_model)`, and the weights of shape `(batch, heads, query_len, key_len)` if the kernel is `eager`.
+            `tuple[torch.Tensor, torch.Tensor | None]`: the output of shape `(batch, query_len, d_model)`, or `(1,
+            outputs, d_model)` for a `Packing` that names outputs; and the weights of shape `(batch, heads, query_len,
+            key_len)` if the kernel is `eager`.
         """
         projected = self.qkv_proj(hidden_states)
-        if packing is None:
-            output, weights = self._attend_within(projected, attention_mask, past_key_values, **kwargs)
-            return self.out_proj(take_tokens(output, read_tokens)), weights
-        outputs = [
-            frame.pack(self._attend_within(frame.unpack(tokens), self._frame_mask(frame), None, **kwargs)[0])
-            for frame, tokens in packing.split(projected)
-        ]
-        return self.out_proj(take_tokens(torch.cat(outputs)[None], read_tokens)), None
+        if isinstance(attention_mask, Packing):
+            return self.out_proj(attention_mask.map_rows(self._attend_rows, projected, self.is_causal, **kwargs)), None
+        output, weights = self._attend_rows(projected, attention_mask, past_key_values, **kwargs)
+        return self.out_proj(output), weights
 
-    def _frame_mask(self, frame: Frame) -> torch.Tensor | None:
-        """Return the mask of a frame's padding. Behind its end, a causal query never looks."""
-        return None if self.is_causal else frame.attention_mask
-
-    def _attend_within(
-        self,
-        projected: torch.Tensor,
-        attention_mask: torch.Tensor | None,
-        past_key_values: Cache | None,
-        **kwargs: Any,
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Attend with queries, keys and values that lie side by side: (batch, query_len, heads * d_v), and weights."""
-        batch, query_len, _ = projected.shape
-        query, key, value = projected.split(self.qkv_sizes, dim=-1)
-        query = query.view(batch, query_len, self.heads, self.d_k).transpose(1, 2)  # (batch, heads, query_len, d_k)
-        key = key.view(batch, query_len, self.heads, self.d_k).transpose(1, 2)  # (batch, heads, query_len, d_k)
-        value = value.view(batch, query_len, self.heads, self.d_v).transpose(1, 2)  # (batch, heads, query_len, d_v)
+    def _attend_rows(
+        self, projected: Tensor, attention_mask: Tensor | None, past_key_values: Cache | None = None, **kwargs: Any
+    ) -> tuple[Tensor, Tensor | None]:
+        """Attend with queries, keys and values side by side: (batch, query_len, heads * d_v), and weights."""
+        query, key, value = map(self.split_heads, projected.split(self.qkv_sizes, dim=-1))
         if past_key_values is not None:
             if isinstance(past_key_values, EncoderDecoderCache):
                 past_key_values = past_key_values.self_attention_cache
             key, value = past_key_values.update(key, value, self.layer_idx)  # (batch, heads, key_len, ...)
         output, weights = self.attend(query, key, value, attention_mask, **kwargs)
-        return output.reshape(batch, query_len, self.heads * self.d_v), weights
-
-
-def _unpad_source(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor, dict[str, Any]]:
-    """Drop the padding of a source for flash attention, and give the lengths of queries and keys apart.
-
-    Left to itself, transformers drops queries by the source's mask.
-    """
-    batch, _, query_len, _ = query.shape
-    key, value = (states[:, :, : mask.shape[1]].transpose(1, 2)[mask != 0] for states in (key, value))
-    ends = nn.functional.pad((mask != 0).sum(1).cumsum(0, dtype=torch.int32), (1, 0))  # (batch + 1,)
-    lengths = {
-        "cu_seq_lens_q": torch.arange(0, (batch + 1) * query_len, query_len, dtype=torch.int32, device=query.device),
-        "cu_seq_lens_k": ends,
-        "max_length_q": query_len,
-        "max_length_k": mask.shape[1],
-    }
-    return key.transpose(0, 1)[None], value.transpose(0, 1)[None], lengths  # (1, heads, tokens, ...)
+        return output.flatten(2), weights
 
 
 class CrossAttention(MultiHeadAttention):
     """Attention of a target to its source, with one matrix product for keys and values.
 
-    Several consecutive rows of the target may belong to one row of the source, as the beams of a sentence do: there
-    may be any whole number of times as many target rows. Such rows line up as one longer query, so that the source is
-    stored, and its keys and values are computed, once.
+    Several consecutive rows of the target may belong to one row of the source, as the beams of a sentence do. Such
+    rows line up as one longer query, so that the keys and values of a source are computed and stored once.
 
     Args:
         config (`PreTrainedConfig`): The model's config.
@@ -319,6 +380,8 @@ class CrossAttention(MultiHeadAttention):
 
     Source: Vaswani et al. 2017, 3.2.3.
     """
+
+    accepts_packing = True
 
     def __init__(self, config: PreTrainedConfig, layer_idx: int = 0):
         super().__init__(config, layer_idx)
@@ -328,72 +391,64 @@ class CrossAttention(MultiHeadAttention):
 
     def forward(
         self,
-        hidden_states: torch.Tensor,
-        encoder_hidden_states: torch.Tensor,
-        attention_mask: torch.Tensor | None = None,
+        hidden_states: Tensor,
+        encoder_hidden_states: Tensor,
+        attention_mask: Mask = None,
         past_key_values: EncoderDecoderCache | None = None,
-        packing: Packing | None = None,
-        source_packing: Packing | None = None,
         **kwargs: Any,
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+    ) -> tuple[Tensor, Tensor | None]:
         """Attend from every target position to every source position that the mask allows.
 
         Args:
-            hidden_states (`torch.Tensor` of shape `(target batch, query_len, d_model)`): The target; with `packing`,
-                its tokens `(1, tokens, d_model)`.
-            encoder_hidden_states (`torch.Tensor` of shape `(batch, key_len, d_model)`): The source; with
-                `source_packing`, its tokens. The target's batch is this batch or a multiple of it.
-            attention_mask (`torch.Tensor`, *optional*): A mask over the source made by transformers' mask helpers.
-            past_key_values (`EncoderDecoderCache`, *optional*): Takes in the source's keys and values at the first
-                call and gives them back at all others.
-            packing (`Packing`, *optional*): Where target tokens `(1, tokens, d_model)` belong, if padding is left out.
-            source_packing (`Packing`, *optional*): The same for source tokens.
+            hidden_states (`torch.Tensor` of shape `(target batch, query_len, d_model)`): The target.
+            encoder_hidden_states (`torch.Tensor` of shape `(batch, key_len, d_model)`): The source. The target's batch
+                is this batch or a multiple of it.
+            attention_mask (`Mask`, *optional*): Which source positions the target sees.
+            past_key_values (`EncoderDecoderCache`, *optional*): Stores the source's keys and values at the first call
+                and returns them at all others.
             **kwargs: Passed on to the attention kernel.
 
         Returns:
             `tuple[torch.Tensor, torch.Tensor | None]`: the output of the shape of `hidden_states`, and the weights of
             shape `(target batch, heads, query_len, key_len)` if the kernel is `eager`, padding included.
         """
-        query = self.q_proj(hidden_states)
-        if packing is not None:
-            query = packing.unpack(query)  # (target batch, query_len, heads * d_k)
-        target_batch, query_len, _ = query.shape
-        key, value = self._keys_and_values(encoder_hidden_states, past_key_values, source_packing)
-        batch, _, key_len, _ = key.shape
-        rows = target_batch // batch if batch else 1
-        query = query.view(batch, rows * query_len, self.heads, self.d_k).transpose(1, 2)
-        if isinstance(attention_mask, torch.Tensor) and attention_mask.dim() == 2:  # flash attention
-            key, value, lengths = _unpad_source(query, key, value, attention_mask)
-            attention_mask, kwargs = None, {**kwargs, **lengths}
-        elif rows > 1 and isinstance(attention_mask, torch.Tensor):
-            attention_mask = attention_mask[:, :, :1]  # padding is the same to every query
-        output, weights = self.attend(query, key, value, attention_mask, **kwargs)
-        if weights is not None and rows > 1:
-            weights = weights.view(batch, self.heads, rows, query_len, key_len).transpose(1, 2).flatten(0, 1)
-        output = output.reshape(target_batch, query_len, self.heads * self.d_v)
-        return self.out_proj(output if packing is None else packing.pack(output)), weights
+        target, source, attention_mask = cross_packing(attention_mask)
+        query = to_rows(self.q_proj(hidden_states), target)  # (target batch, query_len, heads * d_k)
+        key, value = self._keys_and_values(encoder_hidden_states, past_key_values, source)
+        output, weights = self._attend_shared(query, key, value, attention_mask, **kwargs)
+        return self.out_proj(to_tokens(output, target)), weights
 
     def _keys_and_values(
-        self,
-        encoder_hidden_states: torch.Tensor,
-        past_key_values: EncoderDecoderCache | None,
-        source_packing: Packing | None,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+        self, encoder_hidden_states: Tensor, past_key_values: EncoderDecoderCache | None, source: Packing | None
+    ) -> tuple[Tensor, Tensor]:
         """Project the source, or take the projections from the cache: (batch, heads, key_len, d_k), (..., d_v)."""
         if past_key_values is not None and past_key_values.is_updated.get(self.layer_idx):
             layer = past_key_values.cross_attention_cache.layers[self.layer_idx]
             return layer.keys, layer.values
-        projected = self.kv_proj(encoder_hidden_states)
-        if source_packing is not None:
-            projected = source_packing.unpack(projected)  # (batch, key_len, heads * (d_k + d_v))
-        batch, key_len, _ = projected.shape
-        key, value = projected.split(self.kv_sizes, dim=-1)
-        key = key.view(batch, key_len, self.heads, self.d_k).transpose(1, 2)  # (batch, heads, key_len, d_k)
-        value = value.view(batch, key_len, self.heads, self.d_v).transpose(1, 2)  # (batch, heads, key_len, d_v)
+        projected = to_rows(self.kv_proj(encoder_hidden_states), source)  # (batch, key_len, heads * (d_k + d_v))
+        key, value = map(self.split_heads, projected.split(self.kv_sizes, dim=-1))
         if past_key_values is not None:
             key, value = past_key_values.cross_attention_cache.update(key, value, self.layer_idx)
             past_key_values.is_updated[self.layer_idx] = True
         return key, value
+
+    def _attend_shared(
+        self, query: Tensor, key: Tensor, value: Tensor, attention_mask: Mask, **kwargs: Any
+    ) -> tuple[Tensor, Tensor | None]:
+        """Attend with target rows that share a source row lined up as one query: (target batch, query_len, ...)."""
+        target_batch, query_len, _ = query.shape
+        batch = key.shape[0]
+        rows = target_batch // batch if batch else 1
+        query = self.split_heads(query.reshape(batch, rows * query_len, query.shape[2]))
+        if isinstance(attention_mask, Tensor) and attention_mask.dim() == 2:  # flash attention
+            key, value, lengths = unpad_source(query, key, value, attention_mask)
+            attention_mask, kwargs = None, {**kwargs, **lengths}
+        elif rows > 1 and isinstance(attention_mask, Tensor):
+            attention_mask = attention_mask[:, :, :1]  # padding is the same to every query
+        output, weights = self.attend(query, key, value, attention_mask, **kwargs)
+        if weights is not None and rows > 1:
+            weights = weights.unflatten(2, (rows, query_len)).transpose(1, 2).flatten(0, 1)
+        return output.reshape(target_batch, query_len, self.heads * self.d_v), weights
 
 
 class PositionwiseFeedForward(nn.Module):
@@ -412,7 +467,7 @@ class PositionwiseFeedForward(nn.Module):
         self.activation = ACT2FN[config.hidden_act]
         self.dropout = config.activation_dropout
 
-    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+    def forward(self, hidden_states: Tensor) -> Tensor:
         """Apply the network.
 
         Args:
@@ -425,110 +480,28 @@ class PositionwiseFeedForward(nn.Module):
         return self.fc2(dropout(inner, self.dropout, self.training))  # (batch, length, d_model)
 
 
-class PostNormResidual(nn.Module):
-    """Residual connection and norm around a sub-layer as the paper has them: LayerNorm(x + Dropout(Sublayer(x))).
+def sinusoidal_positions(position_ids: Tensor, d_model: int, position_type: str) -> Tensor:
+    """Encode positions as sines and cosines of geometrically spaced wavelengths.
+
+    PE(pos, 2i) = sin(pos / 10000^(2i / d_model)), PE(pos, 2i + 1) = cos(the same), in float32. Nothing is stored, so
+    no position is too far.
 
     Args:
-        config (`PreTrainedConfig`): The model's config.
+        position_ids (`torch.Tensor` of shape `(..., length)`): Positions, from 0.
+        d_model (`int`): Width, an even number.
+        position_type (`str`): `"sinusoidal"` interleaves sine and cosine as the paper does; `"sinusoidal_split"` puts
+            the same sines first and the cosines behind; `"sinusoidal_t2t"` does so with Tensor2Tensor's wavelengths,
+            whose exponents end at 1 instead of just below it.
 
-    Source: Vaswani et al. 2017, 3.1 and 5.4.
+    Returns:
+        `torch.Tensor` of shape `(..., length, d_model)`: the encodings.
+
+    Source: Vaswani et al. 2017, 3.5; `get_timing_signal_1d` of Tensor2Tensor.
     """
-
-    def __init__(self, config: PreTrainedConfig):
-        super().__init__()
-        self.layer_norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
-        self.dropout = config.hidden_dropout_prob
-
-    def forward(
-        self,
-        hidden_states: torch.Tensor,
-        sublayer: Callable[[torch.Tensor], torch.Tensor],
-        read_tokens: torch.Tensor | None = None,
-    ) -> torch.Tensor:
-        """Run the sub-layer inside the connection.
-
-        Args:
-            hidden_states (`torch.Tensor` of shape `(batch, length, d_model)`): The input.
-            sublayer (`Callable`): Maps it to a tensor of its shape, or to `read_tokens` of it. Not a module:
-                accelerate, which offloads modules, moves those that it finds among arguments.
-            read_tokens (`torch.LongTensor` of shape `(read,)`, *optional*): Indices of the tokens whose output will be
-                read, row after row; all by default.
-
-        Returns:
-            `torch.Tensor` of shape `(batch, length, d_model)` or `(1, read, d_model)`: the output.
-        """
-        return self._connect(take_tokens(hidden_states, read_tokens), hidden_states, sublayer)
-
-    def _connect(
-        self, residual: torch.Tensor, hidden_states: torch.Tensor, sublayer: Callable[[torch.Tensor], torch.Tensor]
-    ) -> torch.Tensor:
-        return self.layer_norm(residual + dropout(sublayer(hidden_states), self.dropout, self.training))
-
-
-class PreNormResidual(PostNormResidual):
-    """Residual connection with the norm before the sub-layer: x + Dropout(Sublayer(LayerNorm(x))).
-
-    Args:
-        config (`PreTrainedConfig`): The model's config.
-
-    Source: Tensor2Tensor's `transformer_base_v2`; the Annotated Transformer. A stack of these needs a norm at its end.
-    """
-
-    def _connect(
-        self, residual: torch.Tensor, hidden_states: torch.Tensor, sublayer: Callable[[torch.Tensor], torch.Tensor]
-    ) -> torch.Tensor:
-        return residual + dropout(sublayer(self.layer_norm(hidden_states)), self.dropout, self.training)
-
-
-RESIDUALS = {"post": PostNormResidual, "pre": PreNormResidual}
-
-
-class EncoderLayer(GradientCheckpointingLayer):
-    """Self-attention and a feed-forward network, each inside a residual connection with norm.
-
-    Args:
-        config (`PreTrainedConfig`): The model's config.
-
-    Source: Vaswani et al. 2017, 3.1.
-    """
-
-    accepts_packing = True
-
-    def __init__(self, config: PreTrainedConfig):
-        super().__init__()
-        residual = RESIDUALS[config.norm_position]
-        self.self_attn = SelfAttention(config)
-        self.self_attn_residual = residual(config)
-        self.feed_forward = PositionwiseFeedForward(config)
-        self.feed_forward_residual = residual(config)
-
-    def forward(
-        self,
-        hidden_states: torch.Tensor,
-        attention_mask: torch.Tensor | None = None,
-        packing: Packing | None = None,
-        read_tokens: torch.Tensor | None = None,
-        **kwargs: Any,
-    ) -> torch.Tensor:
-        """Run the layer.
-
-        Args:
-            hidden_states (`torch.Tensor` of shape `(batch, length, d_model)`): The sequence; with `packing`, its
-                tokens `(1, tokens, d_model)`.
-            attention_mask (`torch.Tensor`, *optional*): A mask made by transformers' mask helpers.
-            packing (`Packing`, *optional*): Where the tokens belong, if padding is left out.
-            read_tokens (`torch.LongTensor` of shape `(read,)`, *optional*): Indices of the tokens whose output will be
-                read, row after row; all by default. All are attended to.
-            **kwargs: Passed on to the attention kernel.
-
-        Returns:
-            `torch.Tensor`: the output, of the shape of `hidden_states` or `(1, read, d_model)`.
-        """
-        # 1. self-attention
-        hidden_states = self.self_attn_residual(
-            hidden_states,
-            lambda inner: self.self_attn(inner, attention_mask, None, packing, read_tokens=read_tokens, **kwargs)[0],
-            read_tokens,
-        )
-        # 2. feed-forward
-        return self.feed_forward_residual(hidden_states, lambda inner: self.feed_forward(inner))
+    half = d_model // 2
+    steps = max(half - 1, 1) if position_type == "sinusoidal_t2t" else half
+    exponents = torch.arange(half, device=position_ids.device, dtype=torch.float32) / steps
+    angles = position_ids[..., None].float() * torch.exp(exponents * -math.log(10000.0))  # (..., length, d_model / 2)
+    if position_type == "sinusoidal":
+        return torch.stack((angles.sin(), angles.cos()), dim=-1).flatten(-2)  # (..., length, d_model)
+    return torch.cat((angles.sin(), angles.cos()), dim=-1)  # (..., length, d_model)

@@ -1,13 +1,22 @@
-"""Losses of all models: cross-entropy of tokens, with label smoothing, and of classes."""
+"""The losses of all models: of tokens, with label smoothing, and of classes.
+
+hidden states -> those with a label -> transform -> projection onto the vocabulary -> cross-entropy
+hidden states ------------------------> classifier ---------------------------------> cross-entropy, or another
+"""
 
 import math
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from transformers.configuration_utils import PreTrainedConfig
 
-from .checks import IGNORED_LABEL, check_labels
-from .chunked_loss import SmoothedTarget, _cross_entropy_and_gradients
+from .checks import IGNORED_LABEL, VOCABULARY_HINT, check_labels
+from .chunked_loss import SmoothedTarget, projected_cross_entropy_sum
+
+
+LossAndLogits = tuple[Tensor | None, Tensor | None]
+NO_SMOOTHING = SmoothedTarget(true_probability=1.0, other_probability=0.0, excluded_id=-1, entropy=0.0)
 
 
 def smoothed_target(smoothing: float, smoothing_type: str, vocab_size: int, pad_token_id: int) -> SmoothedTarget:
@@ -42,70 +51,60 @@ def smoothed_target(smoothing: float, smoothing_type: str, vocab_size: int, pad_
     return SmoothedTarget(1 - smoothing, share, pad_token_id if smoothing_type == "annotated" else -1, entropy)
 
 
-def cross_entropy_sum(logits: torch.Tensor, labels: torch.Tensor, target: SmoothedTarget) -> torch.Tensor:
-    """Sum the cross-entropy of tokens whose logits are at hand.
+def token_loss(
+    projection: Any,
+    hidden_states: Tensor,
+    labels: Tensor | None,
+    *,
+    training: bool,
+    smoothing: SmoothedTarget = NO_SMOOTHING,
+    transform: Any = None,
+    frozen_row: int | None = None,
+    num_items_in_batch: Tensor | int | None = None,
+) -> LossAndLogits:
+    """Compute the loss of tokens, and their logits unless this is training with labels.
+
+    In training, labelled tokens alone are projected, in chunks: their logits never exist whole. A projection that is
+    more than a matrix product, as with an adapter or offloaded weights, is called as it is.
 
     Args:
-        logits (`torch.Tensor` of shape `(..., vocab)`): Logits.
-        labels (`torch.Tensor` of shape `(...)`): True tokens; -100 where there is none.
-        target (`SmoothedTarget`): The distribution around the true token.
+        projection (`nn.Linear`): The projection onto the vocabulary.
+        hidden_states (`torch.Tensor` of shape `(batch, length, d_model)`): The last layer's output.
+        labels (`torch.Tensor` of shape `(batch, length)`, *optional*): True tokens; -100 where there is none.
+        training (`bool`): Whether the model is in training mode.
+        smoothing (`SmoothedTarget`, *optional*): The distribution around the true token; no smoothing by default.
+        transform (`Callable`, *optional*): What hidden states pass before the projection.
+        frozen_row (`int`, *optional*): Row of the projection's weight that gets no gradient.
+        num_items_in_batch (`torch.Tensor` or `int`, *optional*): As in [`mean_loss`].
 
     Returns:
-        `torch.Tensor` of shape `()`: the sum over all labelled tokens, in float32 and nats.
+        `tuple[torch.Tensor | None, torch.Tensor | None]`: the loss of shape `()` in nats if there are labels, and the
+        logits of shape `(batch, length, vocab)` unless this is training with labels.
+
+    Raises:
+        ValueError: if a label is outside the vocabulary, or `labels` has another shape than the tokens.
+        TypeError: if labels are no integers.
     """
-    logits = logits.float()
-    wanted = labels != IGNORED_LABEL
-    true_logits = logits.gather(-1, labels.clamp(min=0)[..., None]).squeeze(-1)
-    expected = (target.confidence - target.share) * true_logits
-    if target.share > 0:
-        expected = expected + target.share * logits.sum(-1)
-    if target.excluded_id >= 0:
-        expected = expected - target.share * logits[..., target.excluded_id]
-    losses = torch.logsumexp(logits, dim=-1) - expected - target.entropy
-    return torch.where(wanted, losses, 0.0).sum()
+    transform = transform or nn.Identity()
+    if labels is None:
+        return None, _project(projection, transform(hidden_states), frozen_row)
+    check_labels("labels", labels, tuple(hidden_states.shape[:2]), projection.out_features, VOCABULARY_HINT)
+    labels, logits = labels.long(), None
+    if not training:
+        logits = _project(projection, transform(hidden_states), frozen_row)
+        loss_sum = cross_entropy_sum(logits, labels, smoothing)
+    else:
+        hidden_states, target_ids = select_labelled(hidden_states, labels)  # (tokens, d_model), (tokens,)
+        hidden_states = transform(hidden_states)
+        if _is_plain(projection):
+            weight = _projection_weight(projection, frozen_row)
+            loss_sum = projected_cross_entropy_sum(hidden_states, weight, projection.bias, target_ids, smoothing)
+        else:
+            loss_sum = cross_entropy_sum(_project(projection, hidden_states, frozen_row), target_ids, smoothing)
+    return mean_loss(loss_sum, has_label(labels).sum(), num_items_in_batch), logits
 
 
-@_cross_entropy_and_gradients.register_fake
-def _(
-    hidden_states: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, labels: torch.Tensor, *target: Any
-) -> tuple[torch.Tensor, ...]:
-    return (
-        hidden_states.new_empty((), dtype=torch.float32),
-        torch.empty_like(hidden_states),
-        torch.empty_like(weight, dtype=torch.float32),
-        hidden_states.new_empty(0) if bias is None else torch.empty_like(bias, dtype=torch.float32),
-    )
-
-
-class _FrozenRow(torch.autograd.Function):
-    """The matrix itself, with a gradient of zero in one of its rows."""
-
-    @staticmethod
-    def forward(ctx: Any, matrix: torch.Tensor, row: int) -> torch.Tensor:
-        ctx.row = row
-        return matrix.view_as(matrix)
-
-    @staticmethod
-    def backward(ctx: Any, grad_output: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        grad_matrix = grad_output.clone()
-        grad_matrix[ctx.row] = 0  # `index_fill` would carry the row's number to the device
-        return grad_matrix, None
-
-
-def freeze_row(matrix: torch.Tensor, row: int) -> torch.Tensor:
-    """Keep one row of a matrix as it is: no gradient reaches it through the result.
-
-    Args:
-        matrix (`torch.Tensor` of shape `(rows, columns)`): The matrix.
-        row (`int`): The row.
-
-    Returns:
-        `torch.Tensor` of shape `(rows, columns)`: the same numbers.
-    """
-    return _FrozenRow.apply(matrix, row)
-
-
-def select_labelled(hidden_states: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def select_labelled(hidden_states: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     """Take out the tokens with a label. Compiled code keeps all: its graph can't depend on how many these are.
 
     Args:
@@ -122,26 +121,87 @@ def select_labelled(hidden_states: torch.Tensor, labels: torch.Tensor) -> tuple[
     return hidden_states.index_select(0, labelled), labels.index_select(0, labelled)
 
 
-def mean_loss(
-    loss_sum: torch.Tensor, count: torch.Tensor | int, num_items_in_batch: torch.Tensor | int | None
-) -> torch.Tensor:
-    """Divide a sum of losses by its number of labels, or by that of the whole optimizer step where it is given.
+def cross_entropy_sum(logits: Tensor, labels: Tensor, target: SmoothedTarget) -> Tensor:
+    """Sum the cross-entropy of tokens whose logits are at hand.
 
     Args:
-        loss_sum (`torch.Tensor` of shape `()`): Sum over the labels of this batch.
-        count (`torch.Tensor` or `int`): How many these are; a mean over none is 0.
-        num_items_in_batch (`torch.Tensor` or `int`, *optional*): Labels of the whole step, from transformers' Trainer.
+        logits (`torch.Tensor` of shape `(..., vocab)`): Logits.
+        labels (`torch.Tensor` of shape `(...)`): True tokens; -100 where there is none.
+        target (`SmoothedTarget`): The distribution around the true token.
 
     Returns:
-        `torch.Tensor` of shape `()`: the loss.
+        `torch.Tensor` of shape `()`: the sum over all labelled tokens, in float32 and nats.
     """
-    divisor = count if num_items_in_batch is None else num_items_in_batch
-    if isinstance(divisor, torch.Tensor):
-        return loss_sum / divisor.to(loss_sum.device).clamp(min=1)
-    return loss_sum / max(divisor, 1)
+    logits = logits.float()
+    wanted = labels != IGNORED_LABEL
+    true_logits = logits.gather(-1, labels.clamp(min=0)[..., None]).squeeze(-1)
+    expected = (target.true_probability - target.other_probability) * true_logits
+    if target.other_probability > 0:
+        expected = expected + target.other_probability * logits.sum(-1)
+    if target.excluded_id >= 0:
+        expected = expected - target.other_probability * logits[..., target.excluded_id]
+    losses = torch.logsumexp(logits, dim=-1) - expected - target.entropy
+    return torch.where(wanted, losses, 0.0).sum()
 
 
-def has_label(labels: torch.Tensor) -> torch.Tensor:
+class _FrozenRow(torch.autograd.Function):
+    """The matrix itself, with a gradient of zero in one of its rows."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(matrix: Tensor, row: int) -> Tensor:
+        return matrix.view_as(matrix)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        ctx.row = inputs[1]
+
+    @staticmethod
+    def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
+        grad_matrix = grad_output.clone()
+        grad_matrix[ctx.row] = 0  # `index_fill` would copy the row's number to the device
+        return grad_matrix, None
+
+
+def freeze_row(matrix: Tensor, row: int) -> Tensor:
+    """Keep one row of a matrix as it is: no gradient reaches it through the result.
+
+    Args:
+        matrix (`torch.Tensor` of shape `(rows, columns)`): The matrix.
+        row (`int`): The row.
+
+    Returns:
+        `torch.Tensor` of shape `(rows, columns)`: the same numbers.
+    """
+    return _FrozenRow.apply(matrix, row)
+
+
+def _is_plain(projection: nn.Module) -> bool:
+    """Whether a product with its weight is all that a projection does: no adapter, no offloaded weights."""
+    return type(projection) is nn.Linear and not hasattr(projection, "_hf_hook")
+
+
+def _projection_weight(projection: Any, frozen_row: int | None) -> Tensor:
+    """Return the weight (vocab, d_model) with its frozen row."""
+    return projection.weight if frozen_row is None else freeze_row(projection.weight, frozen_row)
+
+
+def _project(projection: Any, hidden_states: Tensor, frozen_row: int | None) -> Tensor:
+    """Compute the logits (..., vocab)."""
+    if frozen_row is None or not torch.is_grad_enabled():
+        return projection(hidden_states)
+    if _is_plain(projection):
+        return nn.functional.linear(hidden_states, _projection_weight(projection, frozen_row), projection.bias)
+    logits = projection(hidden_states)
+    if hasattr(projection, "_hf_hook") and logits.requires_grad:
+        # accelerate moves tensors between the devices of the layers: freeze the row from the outside
+        row = torch.tensor([frozen_row], device=logits.device)
+        logits.register_hook(lambda gradient: gradient.index_fill(-1, row, 0.0))
+    return logits
+
+
+def has_label(labels: Tensor) -> Tensor:
     """Find the positions with a label.
 
     Args:
@@ -153,25 +213,76 @@ def has_label(labels: torch.Tensor) -> torch.Tensor:
     return labels.long() != IGNORED_LABEL  # among small integers, -100 may be another number
 
 
+def mean_loss(loss_sum: Tensor, count: Tensor | int, num_items_in_batch: Tensor | int | None) -> Tensor:
+    """Divide a sum of losses by its number of labels, or by that of the whole optimizer step where it is given.
+
+    Args:
+        loss_sum (`torch.Tensor` of shape `()`): Sum over the labels of this batch.
+        count (`torch.Tensor` or `int`): Number of these labels; a mean over none is 0.
+        num_items_in_batch (`torch.Tensor` or `int`, *optional*): Labels of the whole step, from transformers' Trainer:
+            accumulated batches and several processes then add up to the gradient of one large batch.
+
+    Returns:
+        `torch.Tensor` of shape `()`: the loss.
+    """
+    divisor = count if num_items_in_batch is None else num_items_in_batch
+    if isinstance(divisor, Tensor):
+        return loss_sum / divisor.to(loss_sum.device).clamp(min=1)
+    return loss_sum / max(divisor, 1)
+
+
+def problem_type_of(config: PreTrainedConfig, labels: Tensor) -> str:
+    """Tell which loss a classifier of texts has: that of the config, or one that fits the labels.
+
+    Args:
+        config (`PreTrainedConfig`): The model's config.
+        labels (`torch.Tensor`): The labels.
+
+    Returns:
+        `str`: transformers' name. Unset, one output is regression, integers are classes, and other numbers are several
+        labels at once.
+    """
+    if config.problem_type is not None or config.num_labels == 1:
+        return config.problem_type or "regression"
+    is_several = labels.is_floating_point() or labels.dtype == torch.bool
+    return "multi_label_classification" if is_several else "single_label_classification"
+
+
 def classification_loss(
-    logits: torch.Tensor, labels: torch.Tensor, num_items_in_batch: torch.Tensor | int | None = None
-) -> torch.Tensor:
-    """Compute the cross-entropy of classes.
+    logits: Tensor,
+    labels: Tensor,
+    num_items_in_batch: Tensor | int | None = None,
+    problem_type: str = "single_label_classification",
+) -> Tensor:
+    """Compute the loss of a classifier: cross-entropy, squared error, or binary cross-entropy of each label.
 
     Args:
         logits (`torch.Tensor` of shape `(..., num_labels)`): Scores.
-        labels (`torch.LongTensor` of shape `(...)`): Classes; -100 is ignored.
+        labels (`torch.Tensor` of shape `(...)`): Classes, -100 is ignored; or for regression and several labels, one
+            number for each score.
         num_items_in_batch (`torch.Tensor` or `int`, *optional*): As in [`mean_loss`].
+        problem_type (`str`, *optional*): transformers' name of the kind of problem; classes by default.
 
     Returns:
-        `torch.Tensor` of shape `()`: the loss in nats.
+        `torch.Tensor` of shape `()`: the loss, of classes in nats.
 
     Raises:
-        ValueError: if a label is no class.
+        ValueError: if a label is no class, or the shapes don't fit.
+        TypeError: if classes are no integers.
     """
-    check_labels("labels", labels, tuple(logits.shape[:-1]), logits.shape[-1])
-    labels = labels.long()
-    loss_sum = nn.functional.cross_entropy(
-        logits.flatten(0, -2).float(), labels.flatten(), ignore_index=IGNORED_LABEL, reduction="sum"
+    if problem_type == "single_label_classification":
+        check_labels("labels", labels, tuple(logits.shape[:-1]), logits.shape[-1])
+        labels = labels.long()
+        loss_sum = nn.functional.cross_entropy(
+            logits.flatten(0, -2).float(), labels.flatten(), ignore_index=IGNORED_LABEL, reduction="sum"
+        )
+        return mean_loss(loss_sum, has_label(labels).sum(), num_items_in_batch)
+    if labels.numel() != logits.numel():
+        raise ValueError(
+            f"`labels` must have shape {tuple(logits.shape)} for {problem_type}, got {tuple(labels.shape)}."
+        )
+    is_regression = problem_type == "regression"
+    loss = nn.functional.mse_loss if is_regression else nn.functional.binary_cross_entropy_with_logits
+    return mean_loss(
+        loss(logits.float(), labels.view_as(logits).float(), reduction="sum"), labels.numel(), num_items_in_batch
     )
-    return mean_loss(loss_sum, has_label(labels).sum(), num_items_in_batch)

@@ -30,9 +30,10 @@ import os
 from typing import Any, cast
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers import initialization as init
 from transformers.activations import ACT2FN
+from transformers.conversion_mapping import register_checkpoint_conversion_mapping
 from transformers.masking_utils import create_bidirectional_mask
 from transformers.modeling_outputs import (
     BaseModelOutputWithPooling,
@@ -45,17 +46,36 @@ from transformers.modeling_outputs import (
 )
 from transformers.modeling_utils import PreTrainedModel
 from transformers.models.bert.modeling_bert import BertForPreTrainingOutput
-from transformers.utils.generic import can_return_tuple, merge_with_config_defaults
+from transformers.processing_utils import Unpack
+from transformers.utils.generic import ModelOutput, TransformersKwargs, can_return_tuple, merge_with_config_defaults
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
-from .checks import IGNORED_LABEL, OF_VOCABULARY, check_attention_mask, check_input_ids, check_labels
-from .chunked_loss import projected_cross_entropy_sum
+from .checks import (
+    IGNORED_LABEL,
+    check_attention_mask,
+    check_input_ids,
+    check_labels,
+    check_shape,
+    checked_embeddings,
+)
 from .configuration_vanilla_bert import VanillaBertConfig
+from .conversion_vanilla_bert import BERT_NAMES
 from .dropout import dropout
 from .layers import EncoderLayer, SelfAttention
-from .loss import classification_loss, cross_entropy_sum, has_label, mean_loss, select_labelled, smoothed_target
-from .packing import FRAME_LENGTH, MOST_FRAMES, find_read_tokens, first_positions, pack_padding, put_tokens
+from .loss import LossAndLogits, classification_loss, has_label, mean_loss, problem_type_of, token_loss
+from .packing import (
+    MAX_BUCKETS,
+    first_positions,
+    label_positions,
+    plan_packing,
+    reads_padding,
+    run_layers,
+    zero_padding,
+)
 
+
+# A checkpoint that carries this file may bring it in twice.
+register_checkpoint_conversion_mapping(VanillaBertConfig.model_type, BERT_NAMES, overwrite=True)
 
 TIED_PROJECTION = {
     "cls.predictions.decoder.weight": "bert.embeddings.word_embeddings.weight",
@@ -82,10 +102,10 @@ class Embeddings(nn.Module):
 
     def forward(
         self,
-        inputs_embeds: torch.Tensor,
-        token_type_ids: torch.Tensor | None = None,
-        position_ids: torch.Tensor | None = None,
-    ) -> torch.Tensor:
+        inputs_embeds: Tensor,
+        token_type_ids: Tensor | None = None,
+        position_ids: Tensor | None = None,
+    ) -> Tensor:
         """Add segments and positions to tokens.
 
         Args:
@@ -119,7 +139,7 @@ class Pooler(nn.Module):
         super().__init__()
         self.dense = nn.Linear(config.hidden_size, config.hidden_size)
 
-    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+    def forward(self, hidden_states: Tensor) -> Tensor:
         """Pool.
 
         Args:
@@ -146,7 +166,7 @@ class PredictionTransform(nn.Module):
         self.activation = ACT2FN[config.hidden_act]
         self.LayerNorm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
 
-    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+    def forward(self, hidden_states: Tensor) -> Tensor:
         """Apply the layer.
 
         Args:
@@ -173,7 +193,7 @@ class MaskedTokenHead(nn.Module):
         self.decoder = nn.Linear(config.hidden_size, config.vocab_size)
         self.bias = nn.Parameter(torch.zeros(config.vocab_size))  # the decoder's; where tied, this name is saved
 
-    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+    def forward(self, hidden_states: Tensor) -> Tensor:
         """Compute the scores of all words at every position.
 
         Args:
@@ -184,36 +204,15 @@ class MaskedTokenHead(nn.Module):
         """
         return self.decoder(self.transform(hidden_states))
 
-    def loss_and_logits(
-        self, hidden_states: torch.Tensor, labels: torch.Tensor | None
-    ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-        """Sum the loss over the labelled tokens; in training, without computing anything for the others.
+    def reads(self, inputs: Tensor | None, attention_mask: Tensor | None, labels: Tensor | None) -> dict[str, Any]:
+        """Name the positions that the head reads: in training those with a label, otherwise all, padding included."""
+        keep_padding = reads_padding(attention_mask, labels, self.training)
+        return {"read_positions": label_positions(inputs, labels, self.training), "keep_padding": keep_padding}
 
-        Args:
-            hidden_states (`torch.Tensor` of shape `(batch, length, d_model)`): The last layer's output.
-            labels (`torch.LongTensor` of shape `(batch, length)`, *optional*): True tokens; -100 where there is none.
-
-        Returns:
-            `tuple[torch.Tensor | None, torch.Tensor | None]`: the sum in nats if there are labels, and the logits
-            `(batch, length, vocab)` unless this is training with labels.
-
-        Raises:
-            ValueError: if a label is outside the vocabulary, or `labels` has another shape than the tokens.
-        """
-        if labels is None:
-            return None, self(hidden_states)
-        check_labels("labels", labels, tuple(hidden_states.shape[:2]), self.decoder.out_features, OF_VOCABULARY)
-        labels = labels.long()
-        target = smoothed_target(0.0, "uniform", self.decoder.out_features, 0)
-        if not self.training:
-            logits = self(hidden_states)
-            return cross_entropy_sum(logits, labels, target), logits
-        hidden_states, labels = select_labelled(hidden_states, labels)  # (tokens, d_model), (tokens,)
-        if type(self.decoder) is not nn.Linear or hasattr(self.decoder, "_hf_hook"):  # an adapter, or offloaded
-            return cross_entropy_sum(self(hidden_states), labels, target), None
-        hidden_states = self.transform(hidden_states)
-        loss_sum = projected_cross_entropy_sum(hidden_states, self.decoder.weight, self.decoder.bias, labels, target)
-        return loss_sum, None
+    def predict(self, hidden_states: Tensor, labels: Tensor | None, items: Tensor | int | None) -> LossAndLogits:
+        """Compute loss and logits as [`token_loss`] does."""
+        options: Any = {"training": self.training, "transform": self.transform, "num_items_in_batch": items}
+        return token_loss(self.decoder, hidden_states, labels, **options)
 
 
 class VanillaBertPreTrainedModel(PreTrainedModel):
@@ -286,26 +285,7 @@ class VanillaBertPreTrainedModel(PreTrainedModel):
         """Return the head that predicts masked tokens."""
         return cast(MaskedTokenHead, self.cls["predictions"])
 
-    def _with_padding(
-        self, attention_mask: torch.Tensor | None, labels: torch.Tensor | None, kwargs: dict[str, Any]
-    ) -> dict[str, Any]:
-        """Have padding computed for a head of all positions: outside of training, and where it has a label."""
-        if labels is None or not self.training or torch.compiler.is_compiling():
-            return {"keep_padding": True, **kwargs}
-        if not isinstance(attention_mask, torch.Tensor) or attention_mask.shape != labels.shape:
-            return kwargs
-        if attention_mask.device.type != "cpu":  # only there is padding left out, and looking makes others wait
-            return kwargs
-        is_read = has_label(labels) & (attention_mask == 0).to(labels.device)
-        return {"keep_padding": bool(is_read.any()), **kwargs}
-
-    def _label_positions(self, inputs: torch.Tensor | None, labels: torch.Tensor | None) -> torch.Tensor | None:
-        """Find the positions that the head for tokens reads: in training, those with a label."""
-        if labels is None or inputs is None or labels.shape != inputs.shape[:2]:
-            return None
-        return has_label(labels) if self._token_head().training else None
-
-    def _classifier_dropout(self, hidden_states: torch.Tensor) -> torch.Tensor:
+    def _classifier_dropout(self, hidden_states: Tensor) -> Tensor:
         """Drop what a classifier reads."""
         rate = self.config.classifier_dropout
         return dropout(hidden_states, self.config.hidden_dropout_prob if rate is None else rate, self.training)
@@ -341,14 +321,14 @@ class VanillaBertModel(VanillaBertPreTrainedModel):
     @capture_outputs
     def forward(
         self,
-        input_ids: torch.Tensor | None = None,
-        attention_mask: torch.Tensor | None = None,
-        token_type_ids: torch.Tensor | None = None,
-        position_ids: torch.Tensor | None = None,
-        inputs_embeds: torch.Tensor | None = None,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
         keep_padding: bool = False,
-        read_positions: torch.Tensor | None = None,
-        **kwargs: Any,
+        read_positions: Tensor | None = None,
+        **kwargs: Unpack[TransformersKwargs],
     ) -> BaseModelOutputWithPooling:
         """Encode.
 
@@ -375,62 +355,35 @@ class VanillaBertModel(VanillaBertPreTrainedModel):
                 a shape does not fit.
             TypeError: if ids are no integers.
         """
-        if (input_ids is None) == (inputs_embeds is None):
-            raise ValueError("Pass either `input_ids` or `inputs_embeds`: exactly one of them.")
-        if input_ids is not None:
-            check_input_ids("input_ids", input_ids, self.embeddings.word_embeddings.num_embeddings)
-            inputs_embeds = self.embeddings.word_embeddings(input_ids)
-        inputs_embeds = cast(torch.Tensor, inputs_embeds)  # (batch, length, d_model)
-        if inputs_embeds.dim() != 3:
-            raise ValueError(
-                f"`inputs_embeds` must have shape (batch, length, d_model), got {tuple(inputs_embeds.shape)}."
-            )
+        inputs_embeds = checked_embeddings(self.embeddings.word_embeddings, input_ids, inputs_embeds)
         self._check_inputs(inputs_embeds, attention_mask, token_type_ids, position_ids, read_positions)
-
         hidden_states = self.embeddings(inputs_embeds, token_type_ids, position_ids)
-        packing = None
-        if not keep_padding:
-            packing = pack_padding(
-                self.layers,
-                self.config,
-                hidden_states,
-                attention_mask,
-                num_frames=max(1, min(MOST_FRAMES, hidden_states.shape[1] // FRAME_LENGTH)),
-                needs_first=True,
-                **kwargs,
-            )
-        read_tokens = None
-        batch, length, _ = hidden_states.shape
-        if read_positions is not None:
-            if self.pooler is not None:
-                read_positions = torch.cat((torch.ones_like(read_positions[:, :1]), read_positions[:, 1:]), dim=1)
-            read_tokens = find_read_tokens(self, hidden_states, read_positions, packing, **kwargs)
-        if packing is not None:
-            hidden_states = packing.pack(hidden_states)  # (1, tokens, d_model)
-        else:
-            attention_mask = create_bidirectional_mask(
-                config=self.config, inputs_embeds=hidden_states, attention_mask=attention_mask
-            )
-        for number, layer in enumerate(self.layers, start=1):
-            read = read_tokens if number == len(self.layers) else None
-            hidden_states = layer(hidden_states, attention_mask, packing=packing, read_tokens=read, **kwargs)
-        if read_tokens is not None:
-            positions = read_tokens if packing is None else packing.positions[read_tokens]
-            hidden_states = put_tokens(hidden_states, positions, batch, length)
-        elif packing is not None:
-            hidden_states = packing.unpack(hidden_states)
-        return BaseModelOutputWithPooling(
-            last_hidden_state=hidden_states,
-            pooler_output=None if self.pooler is None else self.pooler(hidden_states),
+        if read_positions is not None and self.pooler is not None:
+            read_positions = torch.cat((torch.ones_like(read_positions[:, :1]), read_positions[:, 1:]), dim=1)
+        packing = plan_packing(
+            self,
+            hidden_states,
+            None if keep_padding else attention_mask,
+            outputs=read_positions,
+            needs_first=True,
+            max_buckets=MAX_BUCKETS,
+            **kwargs,
         )
+        hidden_states = run_layers(
+            self, hidden_states, attention_mask, create_bidirectional_mask, packing=packing, **kwargs
+        )
+        pooled = None if self.pooler is None else self.pooler(hidden_states)
+        if not keep_padding:
+            hidden_states = zero_padding(hidden_states, attention_mask)
+        return BaseModelOutputWithPooling(hidden_states, pooled)
 
     def _check_inputs(
         self,
-        inputs_embeds: torch.Tensor,
-        attention_mask: torch.Tensor | None,
-        token_type_ids: torch.Tensor | None,
-        position_ids: torch.Tensor | None,
-        read_positions: torch.Tensor | None,
+        inputs_embeds: Tensor,
+        attention_mask: Tensor | None,
+        token_type_ids: Tensor | None,
+        position_ids: Tensor | None,
+        read_positions: Tensor | None,
     ) -> None:
         """Refuse shapes that don't fit each other, and segments and positions that have no embedding."""
         batch, length, _ = inputs_embeds.shape
@@ -439,11 +392,9 @@ class VanillaBertModel(VanillaBertPreTrainedModel):
         if token_type_ids is not None:
             segments = "`type_vocab_size` of the config is the number of segments."
             check_input_ids("token_type_ids", token_type_ids, self.config.type_vocab_size, segments)
-        for name, tensor in (("token_type_ids", token_type_ids), ("read_positions", read_positions)):
-            if tensor is not None and tuple(tensor.shape) != (batch, length):
-                raise ValueError(
-                    f"`{name}` must have shape (batch, length) = ({batch}, {length}), got {tuple(tensor.shape)}."
-                )
+            check_shape("token_type_ids", token_type_ids, batch, length)
+        if read_positions is not None:
+            check_shape("read_positions", read_positions, batch, length)
         if position_ids is not None:
             check_input_ids(
                 "position_ids", position_ids, limit, "`max_position_embeddings` of the config is the limit."
@@ -482,15 +433,15 @@ class VanillaBertForPreTraining(VanillaBertPreTrainedModel):
     @can_return_tuple
     def forward(
         self,
-        input_ids: torch.Tensor | None = None,
-        attention_mask: torch.Tensor | None = None,
-        token_type_ids: torch.Tensor | None = None,
-        position_ids: torch.Tensor | None = None,
-        inputs_embeds: torch.Tensor | None = None,
-        labels: torch.Tensor | None = None,
-        next_sentence_label: torch.Tensor | None = None,
-        num_items_in_batch: torch.Tensor | int | None = None,
-        **kwargs: Any,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        labels: Tensor | None = None,
+        next_sentence_label: Tensor | None = None,
+        num_items_in_batch: Tensor | int | None = None,
+        **kwargs: Unpack[TransformersKwargs],
     ) -> BertForPreTrainingOutput:
         """Predict masked tokens and the next sentence, and with labels compute the loss: the sum of both means.
 
@@ -519,51 +470,86 @@ class VanillaBertForPreTraining(VanillaBertPreTrainedModel):
         Raises:
             ValueError: if a label is no token or no class, or has another shape.
         """
-        outputs = self.bert(
-            input_ids,
-            attention_mask=attention_mask,
-            token_type_ids=token_type_ids,
-            position_ids=position_ids,
-            inputs_embeds=inputs_embeds,
-            read_positions=self._label_positions(input_ids if inputs_embeds is None else inputs_embeds, labels),
-            **self._with_padding(attention_mask, labels, kwargs),
-        )
-        loss, prediction_logits = self._token_head().loss_and_logits(outputs.last_hidden_state, labels)
+        given = input_ids if inputs_embeds is None else inputs_embeds
+        inputs = (input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
+        outputs = self.bert(*inputs, **{**self._token_head().reads(given, attention_mask, labels), **kwargs})
+        loss, logits = self._token_head().predict(outputs.last_hidden_state, labels, num_items_in_batch)
         next_logits = self.cls["seq_relationship"](outputs.pooler_output)  # (batch, 2)
-        if labels is not None and loss is not None:
-            loss = mean_loss(loss, has_label(labels).sum(), num_items_in_batch)
         if next_sentence_label is not None:
             next_loss = self._next_sentence_loss(next_logits, next_sentence_label, labels, num_items_in_batch)
             loss = next_loss if loss is None else loss + next_loss
-        return BertForPreTrainingOutput(
-            loss=loss,
-            prediction_logits=prediction_logits,
-            seq_relationship_logits=next_logits,
-            hidden_states=outputs.hidden_states,
-            attentions=outputs.attentions,
-        )
+        return BertForPreTrainingOutput(loss, logits, next_logits, outputs.hidden_states, outputs.attentions)
 
-    def _next_sentence_loss(
-        self,
-        logits: torch.Tensor,
-        next_sentence_label: torch.Tensor,
-        labels: torch.Tensor | None,
-        num_items_in_batch: torch.Tensor | int | None,
-    ) -> torch.Tensor:
+    def _next_sentence_loss(self, logits: Tensor, follows: Tensor, labels: Tensor | None, items: Any) -> Tensor:
         """Average over pairs; over a step of several batches, each pair weighs as many as it has masked tokens."""
-        next_sentence_label = next_sentence_label.flatten()
-        rule = "0 means that B follows A, and 1 that it is a random segment."
-        check_labels("next_sentence_label", next_sentence_label, (logits.shape[0],), 2, rule)
-        if labels is None or num_items_in_batch is None:
-            return classification_loss(logits, next_sentence_label)
+        follows, hint = follows.flatten(), "0 means that B follows A, and 1 that it is a random segment."
+        check_labels("next_sentence_label", follows, (logits.shape[0],), 2, hint)
+        if labels is None or items is None:
+            return classification_loss(logits, follows)
         losses = nn.functional.cross_entropy(
-            logits.float(), next_sentence_label.long(), ignore_index=IGNORED_LABEL, reduction="none"
-        )  # (batch,)
-        return mean_loss((losses * has_label(labels).sum(1)).sum(), 1, num_items_in_batch)
+            logits.float(), follows.long(), reduction="none"
+        )  # (batch,), -100 gives 0
+        return mean_loss((losses * has_label(labels).sum(1)).sum(), 1, items)
 
 
-class VanillaBertForMaskedLM(VanillaBertPreTrainedModel):
+class VanillaBertWithHead(VanillaBertPreTrainedModel):
+    """What the heads below share: a head names the positions that it reads, and makes logits and a loss of them."""
+
+    output_class: Any
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        labels: Tensor | None = None,
+        num_items_in_batch: Tensor | int | None = None,
+        **kwargs: Unpack[TransformersKwargs],
+    ) -> ModelOutput:
+        """Encode and predict, and with `labels` compute the loss, the mean over them.
+
+        Args:
+            input_ids (`torch.LongTensor` of shape `(batch, length)`, *optional*): Tokens.
+            attention_mask (`torch.Tensor` of shape `(batch, length)`, *optional*): Not 0 for tokens, 0 for padding.
+            token_type_ids (`torch.LongTensor` of shape `(batch, length)`, *optional*): Segments; 0 by default.
+            position_ids (`torch.LongTensor` of shape `(batch or 1, length)`, *optional*): Positions.
+            inputs_embeds (`torch.Tensor` of shape `(batch, length, d_model)`, *optional*): In place of `input_ids`.
+            labels (`torch.Tensor`, *optional*): As the class describes them; -100 is ignored.
+            num_items_in_batch (`torch.Tensor` or `int`, *optional*): Labels of the whole optimizer step, in place of
+                those of this batch: accumulated batches and several processes then give the gradient of one large
+                batch.
+            **kwargs: transformers' `output_attentions`, `output_hidden_states`, `return_dict`.
+
+        Returns:
+            `ModelOutput`: transformers' class for the task, with `loss` of shape `()` and `logits`.
+
+        Raises:
+            ValueError: if a label is outside its range, or a shape does not fit.
+            TypeError: if ids or classes are no integers.
+        """
+        given = input_ids if inputs_embeds is None else inputs_embeds
+        inputs = (input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
+        outputs = self.bert(*inputs, **{**self._reads(given, attention_mask, labels), **kwargs})
+        loss, logits = self._predict(outputs, labels, num_items_in_batch)
+        return self.output_class(loss, logits, outputs.hidden_states, outputs.attentions)
+
+    def _reads(self, inputs: Tensor | None, attention_mask: Tensor | None, labels: Tensor | None) -> dict[str, Any]:
+        """Name what the head reads of the encoder: here the pooled first position."""
+        return {"read_positions": first_positions(inputs)}
+
+    def _predict(self, outputs: Any, labels: Tensor | None, items: Tensor | int | None) -> LossAndLogits:
+        """Return loss and logits."""
+        raise NotImplementedError(f"{type(self).__name__} must compute loss and logits.")
+
+
+class VanillaBertForMaskedLM(VanillaBertWithHead):
     """BERT with the head that predicts masked tokens.
+
+    `labels` of shape `(batch, length)` are the true tokens of the masked positions, -100 elsewhere. `logits` have
+    shape `(batch, length, vocab)`, and are `None` in training with `labels`; the loss is in nats.
 
     Args:
         config (`VanillaBertConfig`): The model's config.
@@ -572,6 +558,7 @@ class VanillaBertForMaskedLM(VanillaBertPreTrainedModel):
     """
 
     _tied_weights_keys = TIED_PROJECTION
+    output_class = MaskedLMOutput
 
     def __init__(self, config: VanillaBertConfig):
         super().__init__(config)
@@ -579,60 +566,18 @@ class VanillaBertForMaskedLM(VanillaBertPreTrainedModel):
         self.cls = nn.ModuleDict({"predictions": MaskedTokenHead(config)})
         self.post_init()
 
-    @can_return_tuple
-    def forward(
-        self,
-        input_ids: torch.Tensor | None = None,
-        attention_mask: torch.Tensor | None = None,
-        token_type_ids: torch.Tensor | None = None,
-        position_ids: torch.Tensor | None = None,
-        inputs_embeds: torch.Tensor | None = None,
-        labels: torch.Tensor | None = None,
-        num_items_in_batch: torch.Tensor | int | None = None,
-        **kwargs: Any,
-    ) -> MaskedLMOutput:
-        """Predict masked tokens, and with `labels` compute the loss, the mean over them.
+    def _reads(self, inputs: Tensor | None, attention_mask: Tensor | None, labels: Tensor | None) -> dict[str, Any]:
+        return self._token_head().reads(inputs, attention_mask, labels)
 
-        Args:
-            input_ids (`torch.LongTensor` of shape `(batch, length)`, *optional*): Tokens.
-            attention_mask (`torch.Tensor` of shape `(batch, length)`, *optional*): 1 for tokens, 0 for padding.
-            token_type_ids (`torch.LongTensor` of shape `(batch, length)`, *optional*): Segments; 0 by default.
-            position_ids (`torch.LongTensor` of shape `(batch or 1, length)`, *optional*): Positions.
-            inputs_embeds (`torch.Tensor` of shape `(batch, length, d_model)`, *optional*): In place of `input_ids`.
-            labels (`torch.LongTensor` of shape `(batch, length)`, *optional*): True tokens of the masked positions,
-                -100 elsewhere.
-            num_items_in_batch (`torch.Tensor` or `int`, *optional*): Labels of the whole optimizer step.
-            **kwargs: transformers' `output_attentions`, `output_hidden_states`, `return_dict`.
-
-        Returns:
-            `MaskedLMOutput`: `loss` of shape `()` in nats, `logits` of shape `(batch, length, vocab)` (`None` in
-            training with `labels`).
-
-        Raises:
-            ValueError: if a label is outside the vocabulary, or `labels` has another shape.
-        """
-        outputs = self.bert(
-            input_ids,
-            attention_mask=attention_mask,
-            token_type_ids=token_type_ids,
-            position_ids=position_ids,
-            inputs_embeds=inputs_embeds,
-            read_positions=self._label_positions(input_ids if inputs_embeds is None else inputs_embeds, labels),
-            **self._with_padding(attention_mask, labels, kwargs),
-        )
-        loss, logits = self._token_head().loss_and_logits(outputs.last_hidden_state, labels)
-        if labels is not None and loss is not None:
-            loss = mean_loss(loss, has_label(labels).sum(), num_items_in_batch)
-        return MaskedLMOutput(
-            loss=loss,
-            logits=logits,
-            hidden_states=outputs.hidden_states,
-            attentions=outputs.attentions,
-        )
+    def _predict(self, outputs: Any, labels: Tensor | None, items: Tensor | int | None) -> LossAndLogits:
+        return self._token_head().predict(outputs.last_hidden_state, labels, items)
 
 
-class VanillaBertForNextSentencePrediction(VanillaBertPreTrainedModel):
+class VanillaBertForNextSentencePrediction(VanillaBertWithHead):
     """BERT with the head that tells whether B follows A.
+
+    `labels` of shape `(batch,)` are 0 where B follows A, 1 where it is a random segment; `logits` have shape
+    `(batch, 2)`.
 
     Args:
         config (`VanillaBertConfig`): The model's config.
@@ -640,69 +585,34 @@ class VanillaBertForNextSentencePrediction(VanillaBertPreTrainedModel):
     Source: Devlin et al. 2018, section 3.1, task 2.
     """
 
+    output_class = NextSentencePredictorOutput
+
     def __init__(self, config: VanillaBertConfig):
         super().__init__(config)
         self.bert = VanillaBertModel(config)
         self.cls = nn.ModuleDict({"seq_relationship": nn.Linear(config.hidden_size, 2)})
         self.post_init()
 
-    @can_return_tuple
-    def forward(
-        self,
-        input_ids: torch.Tensor | None = None,
-        attention_mask: torch.Tensor | None = None,
-        token_type_ids: torch.Tensor | None = None,
-        position_ids: torch.Tensor | None = None,
-        inputs_embeds: torch.Tensor | None = None,
-        labels: torch.Tensor | None = None,
-        num_items_in_batch: torch.Tensor | int | None = None,
-        **kwargs: Any,
-    ) -> NextSentencePredictorOutput:
-        """Tell whether B follows A, and with `labels` compute the loss.
-
-        Args:
-            input_ids (`torch.LongTensor` of shape `(batch, length)`, *optional*): Tokens.
-            attention_mask (`torch.Tensor` of shape `(batch, length)`, *optional*): 1 for tokens, 0 for padding.
-            token_type_ids (`torch.LongTensor` of shape `(batch, length)`, *optional*): Segments; 0 by default.
-            position_ids (`torch.LongTensor` of shape `(batch or 1, length)`, *optional*): Positions.
-            inputs_embeds (`torch.Tensor` of shape `(batch, length, d_model)`, *optional*): In place of `input_ids`.
-            labels (`torch.LongTensor` of shape `(batch,)`, *optional*): 0 where B follows A, 1 where it is random.
-            num_items_in_batch (`torch.Tensor` or `int`, *optional*): Labels of the whole optimizer step.
-            **kwargs: transformers' `output_attentions`, `output_hidden_states`, `return_dict`.
-
-        Returns:
-            `NextSentencePredictorOutput`: `loss` of shape `()` in nats, `logits` of shape `(batch, 2)`.
-
-        Raises:
-            ValueError: if a label is neither 0 nor 1.
-        """
-        outputs = self.bert(
-            input_ids,
-            attention_mask=attention_mask,
-            token_type_ids=token_type_ids,
-            position_ids=position_ids,
-            inputs_embeds=inputs_embeds,
-            read_positions=first_positions(input_ids if inputs_embeds is None else inputs_embeds),
-            **kwargs,
-        )
+    def _predict(self, outputs: Any, labels: Tensor | None, items: Tensor | int | None) -> LossAndLogits:
         logits = self.cls["seq_relationship"](outputs.pooler_output)  # (batch, 2)
-        loss = None if labels is None else classification_loss(logits, labels.flatten(), num_items_in_batch)
-        return NextSentencePredictorOutput(
-            loss=loss,
-            logits=logits,
-            hidden_states=outputs.hidden_states,
-            attentions=outputs.attentions,
-        )
+        return None if labels is None else classification_loss(logits, labels.flatten(), items), logits
 
 
-class VanillaBertForSequenceClassification(VanillaBertPreTrainedModel):
+class VanillaBertForSequenceClassification(VanillaBertWithHead):
     """BERT with a classifier of one text or a pair: classes, several labels at once, or numbers (regression).
+
+    `labels` of shape `(batch,)` or `(batch, num_labels)` are classes, or for several labels or numbers one value for
+    each output; `logits` have shape `(batch, num_labels)`. The config's `problem_type` decides the loss:
+    cross-entropy, squared error, or binary cross-entropy of each label. Unset, one output is regression, integers are
+    classes, and other numbers are several labels.
 
     Args:
         config (`VanillaBertConfig`): The model's config.
 
     Source: Devlin et al. 2018, section 4.1.
     """
+
+    output_class = SequenceClassifierOutput
 
     def __init__(self, config: VanillaBertConfig):
         super().__init__(config)
@@ -711,89 +621,29 @@ class VanillaBertForSequenceClassification(VanillaBertPreTrainedModel):
         self.classifier = nn.Linear(config.hidden_size, config.num_labels)
         self.post_init()
 
-    @can_return_tuple
-    def forward(
-        self,
-        input_ids: torch.Tensor | None = None,
-        attention_mask: torch.Tensor | None = None,
-        token_type_ids: torch.Tensor | None = None,
-        position_ids: torch.Tensor | None = None,
-        inputs_embeds: torch.Tensor | None = None,
-        labels: torch.Tensor | None = None,
-        num_items_in_batch: torch.Tensor | int | None = None,
-        **kwargs: Any,
-    ) -> SequenceClassifierOutput:
-        """Classify, and with `labels` compute the loss.
-
-        The config's `problem_type` decides the loss: cross-entropy, squared error, or binary cross-entropy of each
-        label. Unset, one output is regression, integers are classes, and other numbers are several labels.
-
-        Args:
-            input_ids (`torch.LongTensor` of shape `(batch, length)`, *optional*): Tokens.
-            attention_mask (`torch.Tensor` of shape `(batch, length)`, *optional*): 1 for tokens, 0 for padding.
-            token_type_ids (`torch.LongTensor` of shape `(batch, length)`, *optional*): Segments; 0 by default.
-            position_ids (`torch.LongTensor` of shape `(batch or 1, length)`, *optional*): Positions.
-            inputs_embeds (`torch.Tensor` of shape `(batch, length, d_model)`, *optional*): In place of `input_ids`.
-            labels (`torch.Tensor` of shape `(batch,)` or `(batch, num_labels)`, *optional*): Classes or numbers; for
-                several labels or several numbers, one for each output.
-            num_items_in_batch (`torch.Tensor` or `int`, *optional*): Labels of the whole optimizer step.
-            **kwargs: transformers' `output_attentions`, `output_hidden_states`, `return_dict`.
-
-        Returns:
-            `SequenceClassifierOutput`: `loss` of shape `()`, `logits` of shape `(batch, num_labels)`.
-
-        Raises:
-            ValueError: if a label is no class, or `labels` has another shape.
-        """
-        outputs = self.bert(
-            input_ids,
-            attention_mask=attention_mask,
-            token_type_ids=token_type_ids,
-            position_ids=position_ids,
-            inputs_embeds=inputs_embeds,
-            read_positions=first_positions(input_ids if inputs_embeds is None else inputs_embeds),
-            **kwargs,
-        )
+    def _predict(self, outputs: Any, labels: Tensor | None, items: Tensor | int | None) -> LossAndLogits:
         logits = self.classifier(self._classifier_dropout(outputs.pooler_output))  # (batch, num_labels)
-        loss = None if labels is None else self._loss(logits, labels, num_items_in_batch)
-        return SequenceClassifierOutput(
-            loss=loss,
-            logits=logits,
-            hidden_states=outputs.hidden_states,
-            attentions=outputs.attentions,
-        )
-
-    def _loss(
-        self, logits: torch.Tensor, labels: torch.Tensor, num_items_in_batch: torch.Tensor | int | None
-    ) -> torch.Tensor:
-        """Compute the loss that `problem_type` names, or that fits the labels."""
-        problem_type = self.config.problem_type
-        if problem_type is None:
-            is_class = not (labels.is_floating_point() or labels.dtype == torch.bool)
-            several = "single_label_classification" if is_class else "multi_label_classification"
-            problem_type = "regression" if self.num_labels == 1 else several
+        if labels is None:
+            return None, logits
+        problem_type = problem_type_of(self.config, labels)
         if problem_type == "single_label_classification":
-            return classification_loss(logits, labels.flatten().long(), num_items_in_batch)
-        if labels.numel() != logits.numel():
-            raise ValueError(
-                f"`labels` must have shape {tuple(logits.shape)} for {problem_type}, got {tuple(labels.shape)}."
-            )
-        labels = labels.view_as(logits).float()
-        if problem_type == "regression":
-            loss_sum = nn.functional.mse_loss(logits.float(), labels, reduction="sum")
-        else:
-            loss_sum = nn.functional.binary_cross_entropy_with_logits(logits.float(), labels, reduction="sum")
-        return mean_loss(loss_sum, labels.numel(), num_items_in_batch)
+            labels = labels.flatten().long()
+        return classification_loss(logits, labels, items, problem_type), logits
 
 
-class VanillaBertForTokenClassification(VanillaBertPreTrainedModel):
+class VanillaBertForTokenClassification(VanillaBertWithHead):
     """BERT with a classifier of each token, as for named entities.
+
+    `labels` of shape `(batch, length)` are classes, -100 is ignored; `logits` have shape `(batch, length,
+    num_labels)`.
 
     Args:
         config (`VanillaBertConfig`): The model's config.
 
     Source: Devlin et al. 2018, section 5.3.
     """
+
+    output_class = TokenClassifierOutput
 
     def __init__(self, config: VanillaBertConfig):
         super().__init__(config)
@@ -802,52 +652,12 @@ class VanillaBertForTokenClassification(VanillaBertPreTrainedModel):
         self.classifier = nn.Linear(config.hidden_size, config.num_labels)
         self.post_init()
 
-    @can_return_tuple
-    def forward(
-        self,
-        input_ids: torch.Tensor | None = None,
-        attention_mask: torch.Tensor | None = None,
-        token_type_ids: torch.Tensor | None = None,
-        position_ids: torch.Tensor | None = None,
-        inputs_embeds: torch.Tensor | None = None,
-        labels: torch.Tensor | None = None,
-        num_items_in_batch: torch.Tensor | int | None = None,
-        **kwargs: Any,
-    ) -> TokenClassifierOutput:
-        """Classify each token, and with `labels` compute the loss, the mean over them.
+    def _reads(self, inputs: Tensor | None, attention_mask: Tensor | None, labels: Tensor | None) -> dict[str, Any]:
+        return {"keep_padding": reads_padding(attention_mask, labels, self.training)}
 
-        Args:
-            input_ids (`torch.LongTensor` of shape `(batch, length)`, *optional*): Tokens.
-            attention_mask (`torch.Tensor` of shape `(batch, length)`, *optional*): 1 for tokens, 0 for padding.
-            token_type_ids (`torch.LongTensor` of shape `(batch, length)`, *optional*): Segments; 0 by default.
-            position_ids (`torch.LongTensor` of shape `(batch or 1, length)`, *optional*): Positions.
-            inputs_embeds (`torch.Tensor` of shape `(batch, length, d_model)`, *optional*): In place of `input_ids`.
-            labels (`torch.LongTensor` of shape `(batch, length)`, *optional*): Classes; -100 is ignored.
-            num_items_in_batch (`torch.Tensor` or `int`, *optional*): Labels of the whole optimizer step.
-            **kwargs: transformers' `output_attentions`, `output_hidden_states`, `return_dict`.
-
-        Returns:
-            `TokenClassifierOutput`: `loss` of shape `()` in nats, `logits` of shape `(batch, length, num_labels)`.
-
-        Raises:
-            ValueError: if a label is no class, or `labels` has another shape.
-        """
-        outputs = self.bert(
-            input_ids,
-            attention_mask=attention_mask,
-            token_type_ids=token_type_ids,
-            position_ids=position_ids,
-            inputs_embeds=inputs_embeds,
-            **self._with_padding(attention_mask, labels, kwargs),
-        )
+    def _predict(self, outputs: Any, labels: Tensor | None, items: Tensor | int | None) -> LossAndLogits:
         logits = self.classifier(self._classifier_dropout(outputs.last_hidden_state))  # (batch, length, num_labels)
-        loss = None if labels is None else classification_loss(logits, labels, num_items_in_batch)
-        return TokenClassifierOutput(
-            loss=loss,
-            logits=logits,
-            hidden_states=outputs.hidden_states,
-            attentions=outputs.attentions,
-        )
+        return None if labels is None else classification_loss(logits, labels, items), logits
 
 
 class VanillaBertForQuestionAnswering(VanillaBertPreTrainedModel):
@@ -869,14 +679,14 @@ class VanillaBertForQuestionAnswering(VanillaBertPreTrainedModel):
     @can_return_tuple
     def forward(
         self,
-        input_ids: torch.Tensor | None = None,
-        attention_mask: torch.Tensor | None = None,
-        token_type_ids: torch.Tensor | None = None,
-        position_ids: torch.Tensor | None = None,
-        inputs_embeds: torch.Tensor | None = None,
-        start_positions: torch.Tensor | None = None,
-        end_positions: torch.Tensor | None = None,
-        **kwargs: Any,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        start_positions: Tensor | None = None,
+        end_positions: Tensor | None = None,
+        **kwargs: Unpack[TransformersKwargs],
     ) -> QuestionAnsweringModelOutput:
         """Score starts and ends, and with their positions compute the loss, the mean of both.
 
@@ -899,14 +709,8 @@ class VanillaBertForQuestionAnswering(VanillaBertPreTrainedModel):
         Raises:
             ValueError: if a position has another shape.
         """
-        outputs = self.bert(
-            input_ids,
-            attention_mask=attention_mask,
-            token_type_ids=token_type_ids,
-            position_ids=position_ids,
-            inputs_embeds=inputs_embeds,
-            **{"keep_padding": True, **kwargs},  # every position counts in the softmax
-        )
+        inputs = (input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
+        outputs = self.bert(*inputs, **{"keep_padding": True, **kwargs})  # every position counts in the softmax
         start_logits, end_logits = self.qa_outputs(outputs.last_hidden_state).unbind(-1)  # (batch, length) each
         loss = None
         if start_positions is not None and end_positions is not None:
@@ -914,14 +718,10 @@ class VanillaBertForQuestionAnswering(VanillaBertPreTrainedModel):
             end_loss = self._position_loss("end_positions", end_logits, end_positions)
             loss = (start_loss + end_loss) / 2
         return QuestionAnsweringModelOutput(
-            loss=loss,
-            start_logits=start_logits.contiguous(),
-            end_logits=end_logits.contiguous(),
-            hidden_states=outputs.hidden_states,
-            attentions=outputs.attentions,
+            loss, start_logits.contiguous(), end_logits.contiguous(), outputs.hidden_states, outputs.attentions
         )
 
-    def _position_loss(self, name: str, logits: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+    def _position_loss(self, name: str, logits: Tensor, positions: Tensor) -> Tensor:
         """Compute the cross-entropy over positions; those behind the input's end, and -100, are ignored."""
         batch, length = logits.shape
         if positions.numel() != batch:
@@ -949,14 +749,14 @@ class VanillaBertForMultipleChoice(VanillaBertPreTrainedModel):
     @can_return_tuple
     def forward(
         self,
-        input_ids: torch.Tensor | None = None,
-        attention_mask: torch.Tensor | None = None,
-        token_type_ids: torch.Tensor | None = None,
-        position_ids: torch.Tensor | None = None,
-        inputs_embeds: torch.Tensor | None = None,
-        labels: torch.Tensor | None = None,
-        num_items_in_batch: torch.Tensor | int | None = None,
-        **kwargs: Any,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        labels: Tensor | None = None,
+        num_items_in_batch: Tensor | int | None = None,
+        **kwargs: Unpack[TransformersKwargs],
     ) -> MultipleChoiceModelOutput:
         """Score the choices, and with `labels` compute the loss.
 
@@ -985,23 +785,13 @@ class VanillaBertForMultipleChoice(VanillaBertPreTrainedModel):
                 "`input_ids` must have shape (batch, choices, length), or `inputs_embeds` one dimension more; got "
                 f"{None if given is None else tuple(given.shape)}."
             )
-        outputs = self.bert(
-            *(
-                None if tensor is None else tensor.flatten(0, 1)
-                for tensor in (input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
-            ),
-            read_positions=first_positions(given.flatten(0, 1)),
-            **kwargs,
-        )
+        inputs = (input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
+        flat = [None if tensor is None else tensor.flatten(0, 1) for tensor in inputs]
+        outputs = self.bert(*flat, read_positions=first_positions(given.flatten(0, 1)), **kwargs)
         scores = self.classifier(self._classifier_dropout(outputs.pooler_output))  # (batch * choices, 1)
         logits = scores.view(given.shape[:2])  # (batch, choices)
         loss = None if labels is None else classification_loss(logits, labels.flatten(), num_items_in_batch)
-        return MultipleChoiceModelOutput(
-            loss=loss,
-            logits=logits,
-            hidden_states=outputs.hidden_states,
-            attentions=outputs.attentions,
-        )
+        return MultipleChoiceModelOutput(loss, logits, outputs.hidden_states, outputs.attentions)
 
 
 # What each Auto class is to load, here and from a checkpoint that carries this file.

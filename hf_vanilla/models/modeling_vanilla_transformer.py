@@ -24,18 +24,15 @@ Departures from the paper:
 - On a CPU, where a batch has padding, the layers work on its tokens alone; the encoder's output at padding is then 0.
 """
 
-import inspect
 import math
+from functools import partial
 from typing import Any, cast
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers import initialization as init
 from transformers.cache_utils import DynamicCache, EncoderDecoderCache
-from transformers.generation import GenerateEncoderDecoderOutput, GenerationConfig, GenerationMixin
-from transformers.generation.utils import GenerateOutput
 from transformers.masking_utils import create_bidirectional_mask, create_causal_mask
-from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import (
     BaseModelOutput,
     BaseModelOutputWithPastAndCrossAttentions,
@@ -43,96 +40,17 @@ from transformers.modeling_outputs import (
     Seq2SeqModelOutput,
 )
 from transformers.modeling_utils import PreTrainedModel
-from transformers.utils.generic import can_return_tuple, merge_with_config_defaults
+from transformers.processing_utils import Unpack
+from transformers.utils.generic import TransformersKwargs, can_return_tuple, merge_with_config_defaults
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
-from .checks import IGNORED_LABEL, check_attention_mask, check_input_ids
-from .chunked_loss import projected_cross_entropy_sum
+from .checks import IGNORED_LABEL, VOCABULARY_HINT, check_attention_mask, check_labels, checked_embeddings
 from .configuration_vanilla_transformer import VanillaTransformerConfig
 from .dropout import dropout
-from .layers import (
-    RESIDUALS,
-    CrossAttention,
-    EncoderLayer,
-    FusedLinear,
-    PositionwiseFeedForward,
-    SelfAttention,
-    positions_of,
-    sinusoidal_positions,
-)
-from .loss import cross_entropy_sum, freeze_row, select_labelled, smoothed_target
-from .packing import Packing, pack_padding
-from .seq2seq_generation import UNIVERSAL_MAX_LENGTH
-
-
-class DecoderLayer(GradientCheckpointingLayer):
-    """Causal self-attention, cross-attention and a feed-forward network, each inside a residual connection with norm.
-
-    Args:
-        config (`VanillaTransformerConfig`): The model's config.
-        layer_idx (`int`): The layer's number, under which a cache keeps its keys and values.
-
-    Source: Vaswani et al. 2017, 3.1.
-    """
-
-    def __init__(self, config: VanillaTransformerConfig, layer_idx: int):
-        super().__init__()
-        residual = RESIDUALS[config.norm_position]
-        self.self_attn = SelfAttention(config, layer_idx, is_causal=True)
-        self.self_attn_residual = residual(config)
-        self.cross_attn = CrossAttention(config, layer_idx)
-        self.cross_attn_residual = residual(config)
-        self.feed_forward = PositionwiseFeedForward(config)
-        self.feed_forward_residual = residual(config)
-
-    def forward(
-        self,
-        hidden_states: torch.Tensor,
-        attention_mask: torch.Tensor | None,
-        encoder_hidden_states: torch.Tensor,
-        encoder_attention_mask: torch.Tensor | None = None,
-        past_key_values: EncoderDecoderCache | None = None,
-        packing: Packing | None = None,
-        source_packing: Packing | None = None,
-        **kwargs: Any,
-    ) -> torch.Tensor:
-        """Run the layer.
-
-        Args:
-            hidden_states (`torch.Tensor` of shape `(batch, tgt_len, d_model)`): The target; with `packing`, its tokens
-                `(1, tokens, d_model)`.
-            attention_mask (`torch.Tensor`, *optional*): A causal mask made by transformers' mask helpers.
-            encoder_hidden_states (`torch.Tensor` of shape `(batch, src_len, d_model)`): The encoder's output; with
-                `source_packing`, its tokens `(1, tokens, d_model)`.
-            encoder_attention_mask (`torch.Tensor`, *optional*): A mask over the source.
-            past_key_values (`EncoderDecoderCache`, *optional*): Keys and values of earlier calls.
-            packing (`Packing`, *optional*): Where the target's tokens belong, if padding is left out.
-            source_packing (`Packing`, *optional*): The same for the source.
-            **kwargs: Passed on to the attention kernel.
-
-        Returns:
-            `torch.Tensor`: the output, of the shape of `hidden_states`.
-        """
-        # 1. self-attention
-        hidden_states = self.self_attn_residual(
-            hidden_states,
-            lambda inner: self.self_attn(inner, attention_mask, past_key_values, packing, **kwargs)[0],
-        )
-        # 2. cross-attention
-        hidden_states = self.cross_attn_residual(
-            hidden_states,
-            lambda inner: self.cross_attn(
-                inner,
-                encoder_hidden_states,
-                encoder_attention_mask,
-                past_key_values,
-                packing,
-                source_packing,
-                **kwargs,
-            )[0],
-        )
-        # 3. feed-forward
-        return self.feed_forward_residual(hidden_states, lambda inner: self.feed_forward(inner))
+from .layers import CrossAttention, DecoderLayer, EncoderLayer, FusedLinear, SelfAttention, sinusoidal_positions
+from .loss import smoothed_target, token_loss
+from .packing import label_positions, pack_source, plan_packing, positions_of, run_layers, up_to_last, zero_padding
+from .seq2seq_generation import Seq2SeqGenerationMixin
 
 
 class VanillaTransformerPreTrainedModel(PreTrainedModel):
@@ -190,18 +108,7 @@ class VanillaTransformerPreTrainedModel(PreTrainedModel):
             self._get_resized_embeddings(decoder.embed_tokens, new_num_tokens, *args)
         return embeddings
 
-    def _look_up(
-        self, prefix: str, input_ids: torch.Tensor | None, inputs_embeds: torch.Tensor | None
-    ) -> torch.Tensor:
-        """Look up the embeddings (batch, length, d_model) of checked ids, or take those that are given."""
-        if input_ids is not None and inputs_embeds is None:
-            check_input_ids(f"{prefix}input_ids", input_ids, self.embed_tokens.num_embeddings)
-            return self.embed_tokens(input_ids)
-        if inputs_embeds is not None and input_ids is None:
-            return inputs_embeds
-        raise ValueError(f"Pass either `{prefix}input_ids` or `{prefix}inputs_embeds`: exactly one of them.")
-
-    def _embed(self, inputs_embeds: torch.Tensor, position_ids: torch.Tensor) -> torch.Tensor:
+    def _embed(self, inputs_embeds: Tensor, position_ids: Tensor) -> Tensor:
         """Scale embeddings by sqrt(d_model), add positions, drop: (batch, length, d_model). Paper, 3.4 and 3.5."""
         hidden_states = inputs_embeds * math.sqrt(self.config.d_model)
         if self.config.position_type == "learned":
@@ -248,10 +155,10 @@ class VanillaTransformerEncoder(VanillaTransformerPreTrainedModel):
     @capture_outputs
     def forward(
         self,
-        input_ids: torch.Tensor | None = None,
-        attention_mask: torch.Tensor | None = None,
-        inputs_embeds: torch.Tensor | None = None,
-        **kwargs: Any,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        **kwargs: Unpack[TransformersKwargs],
     ) -> BaseModelOutput:
         """Encode the source.
 
@@ -272,23 +179,17 @@ class VanillaTransformerEncoder(VanillaTransformerPreTrainedModel):
                 vocabulary, the mask has another shape, or learned positions don't reach.
             TypeError: if `input_ids` are no integers.
         """
-        inputs_embeds = self._look_up("", input_ids, inputs_embeds)
+        inputs_embeds = checked_embeddings(self.embed_tokens, input_ids, inputs_embeds)
         batch, src_len, _ = inputs_embeds.shape
         check_attention_mask("attention_mask", attention_mask, batch, src_len)
         self._check_length(src_len)
 
         hidden_states = self._embed(inputs_embeds, positions_of(attention_mask, src_len, 0, inputs_embeds.device))
-        packing = pack_padding(self.layers, self.config, hidden_states, attention_mask, **kwargs)
-        if packing is not None:
-            hidden_states = packing.pack(hidden_states)  # (1, tokens, d_model)
-        else:
-            attention_mask = create_bidirectional_mask(
-                config=self.config, inputs_embeds=hidden_states, attention_mask=attention_mask
-            )
-        for layer in self.layers:
-            hidden_states = layer(hidden_states, attention_mask, packing=packing, **kwargs)
-        hidden_states = self.norm(hidden_states)
-        return BaseModelOutput(last_hidden_state=hidden_states if packing is None else packing.unpack(hidden_states))
+        packing = plan_packing(self, hidden_states, attention_mask, **kwargs)
+        hidden_states = run_layers(
+            self, hidden_states, attention_mask, create_bidirectional_mask, packing=packing, **kwargs
+        )
+        return BaseModelOutput(zero_padding(hidden_states, attention_mask))
 
 
 class VanillaTransformerDecoder(VanillaTransformerPreTrainedModel):
@@ -319,15 +220,15 @@ class VanillaTransformerDecoder(VanillaTransformerPreTrainedModel):
     @capture_outputs
     def forward(
         self,
-        input_ids: torch.Tensor | None = None,
-        attention_mask: torch.Tensor | None = None,
-        encoder_hidden_states: torch.Tensor | None = None,
-        encoder_attention_mask: torch.Tensor | None = None,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        encoder_hidden_states: Tensor | None = None,
+        encoder_attention_mask: Tensor | None = None,
         past_key_values: EncoderDecoderCache | None = None,
-        inputs_embeds: torch.Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
         use_cache: bool | None = None,
-        packing: Packing | None = None,
-        **kwargs: Any,
+        read_positions: Tensor | None = None,
+        **kwargs: Unpack[TransformersKwargs],
     ) -> BaseModelOutputWithPastAndCrossAttentions:
         """Decode the target against the encoded source.
 
@@ -344,7 +245,8 @@ class VanillaTransformerDecoder(VanillaTransformerPreTrainedModel):
             inputs_embeds (`torch.Tensor` of shape `(batch, tgt_len, d_model)`, *optional*): Embeddings in place of
                 `input_ids`, before they are scaled by sqrt(d_model).
             use_cache (`bool`, *optional*): Whether to return keys and values; the config's `use_cache` by default.
-            packing (`Packing`, *optional*): Where the target's tokens are, if that is known although there is no mask.
+            read_positions (`torch.Tensor` of shape `(batch, tgt_len)`, *optional*): Not 0 where `last_hidden_state`
+                is read, by default everywhere. After a row's last such position it may be 0.
             **kwargs: transformers' `output_attentions`, `output_hidden_states`, `return_dict`.
 
         Returns:
@@ -357,7 +259,7 @@ class VanillaTransformerDecoder(VanillaTransformerPreTrainedModel):
                 positions don't reach.
             TypeError: if `input_ids` are no integers, or `past_key_values` is another kind of cache.
         """
-        inputs_embeds = self._look_up("decoder_", input_ids, inputs_embeds)
+        inputs_embeds = checked_embeddings(self.embed_tokens, input_ids, inputs_embeds, "decoder_")
         if encoder_hidden_states is None:
             raise ValueError("`encoder_hidden_states` is missing: the decoder needs the encoder's output.")
         if past_key_values is not None and not isinstance(past_key_values, EncoderDecoderCache):
@@ -383,44 +285,28 @@ class VanillaTransformerDecoder(VanillaTransformerPreTrainedModel):
 
         position_ids = positions_of(attention_mask, tgt_len, past_len, inputs_embeds.device)
         hidden_states = self._embed(inputs_embeds, position_ids)
-        source_packing = None
+        packing = source_packing = None
         if past_key_values is None and sources == batch:
-            source_packing = pack_padding(
-                self.layers, self.config, encoder_hidden_states, encoder_attention_mask, **kwargs
-            )
-        if packing is not None:
-            hidden_states = packing.pack(hidden_states)  # (1, tokens, d_model)
-        else:
-            attention_mask = create_causal_mask(
-                config=self.config,
-                inputs_embeds=hidden_states,
-                attention_mask=attention_mask,
-                past_key_values=self_cache,
-            )
+            source_packing = plan_packing(self, encoder_hidden_states, encoder_attention_mask, **kwargs)
+            if read_positions is not None and attention_mask is None:
+                packing = plan_packing(self, hidden_states, up_to_last(read_positions), **kwargs)
         encoder_attention_mask = create_bidirectional_mask(
             config=self.config,
             inputs_embeds=inputs_embeds,
             attention_mask=encoder_attention_mask,
             encoder_hidden_states=encoder_hidden_states,
         )
-        if source_packing is not None:
-            encoder_hidden_states = source_packing.pack(encoder_hidden_states)  # (1, source tokens, d_model)
-        for layer in self.layers:
-            hidden_states = layer(
-                hidden_states,
-                attention_mask,
-                encoder_hidden_states,
-                encoder_attention_mask,
-                past_key_values,
-                packing,
-                source_packing,
-                **kwargs,
-            )
-        hidden_states = self.norm(hidden_states)
-        return BaseModelOutputWithPastAndCrossAttentions(
-            last_hidden_state=hidden_states if packing is None else packing.unpack(hidden_states),
+        hidden_states = run_layers(
+            self,
+            hidden_states,
+            attention_mask,
+            partial(create_causal_mask, past_key_values=self_cache),
+            *pack_source(encoder_hidden_states, encoder_attention_mask, source_packing, packing),
+            packing=packing,
             past_key_values=past_key_values,
+            **kwargs,
         )
+        return BaseModelOutputWithPastAndCrossAttentions(hidden_states, past_key_values)
 
 
 class VanillaTransformerModel(VanillaTransformerPreTrainedModel):
@@ -451,17 +337,17 @@ class VanillaTransformerModel(VanillaTransformerPreTrainedModel):
     @can_return_tuple
     def forward(
         self,
-        input_ids: torch.Tensor | None = None,
-        attention_mask: torch.Tensor | None = None,
-        decoder_input_ids: torch.Tensor | None = None,
-        decoder_attention_mask: torch.Tensor | None = None,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        decoder_input_ids: Tensor | None = None,
+        decoder_attention_mask: Tensor | None = None,
         encoder_outputs: Any = None,
         past_key_values: EncoderDecoderCache | None = None,
-        inputs_embeds: torch.Tensor | None = None,
-        decoder_inputs_embeds: torch.Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        decoder_inputs_embeds: Tensor | None = None,
         use_cache: bool | None = None,
-        decoder_packing: Packing | None = None,
-        **kwargs: Any,
+        decoder_read_positions: Tensor | None = None,
+        **kwargs: Unpack[TransformersKwargs],
     ) -> Seq2SeqModelOutput:
         """Encode the source and decode the target.
 
@@ -478,8 +364,8 @@ class VanillaTransformerModel(VanillaTransformerPreTrainedModel):
             decoder_inputs_embeds (`torch.Tensor` of shape `(batch, tgt_len, d_model)`, *optional*): In place of
                 `decoder_input_ids`.
             use_cache (`bool`, *optional*): Whether to return keys and values.
-            decoder_packing (`Packing`, *optional*): Where the target's tokens are, if that is known although there is
-                no mask.
+            decoder_read_positions (`torch.Tensor` of shape `(batch, tgt_len)`, *optional*): Not 0 where
+                `last_hidden_state` is read, by default everywhere. After a row's last such position it may be 0.
             **kwargs: transformers' `output_attentions`, `output_hidden_states`, `return_dict`.
 
         Returns:
@@ -504,22 +390,22 @@ class VanillaTransformerModel(VanillaTransformerPreTrainedModel):
             past_key_values=past_key_values,
             inputs_embeds=decoder_inputs_embeds,
             use_cache=use_cache,
-            packing=decoder_packing,
+            read_positions=decoder_read_positions,
             **kwargs,
         )
         return Seq2SeqModelOutput(
-            last_hidden_state=decoder_outputs.last_hidden_state,
-            past_key_values=decoder_outputs.past_key_values,
-            decoder_hidden_states=decoder_outputs.hidden_states,
-            decoder_attentions=decoder_outputs.attentions,
-            cross_attentions=decoder_outputs.cross_attentions,
-            encoder_last_hidden_state=encoder_outputs.last_hidden_state,
-            encoder_hidden_states=encoder_outputs.hidden_states,
-            encoder_attentions=encoder_outputs.attentions,
+            decoder_outputs.last_hidden_state,
+            decoder_outputs.past_key_values,
+            decoder_outputs.hidden_states,
+            decoder_outputs.attentions,
+            decoder_outputs.cross_attentions,
+            encoder_outputs.last_hidden_state,
+            encoder_outputs.hidden_states,
+            encoder_outputs.attentions,
         )
 
     def _check_batch(
-        self, source: torch.Tensor, decoder_input_ids: torch.Tensor | None, decoder_inputs_embeds: torch.Tensor | None
+        self, source: Tensor, decoder_input_ids: Tensor | None, decoder_inputs_embeds: Tensor | None
     ) -> None:
         """Refuse to pair sources with another number of targets. Only who brings `encoder_outputs` may share them."""
         target = decoder_input_ids if decoder_inputs_embeds is None else decoder_inputs_embeds
@@ -530,7 +416,7 @@ class VanillaTransformerModel(VanillaTransformerPreTrainedModel):
             )
 
 
-class VanillaTransformerForConditionalGeneration(VanillaTransformerPreTrainedModel, GenerationMixin):
+class VanillaTransformerForConditionalGeneration(VanillaTransformerPreTrainedModel, Seq2SeqGenerationMixin):
     """The whole model: encoder, decoder and the projection onto the vocabulary, for translation and the like.
 
     Args:
@@ -568,18 +454,18 @@ class VanillaTransformerForConditionalGeneration(VanillaTransformerPreTrainedMod
     @can_return_tuple
     def forward(
         self,
-        input_ids: torch.Tensor | None = None,
-        attention_mask: torch.Tensor | None = None,
-        decoder_input_ids: torch.Tensor | None = None,
-        decoder_attention_mask: torch.Tensor | None = None,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        decoder_input_ids: Tensor | None = None,
+        decoder_attention_mask: Tensor | None = None,
         encoder_outputs: Any = None,
         past_key_values: EncoderDecoderCache | None = None,
-        inputs_embeds: torch.Tensor | None = None,
-        decoder_inputs_embeds: torch.Tensor | None = None,
-        labels: torch.Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        decoder_inputs_embeds: Tensor | None = None,
+        labels: Tensor | None = None,
         use_cache: bool | None = None,
-        num_items_in_batch: torch.Tensor | int | None = None,
-        **kwargs: Any,
+        num_items_in_batch: Tensor | int | None = None,
+        **kwargs: Unpack[TransformersKwargs],
     ) -> Seq2SeqLMOutput:
         """Predict the target, and with `labels` compute the loss.
 
@@ -613,14 +499,14 @@ class VanillaTransformerForConditionalGeneration(VanillaTransformerPreTrainedMod
         Raises:
             ValueError: if a label is outside the vocabulary, or `labels` has another shape than the decoder's input.
         """
+        read = None
         if labels is not None:
             use_cache = False
-            check_input_ids("labels", labels.masked_fill(labels == IGNORED_LABEL, 0), self.config.vocab_size)
+            check_labels("labels", labels, None, self.config.vocab_size, VOCABULARY_HINT)
             if decoder_input_ids is None and decoder_inputs_embeds is None:
                 decoder_input_ids = self.prepare_decoder_input_ids_from_labels(labels)
             target = decoder_input_ids if decoder_inputs_embeds is None else decoder_inputs_embeds
-            if decoder_attention_mask is None and past_key_values is None and target is not None:
-                kwargs["decoder_packing"] = self._pack_labelled(labels, target, **kwargs)
+            read = label_positions(target, labels, self.training)
         outputs: Seq2SeqModelOutput = self.model(
             input_ids=input_ids,
             attention_mask=attention_mask,
@@ -631,78 +517,24 @@ class VanillaTransformerForConditionalGeneration(VanillaTransformerPreTrainedMod
             inputs_embeds=inputs_embeds,
             decoder_inputs_embeds=decoder_inputs_embeds,
             use_cache=use_cache,
+            decoder_read_positions=read,
             **kwargs,
         )
-        loss, logits = self._loss_and_logits(outputs.last_hidden_state, labels, num_items_in_batch)
-        return Seq2SeqLMOutput(
-            loss=loss,
-            logits=logits,
-            past_key_values=outputs.past_key_values,
-            decoder_hidden_states=outputs.decoder_hidden_states,
-            decoder_attentions=outputs.decoder_attentions,
-            cross_attentions=outputs.cross_attentions,
-            encoder_last_hidden_state=outputs.encoder_last_hidden_state,
-            encoder_hidden_states=outputs.encoder_hidden_states,
-            encoder_attentions=outputs.encoder_attentions,
-        )
-
-    def _pack_labelled(self, labels: torch.Tensor, target: torch.Tensor, **kwargs: Any) -> Packing | None:
-        """Leave out, in training, what stands behind the last label of a row: nothing depends on it."""
-        if not self.training or labels.shape != target.shape[:2]:
-            return None
-        needed = (labels != IGNORED_LABEL).flip(1).cummax(1).values.flip(1)
-        return pack_padding(self.model.decoder.layers, self.config, target, needed, **kwargs)
-
-    def _loss_and_logits(
-        self, hidden_states: torch.Tensor, labels: torch.Tensor | None, num_items_in_batch: torch.Tensor | int | None
-    ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-        """Compute the loss if there are labels, and the logits (batch, tgt_len, vocab) unless training needs none."""
-        if labels is None:
-            return None, self._project(hidden_states)
-        if labels.shape != hidden_states.shape[:2]:
-            raise ValueError(
-                "`labels` must have the shape of the decoder's input, (batch, tgt_len) = "
-                f"{tuple(hidden_states.shape[:2])}, got {tuple(labels.shape)}."
-            )
-        config, logits = self.config, None
+        config = self.config
         smoothing = config.label_smoothing if self.training else 0.0
-        target = smoothed_target(smoothing, config.label_smoothing_type, config.vocab_size, config.pad_token_id)
-        weight = self._differentiable_weight() if self.training else None
-        if weight is not None:
-            labelled, words = select_labelled(hidden_states, labels)  # (tokens, d_model), (tokens,)
-            loss = projected_cross_entropy_sum(labelled, weight, self.lm_head.bias, words, target)
-        else:
-            logits = self._project(hidden_states)
-            loss = cross_entropy_sum(logits, labels, target)
-        if num_items_in_batch is None:
-            num_items_in_batch = (labels != IGNORED_LABEL).sum()
-        if isinstance(num_items_in_batch, torch.Tensor):
-            return loss / num_items_in_batch.to(loss.device).clamp(min=1), logits
-        return loss / max(num_items_in_batch, 1), logits
+        loss, logits = token_loss(
+            self.lm_head,
+            outputs.last_hidden_state,
+            labels,
+            training=self.training,
+            smoothing=smoothed_target(smoothing, config.label_smoothing_type, config.vocab_size, config.pad_token_id),
+            frozen_row=config.pad_token_id if config.tie_word_embeddings else None,
+            num_items_in_batch=num_items_in_batch,
+        )
+        shown = {name: value for name, value in outputs.items() if name != "last_hidden_state"}
+        return Seq2SeqLMOutput(loss, logits, **shown)
 
-    def _differentiable_weight(self) -> torch.Tensor | None:
-        """Return the projection's weight, its padding row frozen if it is an embedding too.
-
-        Is `None` where a product with that weight is not all that the projection does, as with a LoRA adapter.
-        """
-        if type(self.lm_head) is not nn.Linear or hasattr(self.lm_head, "_hf_hook"):
-            return None
-        weight = self.lm_head.weight
-        return freeze_row(weight, self.config.pad_token_id) if self.config.tie_word_embeddings else weight
-
-    def _project(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        """Compute the logits (batch, tgt_len, vocab)."""
-        weight = self._differentiable_weight() if torch.is_grad_enabled() else None
-        if weight is not None:
-            return nn.functional.linear(hidden_states, weight, self.lm_head.bias)
-        logits = self.lm_head(hidden_states)
-        if hasattr(self.lm_head, "_hf_hook") and self.config.tie_word_embeddings and logits.requires_grad:
-            # accelerate moves tensors between the devices of the layers: freeze padding from the outside.
-            padding = torch.tensor([self.config.pad_token_id], device=logits.device)
-            logits.register_hook(lambda gradient: gradient.index_fill(-1, padding, 0.0))
-        return logits
-
-    def prepare_decoder_input_ids_from_labels(self, labels: torch.Tensor) -> torch.Tensor:
+    def prepare_decoder_input_ids_from_labels(self, labels: Tensor) -> Tensor:
         """Shift labels right: what the decoder reads when it is to write them (`DataCollatorForSeq2Seq` calls this).
 
         Args:
@@ -714,109 +546,6 @@ class VanillaTransformerForConditionalGeneration(VanillaTransformerPreTrainedMod
         start = torch.full_like(labels[:, :1], cast(int, self.config.decoder_start_token_id))
         shifted = torch.cat((start, labels[:, :-1]), dim=1)
         return shifted.masked_fill(shifted == IGNORED_LABEL, self.config.pad_token_id)
-
-    @torch.no_grad()
-    def generate(
-        self,
-        inputs: torch.Tensor | None = None,
-        generation_config: GenerationConfig | None = None,
-        *args: Any,
-        **kwargs: Any,
-    ) -> GenerateOutput | torch.LongTensor:
-        """Generate targets: transformers' `generate`, which documents all arguments, with two things defined.
-
-        The default maximum length is that of the source plus 50 tokens (paper, 6.1). And nothing is translated to
-        nothing: a batch without sentences gives no sequences, sentences of length 0 give sequences that end at once.
-
-        Args:
-            inputs (`torch.Tensor` of shape `(batch, src_len)`, *optional*): Source tokens; may also be given as
-                `input_ids` or, embedded, as `inputs_embeds`.
-            generation_config (`GenerationConfig`, *optional*): Options; single ones can be given as keyword arguments.
-            *args: Passed on.
-            **kwargs: Passed on.
-
-        Returns:
-            `torch.LongTensor` of shape `(batch * num_return_sequences, tgt_len)`: the sequences, from
-            `decoder_start_token_id`; or, with `return_dict_in_generate`, transformers' output classes.
-        """
-        if self.generation_config.max_length == UNIVERSAL_MAX_LENGTH:
-            self.generation_config.max_length = None  # `Seq2SeqTrainer` writes it there, and a checkpoint keeps it
-        sources = (inputs, kwargs.get("input_ids"), kwargs.get("inputs_embeds"))
-        source = next((given for given in sources if given is not None), None)
-        if source is None or 0 not in source.shape[:2]:
-            return super().generate(inputs, generation_config, *args, **kwargs)
-        options, _ = self._prepare_generation_config(generation_config, **kwargs)
-        end = options.eos_token_id[0] if isinstance(options.eos_token_id, list) else options.eos_token_id
-        sequence = [options.decoder_start_token_id] if end is None else [options.decoder_start_token_id, end]
-        rows = source.shape[0] * options.num_return_sequences
-        sequences = torch.tensor(sequence, device=source.device).repeat(rows, 1)
-        if (streamer := kwargs.get("streamer")) is not None:
-            streamer.end()
-        return GenerateEncoderDecoderOutput(sequences=sequences) if options.return_dict_in_generate else sequences
-
-    def _extract_generation_mode_kwargs(
-        self,
-        custom_generate: Any,
-        kwargs: dict[str, Any],
-        synced_gpus: bool | None,
-        assistant_model: Any,
-        streamer: Any,
-    ) -> dict[str, Any]:
-        """Hand a streamer to a `custom_generate` that takes one: transformers doesn't, so its consumer never ends."""
-        extracted = super()._extract_generation_mode_kwargs(
-            custom_generate, kwargs, synced_gpus, assistant_model, streamer
-        )
-        if streamer is None or not callable(custom_generate):
-            return extracted
-        takes_streamer = "streamer" in inspect.signature(custom_generate).parameters
-        return {**extracted, "streamer": streamer} if takes_streamer else extracted
-
-    def _reorder_cache(self, past_key_values: EncoderDecoderCache, beam_idx: torch.Tensor) -> EncoderDecoderCache:
-        """Let the beams' pasts follow them. Beams of a sentence share their source, so that stays where it is."""
-        past_key_values.self_attention_cache.reorder_cache(beam_idx)
-        return past_key_values
-
-    def _expand_inputs_for_generation(
-        self,
-        expand_size: int = 1,
-        is_encoder_decoder: bool = False,
-        input_ids: torch.Tensor | None = None,
-        **model_kwargs: Any,
-    ) -> tuple[torch.Tensor, dict[str, Any]]:
-        """Give each sentence `expand_size` target rows; they share one source where attention can do so."""
-        if expand_size < 1:
-            raise ValueError(f"`num_beams` or `num_return_sequences` must be at least 1, got {expand_size}.")
-        if self.config._attn_implementation not in ("eager", "sdpa"):
-            return super()._expand_inputs_for_generation(
-                expand_size=expand_size, is_encoder_decoder=is_encoder_decoder, input_ids=input_ids, **model_kwargs
-            )
-        shared: dict[str, Any] = {
-            name: model_kwargs.pop(name) for name in ("encoder_outputs", "attention_mask") if name in model_kwargs
-        }
-        input_ids, model_kwargs = super()._expand_inputs_for_generation(
-            expand_size=expand_size, input_ids=input_ids, **model_kwargs
-        )
-        return input_ids, {**model_kwargs, **shared}
-
-    def _prepare_generated_length(
-        self, generation_config: GenerationConfig, has_default_max_length: bool, *args: Any, **kwargs: Any
-    ) -> GenerationConfig:
-        """Let a translation be up to 50 tokens longer than its source unless the user says otherwise (paper, 6.1)."""
-        # The last token is never read, so it needs no position.
-        limit = self.config.max_position_embeddings + 1 if self.config.position_type == "learned" else math.inf
-        if has_default_max_length and generation_config.max_new_tokens is None:
-            longest = kwargs["inputs_tensor"].shape[1] + 50
-            generation_config.max_new_tokens = int(min(longest, limit - kwargs["input_ids_length"]))
-        generation_config = super()._prepare_generated_length(
-            generation_config, has_default_max_length, *args, **kwargs
-        )
-        if generation_config.max_length > limit:
-            raise ValueError(
-                f"`max_length` ({generation_config.max_length}, the decoder's start and `max_new_tokens`) must "
-                f"not exceed {limit}: the decoder reads all but the last token, and `max_position_embeddings` of its "
-                f"learned positions is {self.config.max_position_embeddings}."
-            )
-        return generation_config
 
 
 # What each Auto class is to load, here and from a checkpoint that carries this file.

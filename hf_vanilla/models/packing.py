@@ -1,217 +1,324 @@
-"""Which tokens the layers see."""
+"""Which tokens the layers see: the tokens of a padded batch alone, and of the last layer those that a head reads.
 
-from typing import Any, NamedTuple, cast
+      rows (batch, length)      tokens (1, tokens)         buckets, for attention
+        a a a a                                              a a a a      c .
+        b b b .          ->     a a a a b b b c      ->      b b b .
+        c . . .
+
+Everything that works on each token by itself (projections, norms, feed-forward networks, dropout) runs on tokens;
+attention runs on rows of like length, padded to the longest of their bucket. To a layer, a `Packing` is its attention
+mask: it says which tokens see each other. It is planned once for each batch and ignored by models without padding.
+
+Packing is a fast path of CPUs; everything has the same value without it. It is off where somebody would notice: if a
+layer is hooked, compiled, traced or replaced, or if single layers' outputs were requested.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import torch
-from torch import nn
-from transformers.configuration_utils import PreTrainedConfig
+from torch import Tensor, nn
 from transformers.modeling_utils import PreTrainedModel
 from transformers.utils.output_capturing import capture_outputs
 
+from .checks import IGNORED_LABEL
 
-# From this share of padding on, work on real tokens alone is faster than on all positions, moving them included.
+
+# From this share of padding on, working on tokens alone is faster, moving them included.
 MIN_PADDING_SHARE = 0.05
-
-
-# Up to this share of tokens whose output is read, it is faster to have a last layer compute theirs alone.
+# Up to this share of tokens that a head reads, computing the last layer for them alone is faster.
 MAX_OUTPUT_SHARE = 0.75
+# One bucket per 64 positions of the longest row, at most 8.
+BUCKET_LENGTH = 64
+MAX_BUCKETS = 8
 
 
-def _scatter_rows(tokens: torch.Tensor, positions: torch.Tensor, rows: int) -> torch.Tensor:
-    """Put tokens `(tokens, width)` at their positions among `rows` rows of zeros."""
-    return tokens.new_zeros(rows, tokens.shape[1]).index_copy_(0, positions, tokens)
-
-
-class Frame(NamedTuple):
-    """Some rows of a packed batch, as attention needs them: side by side, filled up at their ends.
-
-    Attributes:
-        rows: Number of rows.
-        length: That of the longest.
-        positions: Where in `(rows * length)` the tokens are, row after row; shape `(tokens,)`.
-        attention_mask: True for tokens; shape `(rows, 1, 1, length)`. `None` if there is no padding.
-    """
-
-    rows: int
-    length: int
-    positions: torch.Tensor
-    attention_mask: torch.Tensor | None
-
-    def unpack(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Lay tokens `(tokens, width)` out as `(rows, length, width)`, zero where there is none."""
-        if self.attention_mask is not None:
-            tokens = _scatter_rows(tokens, self.positions, self.rows * self.length)
-        return tokens.view(self.rows, self.length, -1)
-
-    def pack(self, padded: torch.Tensor) -> torch.Tensor:
-        """Take the tokens `(tokens, width)` out of `(rows, length, width)`."""
-        padded = padded.flatten(0, 1)
-        return padded if self.attention_mask is None else padded.index_select(0, self.positions)
-
-
-class Packing(NamedTuple):
-    """The tokens of a padded batch without its padding: what stands at each position can be computed for them alone.
-
-    Attributes:
-        batch: Rows of the batch.
-        length: Its length with padding.
-        positions: Where in `(batch * length)` the tokens are, frame after frame; shape `(tokens,)`.
-        frames: Rows of like length, for attention.
-    """
-
-    batch: int
-    length: int
-    positions: torch.Tensor
-    frames: tuple[Frame, ...]
-
-    def pack(self, padded: torch.Tensor) -> torch.Tensor:
-        """Take the tokens `(1, tokens, width)` out of `(batch, length, width)`."""
-        return padded.flatten(0, 1).index_select(0, self.positions)[None]
-
-    def unpack(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Put tokens `(1, tokens, width)` back to `(batch, length, width)`, zero where there is none."""
-        return put_tokens(tokens, self.positions, self.batch, self.length)
-
-    def split(self, tokens: torch.Tensor) -> list[tuple[Frame, torch.Tensor]]:
-        """Part tokens `(1, tokens, width)` into the frames' `(tokens, width)`."""
-        parts = tokens.squeeze(0).split([frame.positions.shape[0] for frame in self.frames])
-        return list(zip(self.frames, parts, strict=True))
-
-
-def _frame(lengths: torch.Tensor) -> Frame:
-    """Describe the frame of rows of these lengths."""
-    rows, length = lengths.shape[0], int(lengths.max())
-    mask = torch.arange(length, device=lengths.device) < lengths[:, None]  # (rows, length)
-    is_full = bool((lengths == length).all())
-    return Frame(rows, length, mask.flatten().nonzero()[:, 0], None if is_full else mask[:, None, None])
-
-
-def pack_padding(
-    layers: nn.ModuleList,
-    config: PreTrainedConfig,
-    hidden_states: torch.Tensor,
-    mask: torch.Tensor | None,
-    *,
-    num_frames: int = 1,
-    needs_first: bool = False,
-    **kwargs: Any,
-) -> Packing | None:
-    """Find the tokens of a padded batch, if working on them alone pays: on a CPU, outside of compiled code.
-
-    Args:
-        layers (`nn.ModuleList`): What will work on them. Whoever hooks or compiles a part of one gets all positions.
-        config (`PreTrainedConfig`): The model's config; its attention must be `eager` or `sdpa`.
-        hidden_states (`torch.Tensor` of shape `(batch, length, d_model)`): What will be packed.
-        mask (`torch.Tensor` of shape `(batch, length)`, *optional*): Not 0 for tokens, 0 for padding anywhere.
-        num_frames (`int`, defaults to 1): Into how many frames, each of rows of like length, the rows may be sorted:
-            attention over long rows is worth it. With one they keep their order.
-        needs_first (`bool`, defaults to `False`): Whether the output at each row's first position will be read.
-        **kwargs: What `forward` was asked for: with `output_attentions` or `output_hidden_states`, single layers show
-            all positions.
-
-    Returns:
-        `Packing`, or `None` where there is too little padding, none that is known, or a row of nothing else.
-    """
-    if not isinstance(mask, torch.Tensor) or mask.dim() != 2 or mask.numel() == 0 or mask.device.type != "cpu":
-        return None
-    if config._attn_implementation not in ("eager", "sdpa") or not _can_leave_out(config, hidden_states, kwargs):
-        return None
-    mask = mask.bool()
-    if needs_first and not mask[:, 0].all():
-        return None
-    lengths = mask.sum(1)  # (batch,)
-    if int(lengths.min()) == 0 or int(lengths.sum()) > (1 - MIN_PADDING_SHARE) * mask.numel():
-        return None
-    if any(map(_is_watched, layers)):
-        return None
-    batch, length = mask.shape
-    cells = torch.arange(batch * length).view(batch, length)
-    if num_frames == 1:
-        return Packing(batch, length, cells[mask], (_frame(lengths),))
-    lengths, order = lengths.sort()
-    parts = [part for part in lengths.tensor_split(num_frames) if part.numel()]
-    return Packing(batch, length, cells[order][mask[order]], tuple(map(_frame, parts)))
-
-
-def find_read_tokens(
-    encoder: PreTrainedModel,
-    hidden_states: torch.Tensor,
-    read_positions: torch.Tensor,
-    packing: Packing | None = None,
-    **kwargs: Any,
-) -> torch.Tensor | None:
-    """Find the tokens whose output will be read, if having the last layer compute no others pays: as `pack_padding`.
-
-    Args:
-        encoder (`PreTrainedModel`): The model, with `layers`. Whoever hooks it, hooks or compiles a part of the last
-            layer, or replaces that or its attention, gets all positions.
-        hidden_states (`torch.Tensor` of shape `(batch, length, d_model)`): What the layers are given.
-        read_positions (`torch.Tensor` of shape `(batch, length)`): Not 0 where the output will be read.
-        packing (`Packing`, *optional*): Where the tokens belong, if padding is left out.
-        **kwargs: What `forward` was asked for.
-
-    Returns:
-        `torch.LongTensor` of shape `(read,)`: indices of tokens, row after row or as packed; or `None` where most of
-        them are read, or none.
-    """
-    layers = cast(nn.ModuleList, encoder.layers)
-    if read_positions.device.type != "cpu" or not _can_leave_out(encoder.config, hidden_states, kwargs):
-        return None
-    last: Any = layers[-1] if len(layers) else None
-    if not _accepts_packing(last) or not _accepts_packing(last.self_attn):
-        return None
-    if _has_hooks(encoder) or _is_watched(last):
-        return None
-    is_read = read_positions.flatten() != 0
-    if packing is not None:
-        is_read = is_read[packing.positions]
-    read_tokens = is_read.nonzero()[:, 0]
-    return read_tokens if 0 < read_tokens.shape[0] <= MAX_OUTPUT_SHARE * is_read.shape[0] else None
-
-
-def take_tokens(hidden_states: torch.Tensor, tokens: torch.Tensor | None) -> torch.Tensor:
-    """Take tokens out.
+def gather_tokens(hidden_states: Tensor, tokens: Tensor | None) -> Tensor:
+    """Gather tokens of a batch.
 
     Args:
         hidden_states (`torch.Tensor` of shape `(batch, length, d_model)`): All of them.
-        tokens (`torch.LongTensor` of shape `(read,)`, *optional*): Their indices, row after row; all by default.
+        tokens (`torch.LongTensor` of shape `(tokens,)`, *optional*): Their indices in `(batch * length)`; all by
+            default.
 
     Returns:
-        `torch.Tensor` of shape `(1, read, d_model)`: the tokens, or `hidden_states` itself if all are wanted.
+        `torch.Tensor` of shape `(1, tokens, d_model)`: the tokens, or `hidden_states` itself by default.
     """
     return hidden_states if tokens is None else hidden_states.flatten(0, 1).index_select(0, tokens)[None]
 
 
-def put_tokens(tokens: torch.Tensor, positions: torch.Tensor, batch: int, length: int) -> torch.Tensor:
-    """Put tokens at their positions, and zeros elsewhere.
+def scatter_tokens(tokens: Tensor, positions: Tensor, batch: int, length: int) -> Tensor:
+    """Scatter tokens to their positions, with zeros elsewhere.
 
     Args:
-        tokens (`torch.Tensor` of shape `(1, tokens, width)`): The tokens.
-        positions (`torch.LongTensor` of shape `(tokens,)`): Where in `(batch * length)` they belong.
+        tokens (`torch.Tensor` of shape `(tokens, width)`): The tokens.
+        positions (`torch.LongTensor` of shape `(tokens,)`): Their indices in `(batch * length)`.
         batch (`int`): Number of rows.
         length (`int`): Length of a row.
 
     Returns:
         `torch.Tensor` of shape `(batch, length, width)`: all positions.
     """
-    return _scatter_rows(tokens.squeeze(0), positions, batch * length).view(batch, length, -1)
+    rows = tokens.new_zeros(batch * length, tokens.shape[1]).index_copy_(0, positions, tokens)
+    return rows.view(batch, length, -1)
 
 
-def _can_leave_out(config: PreTrainedConfig, hidden_states: torch.Tensor, kwargs: dict[str, Any]) -> bool:
+class LengthBucket(NamedTuple):
+    """Rows of like length, padded to the longest of them.
+
+    Attributes:
+        rows: Number of rows.
+        length: Length of the longest.
+        positions: Indices of the tokens in `(rows * length)`, row after row, of shape `(tokens,)`; `None` if every
+            position is one.
+        attention_mask: The mask that the attention kernel gets, true for tokens, of shape `(rows, 1, 1, length)`;
+            `None` if every position is a token. Of an unpacked batch, what transformers' mask helpers make.
+    """
+
+    rows: int
+    length: int
+    positions: Tensor | None
+    attention_mask: Any
+
+    @classmethod
+    def of_lengths(cls, lengths: Tensor) -> "LengthBucket":
+        """Build the bucket of rows of these lengths, of shape `(rows,)`."""
+        rows, length = lengths.shape[0], int(lengths.max())
+        if bool((lengths == length).all()):
+            return cls(rows, length, None, None)
+        is_token = torch.arange(length, device=lengths.device) < lengths[:, None]  # (rows, length)
+        return cls(rows, length, is_token.flatten().nonzero()[:, 0], is_token[:, None, None])
+
+    @property
+    def tokens(self) -> int:
+        """Number of tokens."""
+        return self.rows * self.length if self.positions is None else self.positions.shape[0]
+
+    def unpack(self, tokens: Tensor) -> Tensor:
+        """Lay tokens `(tokens, width)` out as rows `(rows, length, width)`, zero at padding."""
+        if self.positions is None:
+            return tokens.view(self.rows, self.length, -1)
+        return scatter_tokens(tokens, self.positions, self.rows, self.length)
+
+    def pack(self, rows: Tensor) -> Tensor:
+        """Gather the tokens `(tokens, width)` of rows `(rows, length, width)`."""
+        tokens = rows.flatten(0, 1)
+        return tokens if self.positions is None else tokens.index_select(0, self.positions)
+
+
+class Packing(NamedTuple):
+    """The tokens of a padded batch without its padding. Layers take it in place of an attention mask.
+
+    Attributes:
+        batch: Rows of the batch.
+        length: Its length, padding included.
+        positions: Indices of the tokens in `(batch * length)`, bucket after bucket, of shape `(tokens,)`; `None` if
+            every position is kept.
+        buckets: Rows of like length, for attention.
+        outputs: Indices of the tokens whose output is computed, of shape `(outputs,)`; `None` for all. All are
+            attended to.
+    """
+
+    batch: int
+    length: int
+    positions: Tensor | None
+    buckets: tuple[LengthBucket, ...]
+    outputs: Tensor | None = None
+
+    def pack(self, rows: Tensor) -> Tensor:
+        """Gather the tokens `(1, tokens, width)` of rows `(batch, length, width)`."""
+        return rows.flatten(0, 1)[None] if self.positions is None else gather_tokens(rows, self.positions)
+
+    def unpack(self, tokens: Tensor) -> Tensor:
+        """Put tokens or outputs `(1, tokens, width)` back to `(batch, length, width)`, zero elsewhere."""
+        positions = self.positions
+        if self.outputs is not None:
+            positions = self.outputs if positions is None else positions[self.outputs]
+        if positions is None:
+            return tokens.view(self.batch, self.length, -1)
+        return scatter_tokens(tokens.squeeze(0), positions, self.batch, self.length)
+
+    def map_rows(
+        self, attend: Callable[..., tuple[Tensor, Any]], tokens: Tensor, is_causal: bool, **kwargs: Any
+    ) -> Tensor:
+        """Apply attention to each bucket's rows.
+
+        Args:
+            attend (`Callable`): From rows `(rows, length, width)` and a mask to outputs of the same rows.
+            tokens (`torch.Tensor` of shape `(1, tokens, width)`): The tokens.
+            is_causal (`bool`): Whether padding at the end of a row is out of sight anyway.
+            **kwargs: Passed on to `attend`.
+
+        Returns:
+            `torch.Tensor` of shape `(1, tokens or outputs, width)`: the outputs.
+        """
+        outputs = []
+        parts = tokens.squeeze(0).split([bucket.tokens for bucket in self.buckets])
+        for bucket, part in zip(self.buckets, parts, strict=True):
+            mask = None if is_causal and bucket.positions is not None else bucket.attention_mask
+            outputs.append(bucket.pack(attend(bucket.unpack(part), mask, **kwargs)[0]))
+        return gather_tokens(torch.cat(outputs)[None], self.outputs)
+
+
+class CrossPacking(NamedTuple):
+    """How the tokens of a target and those of its source lie, for cross-attention. It takes the place of a mask.
+
+    Attributes:
+        target: Packing of the target, if it is packed.
+        source: Packing of the source, if it is packed.
+        attention_mask: The mask over the source in rows.
+    """
+
+    target: Packing | None
+    source: Packing | None
+    attention_mask: Any
+
+
+# Which positions see each other: what transformers' mask helpers make, of any kind, or a `Packing`.
+Mask = Any
+
+
+def to_rows(tokens: Tensor, packing: Packing | None) -> Tensor:
+    """Unpack tokens `(1, tokens, width)` to rows `(batch, length, width)`; without a packing they are rows already."""
+    return tokens if packing is None else packing.unpack(tokens)
+
+
+def to_tokens(rows: Tensor, packing: Packing | None) -> Tensor:
+    """Pack rows `(batch, length, width)` to tokens `(1, tokens, width)` if there is a packing."""
+    return rows if packing is None else packing.pack(rows)
+
+
+def cross_packing(attention_mask: Mask) -> CrossPacking:
+    """Return how target and source lie: the mask itself, or for any other mask that both are rows."""
+    return attention_mask if isinstance(attention_mask, CrossPacking) else CrossPacking(None, None, attention_mask)
+
+
+def unpad_source(query: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> tuple[Tensor, Tensor, dict[str, Any]]:
+    """Drop the padding of a source for flash attention, and give the lengths of targets and sources apart.
+
+    Given the mask, transformers drops queries by it too, which is right in self-attention alone.
+
+    Args:
+        query (`torch.Tensor` of shape `(batch, heads, query_len, d_k)`): Queries of the target.
+        key (`torch.Tensor` of shape `(batch, heads, key_len, d_k)`): Keys of the source.
+        value (`torch.Tensor` of shape `(batch, heads, key_len, d_v)`): Values of the source.
+        mask (`torch.Tensor` of shape `(batch, src_len)`): Not 0 for tokens of the source, 0 for padding.
+
+    Returns:
+        `tuple[torch.Tensor, torch.Tensor, dict[str, Any]]`: keys and values of shape `(1, heads, tokens, ...)`, and
+        the arguments by which transformers' flash attention knows the lengths.
+    """
+    batch, _, query_len, _ = query.shape
+    src_len = mask.shape[1]  # a static cache is longer
+    key, value = (states[:, :, :src_len].transpose(1, 2)[mask != 0].transpose(0, 1)[None] for states in (key, value))
+    lengths = {
+        "cu_seq_lens_q": torch.arange(0, (batch + 1) * query_len, query_len, dtype=torch.int32, device=query.device),
+        "cu_seq_lens_k": nn.functional.pad((mask != 0).sum(1).cumsum(0, dtype=torch.int32), (1, 0)),
+        "max_length_q": query_len,
+        "max_length_k": src_len,
+    }
+    return key, value, lengths
+
+
+def gather_outputs(hidden_states: Tensor, attention_mask: Mask) -> Tensor:
+    """Keep the tokens whose output a layer computes: all of them, unless its mask is a `Packing` that names some.
+
+    Args:
+        hidden_states (`torch.Tensor` of shape `(batch, length, d_model)`): The input of the layer.
+        attention_mask (`Mask`, *optional*): Its mask.
+
+    Returns:
+        `torch.Tensor` of shape `(1, outputs, d_model)`, or `hidden_states`.
+    """
+    return gather_tokens(hidden_states, attention_mask.outputs if isinstance(attention_mask, Packing) else None)
+
+
+def plan_packing(
+    model: PreTrainedModel,
+    hidden_states: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    outputs: Tensor | None = None,
+    needs_first: bool = False,
+    max_buckets: int = 1,
+    **kwargs: Any,
+) -> Packing | None:
+    """Find the tokens that a model's layers have to work on, if leaving out the others pays.
+
+    Args:
+        model (`PreTrainedModel`): The model, with `layers`.
+        hidden_states (`torch.Tensor` of shape `(batch, length, d_model)`): What the layers are given.
+        attention_mask (`torch.Tensor` of shape `(batch, length)`, *optional*): Not 0 for tokens, 0 for padding
+            anywhere. Other masks are not packed.
+        outputs (`torch.Tensor` of shape `(batch, length)`, *optional*): Not 0 where the last layer's output is read;
+            everywhere by default.
+        needs_first (`bool`, defaults to `False`): Whether each row's first position is read even if it is padding.
+        max_buckets (`int`, defaults to 1): Into how many buckets the rows may be sorted by length. With one bucket
+            they keep their order.
+        **kwargs: The arguments of `forward`: with `output_attentions` or `output_hidden_states` nothing is left out.
+
+    Returns:
+        `Packing`, or `None` where all positions are computed.
+    """
+    layers: Any = model.layers
+    if not _may_leave_out(model, hidden_states, kwargs):
+        return None
+    batch, length = hidden_states.shape[:2]
+    is_token = _worth_packing(model, attention_mask, needs_first)
+    has_outputs = outputs is not None and outputs.device.type == "cpu" and len(layers) > 0
+    if (is_token is None and not has_outputs) or not all(map(_accepts_packing, layers)):
+        return None
+    packing = Packing(batch, length, None, ())
+    if is_token is not None:
+        packing = _pack(is_token, max(1, min(max_buckets, length // BUCKET_LENGTH)))
+    if outputs is not None and has_outputs and not _has_hooks(model):
+        is_read = outputs.flatten() != 0
+        is_read = is_read if packing.positions is None else is_read[packing.positions]
+        read = is_read.nonzero()[:, 0]
+        if 0 < read.shape[0] <= MAX_OUTPUT_SHARE * is_read.shape[0]:
+            packing = packing._replace(outputs=read)
+    return None if packing.positions is None and packing.outputs is None else packing
+
+
+def _pack(is_token: Tensor, num_buckets: int) -> Packing:
+    """Pack the tokens of a mask (batch, length) into buckets."""
+    batch, length = is_token.shape
+    lengths, cells = is_token.sum(1), torch.arange(batch * length).view(batch, length)
+    if num_buckets == 1:
+        return Packing(batch, length, cells[is_token], (LengthBucket.of_lengths(lengths),))
+    lengths, order = lengths.sort()
+    parts = [part for part in lengths.tensor_split(num_buckets) if part.numel()]
+    return Packing(batch, length, cells[order][is_token[order]], tuple(map(LengthBucket.of_lengths, parts)))
+
+
+def _worth_packing(model: PreTrainedModel, attention_mask: Any, needs_first: bool) -> Tensor | None:
+    """Return a mask (batch, length) as booleans if there is enough padding, and a token in each row."""
+    mask = attention_mask
+    if not isinstance(mask, Tensor) or mask.dim() != 2 or mask.numel() == 0 or mask.device.type != "cpu":
+        return None
+    if model.config._attn_implementation not in ("eager", "sdpa"):
+        return None
+    is_token = mask.bool()
+    lengths = is_token.sum(1)  # (batch,)
+    if (needs_first and not is_token[:, 0].all()) or int(lengths.min()) == 0:
+        return None
+    return is_token if int(lengths.sum()) <= (1 - MIN_PADDING_SHARE) * mask.numel() else None
+
+
+def _may_leave_out(model: PreTrainedModel, hidden_states: Tensor, kwargs: dict[str, Any]) -> bool:
     """Whether positions may be left out: on a CPU, not compiled or traced, no outputs of single layers."""
     if torch.compiler.is_compiling() or torch.jit.is_tracing() or hidden_states.device.type != "cpu":
         return False
-    return not any(kwargs.get(name, getattr(config, name)) for name in ("output_attentions", "output_hidden_states"))
+    names = ("output_attentions", "output_hidden_states")
+    return not any(kwargs.get(name, getattr(model.config, name)) for name in names)
 
 
-def _accepts_packing(module: nn.Module | None) -> bool:
-    """Whether a module's own class, not a base class, declares that it computes the outputs of some tokens alone."""
-    return bool(vars(type(module)).get("accepts_packing"))
-
-
-def _is_watched(layer: nn.Module) -> bool:
-    """Whether a part of a layer has hooks or is compiled by itself."""
-    return any(map(_has_hooks, layer.modules()))
+def _accepts_packing(layer: nn.Module) -> bool:
+    """Whether a layer's class, and that of each attention in it, declares so itself, and nothing in it is hooked."""
+    attentions = [child for name, child in layer.named_children() if name.endswith("_attn")]
+    if not all("accepts_packing" in vars(type(module)) for module in (layer, *attentions)):
+        return False
+    return not any(map(_has_hooks, layer.modules()))
 
 
 def _has_hooks(module: nn.Module) -> bool:
@@ -222,25 +329,167 @@ def _has_hooks(module: nn.Module) -> bool:
     return any(hook.__module__ != capture_outputs.__module__ for each in hooks for hook in each.values())
 
 
-# For attention, rows of a padded batch are sorted into groups of like length, one for so many positions of the longest
-# row, and no more than so many.
-FRAME_LENGTH = 64
-
-
-MOST_FRAMES = 8
-
-
-def first_positions(inputs: torch.Tensor | None) -> torch.Tensor | None:
-    """Mark the position that the pooler reads.
+def run_layers(
+    model: PreTrainedModel,
+    hidden_states: Tensor,
+    attention_mask: Tensor | None,
+    create_mask: Callable[..., Any],
+    *source: Any,
+    packing: Packing | None = None,
+    **kwargs: Any,
+) -> Tensor:
+    """Run a model's layers, and its final norm if it has one, on all positions or on those of a packing.
 
     Args:
-        inputs (`torch.Tensor` of shape `(batch, length)` or `(batch, length, d_model)`, *optional*): What is encoded.
+        model (`PreTrainedModel`): The model, with `layers` and, after pre-norm layers, `norm`.
+        hidden_states (`torch.Tensor` of shape `(batch, length, d_model)`): The embeddings.
+        attention_mask (`torch.Tensor` of shape `(batch, length)`, *optional*): Not 0 for tokens, 0 for padding.
+        create_mask (`Callable`): transformers' helper that makes the layers' mask: causal or bidirectional.
+        *source: What a decoder's layers take of the source, after the mask.
+        packing (`Packing`, *optional*): What `plan_packing` found.
+        **kwargs: Passed on to the layers.
 
     Returns:
-        `torch.BoolTensor` of shape `(batch, length)`: true at the first; `None` where there is no such input.
+        `torch.Tensor` of shape `(batch, length, d_model)`: the output, zero where it was not computed.
+    """
+    layers: Any = model.layers
+    norm: Callable = getattr(model, "norm", nn.Identity())
+    mask: Any = packing
+    if packing is None or packing.positions is None:
+        mask = create_mask(config=model.config, inputs_embeds=hidden_states, attention_mask=attention_mask)
+    if packing is None:
+        for layer in layers:
+            hidden_states = layer(hidden_states, mask, *source, **kwargs)
+        return norm(hidden_states)
+    if packing.positions is None:
+        packing = packing._replace(buckets=(LengthBucket(packing.batch, packing.length, None, mask),))
+    hidden_states = packing.pack(hidden_states)  # (1, tokens, d_model)
+    inner = packing._replace(outputs=None)
+    for layer in layers[:-1]:
+        hidden_states = layer(hidden_states, inner, *source, **kwargs)
+    for layer in layers[-1:]:
+        hidden_states = layer(hidden_states, packing, *source, **kwargs)
+    return packing.unpack(norm(hidden_states))
+
+
+def pack_source(
+    encoder_hidden_states: Tensor, attention_mask: Mask, source: Packing | None, target: Packing | None
+) -> tuple[Tensor, Mask]:
+    """Prepare what decoder layers take of the source.
+
+    Args:
+        encoder_hidden_states (`torch.Tensor` of shape `(batch, src_len, d_model)`): The encoder's output.
+        attention_mask (`Mask`, *optional*): The mask over the source in rows.
+        source (`Packing`, *optional*): Packing of the source.
+        target (`Packing`, *optional*): Packing of the target.
+
+    Returns:
+        `tuple[torch.Tensor, Mask]`: the source, as tokens `(1, tokens, d_model)` if it is packed, and its mask.
+    """
+    if source is None and target is None:
+        return encoder_hidden_states, attention_mask
+    return to_tokens(encoder_hidden_states, source), CrossPacking(target, source, attention_mask)
+
+
+def up_to_last(read_positions: Tensor) -> Tensor:
+    """Mark in each row the positions up to the last that is read: no causal layer needs more.
+
+    Args:
+        read_positions (`torch.Tensor` of shape `(batch, length)`): Not 0 where the output is read.
+
+    Returns:
+        `torch.BoolTensor` of shape `(batch, length)`.
+    """
+    return (read_positions != 0).flip(1).cummax(1).values.flip(1)
+
+
+def zero_padding(hidden_states: Tensor, attention_mask: Tensor | None) -> Tensor:
+    """Set the output at padding, which means nothing, to zero: the same on every path.
+
+    Args:
+        hidden_states (`torch.Tensor` of shape `(batch, length, d_model)`): The output.
+        attention_mask (`torch.Tensor` of shape `(batch, length)`, *optional*): Not 0 for tokens, 0 for padding. Other
+            masks leave the output as it is.
+
+    Returns:
+        `torch.Tensor` of shape `(batch, length, d_model)`: the output.
+    """
+    if not isinstance(attention_mask, Tensor) or attention_mask.dim() != 2:
+        return hidden_states
+    return hidden_states.masked_fill((attention_mask == 0).to(hidden_states.device)[..., None], 0)
+
+
+def first_positions(inputs: Tensor | None) -> Tensor | None:
+    """Mark each row's first position, the one that a pooler reads.
+
+    Args:
+        inputs (`torch.Tensor` of shape `(batch, length)` or `(batch, length, d_model)`, *optional*): Ids or
+            embeddings.
+
+    Returns:
+        `torch.BoolTensor` of shape `(batch, length)`; `None` without such inputs.
     """
     if inputs is None or inputs.dim() < 2:
         return None
     is_read = torch.zeros(inputs.shape[:2], dtype=torch.bool, device=inputs.device)
     is_read[:, :1] = True
     return is_read
+
+
+def label_positions(inputs: Tensor | None, labels: Tensor | None, training: bool) -> Tensor | None:
+    """Mark the positions that a head for tokens reads in training: those with a label.
+
+    Args:
+        inputs (`torch.Tensor` of shape `(batch, length)` or `(batch, length, d_model)`, *optional*): Ids or
+            embeddings.
+        labels (`torch.Tensor` of shape `(batch, length)`, *optional*): Labels; -100 where there is none.
+        training (`bool`): Whether the model is in training mode; otherwise the head reads all positions.
+
+    Returns:
+        `torch.BoolTensor` of shape `(batch, length)`; `None` for all positions.
+    """
+    if labels is None or inputs is None or not training or labels.shape != inputs.shape[:2]:
+        return None
+    return labels.long() != IGNORED_LABEL  # among small integers, -100 may be another number
+
+
+def reads_padding(attention_mask: Tensor | None, labels: Tensor | None, training: bool) -> bool:
+    """Tell whether a head for tokens reads padding: in evaluation always, in training where padding has a label.
+
+    Args:
+        attention_mask (`torch.Tensor` of shape `(batch, length)`, *optional*): Not 0 for tokens, 0 for padding.
+        labels (`torch.Tensor` of shape `(batch, length)`, *optional*): Labels; -100 where there is none.
+        training (`bool`): Whether the model is in training mode.
+
+    Returns:
+        `bool`: true, too, where looking would make others wait: in compiled code, and off the CPU.
+    """
+    if labels is None or not training or torch.compiler.is_compiling():
+        return True
+    if not isinstance(attention_mask, Tensor) or attention_mask.shape != labels.shape:
+        return False
+    if attention_mask.device.type != "cpu":
+        return True
+    return bool(((labels.long() != IGNORED_LABEL) & (attention_mask == 0).to(labels.device)).any())
+
+
+def positions_of(
+    attention_mask: Tensor | None, length: int, past_length: int | Tensor, device: torch.device
+) -> Tensor:
+    """Number the tokens of each row from 0, whichever side its padding is on.
+
+    Args:
+        attention_mask (`torch.Tensor` of shape `(batch, past_length + length)`, *optional*): Not 0 for tokens, 0 for
+            padding.
+        length (`int`): Number of positions wanted: the last ones.
+        past_length (`int` or `torch.Tensor`): Number of positions before these; of a static cache, a tensor.
+        device (`torch.device`): Device of the result.
+
+    Returns:
+        `torch.Tensor` of shape `(batch, length)`, or `(1, length)` without a mask: the positions. Padding has any
+        valid position.
+    """
+    if not isinstance(attention_mask, Tensor) or attention_mask.dim() != 2:
+        return torch.arange(length, device=device)[None] + past_length
+    is_token = attention_mask != 0  # as transformers reads masks of any type
+    return (is_token.long().cumsum(-1) - 1).clamp_(min=0)[:, attention_mask.shape[1] - length :]

@@ -12,6 +12,7 @@ from tokenizers.pre_tokenizers import WhitespaceSplit
 from transformers import (
     DataCollatorForSeq2Seq,
     GenerationConfig,
+    GenerationMixin,
     PreTrainedTokenizerFast,
     Seq2SeqTrainer,
     Seq2SeqTrainingArguments,
@@ -47,7 +48,7 @@ class StockModel(VanillaTransformerForConditionalGeneration):
     """Our model with transformers' own way of giving beams to sentences: everything is repeated and reordered."""
 
     def _expand_inputs_for_generation(self, *args, **kwargs):
-        return super(VanillaTransformerForConditionalGeneration, self)._expand_inputs_for_generation(*args, **kwargs)
+        return GenerationMixin._expand_inputs_for_generation(self, *args, **kwargs)
 
     def _reorder_cache(self, past_key_values, beam_idx):
         past_key_values.reorder_cache(beam_idx)

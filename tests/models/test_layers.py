@@ -18,6 +18,7 @@ from torch import nn
 from transformers.models.marian.modeling_marian import MarianSinusoidalPositionalEmbedding
 
 from hf_vanilla import VanillaTransformerForConditionalGeneration
+from hf_vanilla.models import dropout as dropout_module
 from hf_vanilla.models import layers
 from hf_vanilla.models.dropout import dropout, dropout_noise
 from hf_vanilla.models.layers import (
@@ -28,9 +29,9 @@ from hf_vanilla.models.layers import (
     PostNormResidual,
     PreNormResidual,
     SelfAttention,
-    positions_of,
     sinusoidal_positions,
 )
+from hf_vanilla.models.packing import positions_of
 
 
 KERNELS = ("eager", "sdpa")
@@ -325,7 +326,7 @@ def test_residual_equals_the_formula(residual, name):
             for row in hidden_states
         ]
     )
-    actual = module(hidden_states, sublayer)
+    actual = module.after(hidden_states, sublayer(module.before(hidden_states)))
     assert_equal_with_gradients(actual, expected, [hidden_states, *module.parameters(), *sublayer.parameters()])
 
 
@@ -333,7 +334,7 @@ def test_residual_equals_the_formula(residual, name):
 def test_residual_drops_the_sublayer_and_never_the_residual(residual):
     module = residual(tiny_config(dropout=0.5)).train()
     module.layer_norm = nn.Identity()
-    output = module(torch.full((2, 7, 16), 8.0), torch.ones_like)
+    output = module.after(torch.full((2, 7, 16), 8.0), torch.ones(2, 7, 16))
     assert set(output.unique().tolist()) == {8.0, 10.0}
 
 
@@ -478,7 +479,7 @@ def test_a_residual_takes_what_autocast_makes_of_a_sublayer(norm_position):
     residual = RESIDUALS[norm_position](tiny_config(norm_position=norm_position, d_model=16, dropout=0.5)).train()
     states = torch.randn(2, 7, 16)
     torch.manual_seed(5)
-    output = residual(states, lambda inner: torch.ones_like(inner, dtype=torch.bfloat16))
+    output = residual.after(states, torch.ones_like(states, dtype=torch.bfloat16))
     torch.manual_seed(5)
     expected = states + 2 * dropout_noise(states.shape, 0.5, states.device)
     assert output.dtype == torch.float32
@@ -492,7 +493,7 @@ def test_dropout_is_where_the_paper_has_it_with_noise_of_its_own_in_every_place(
         noises.append(dropout_noise(*args))
         return noises[-1]
 
-    monkeypatch.setattr(layers, "dropout_noise", recorded)
+    monkeypatch.setattr(dropout_module, "dropout_noise", recorded)
     model = tiny_model(dropout=0.5, d_model=64).train()
     model(SOURCE, decoder_input_ids=TARGET)
     # the embeddings of both sides, 2 sub-layers in each of 2 encoder layers, 3 in each of 3 decoder layers

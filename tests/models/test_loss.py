@@ -99,8 +99,8 @@ def test_no_smoothing_is_the_cross_entropy():
 @pytest.mark.parametrize("kind", ["t2t", "annotated"])
 def test_perfect_prediction_costs_nothing(kind):
     target = TARGETS[kind]
-    distribution = torch.full((VOCAB,), target.share)
-    distribution[7] = target.confidence
+    distribution = torch.full((VOCAB,), target.other_probability)
+    distribution[7] = target.true_probability
     if kind == "annotated":
         distribution[PAD] = 0.0
     logits = distribution.clamp(min=1e-30).log()
@@ -111,7 +111,7 @@ def test_perfect_prediction_costs_nothing(kind):
 def test_target_sums_to_one(kind):
     target = TARGETS[kind]
     others = VOCAB - 1 - (target.excluded_id >= 0)
-    assert target.confidence + others * target.share == pytest.approx(1.0, abs=1e-12)
+    assert target.true_probability + others * target.other_probability == pytest.approx(1.0, abs=1e-12)
     assert target.excluded_id == (PAD if kind == "annotated" else -1)
 
 

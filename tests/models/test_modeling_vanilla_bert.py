@@ -304,7 +304,7 @@ def test_fill_mask_pipeline_takes_it(caplog):
         (
             "model",
             {"input_ids": None, "inputs_embeds": torch.ones(7, 12)},
-            r"`inputs_embeds` .*, d_model\), got \(7, 12\)",
+            r"`inputs_embeds` .*, d_model = 12\), got \(7, 12\)",
         ),
         ("model", {"position_ids": torch.arange(3)[None]}, r"`position_ids` .*\(2, 7\) or \(1, 7\), got \(1, 3\)"),
         ("model", {"token_type_ids": SEGMENTS + 1}, r"`token_type_ids` must be in \[0, 2\).*`type_vocab_size`"),

@@ -6,8 +6,8 @@ from tiny_berts import NO_DROPOUT, TASKS, tiny_bert
 from tiny_models import tiny_model
 
 from hf_vanilla import VanillaBertModel
-from hf_vanilla.models import dropout, modeling_vanilla_bert
-from hf_vanilla.models.packing import Packing, pack_padding
+from hf_vanilla.models import dropout, packing
+from hf_vanilla.models.packing import Packing, plan_packing
 
 
 TOLERANCE = dict(rtol=1e-5, atol=1e-6)
@@ -29,7 +29,8 @@ DECODER_MASKS = {
 def packed(mask, attn_implementation="sdpa", **kwargs):
     """Pack a batch for a BERT of default settings."""
     model = tiny_bert("model", attn_implementation=attn_implementation)
-    return pack_padding(model.layers, model.config, torch.ones(1, 1, 1), mask, **kwargs)
+    shape = (1, 1) if mask is None else mask.shape[:2]
+    return plan_packing(model, torch.ones(*shape, 12), mask, **kwargs)
 
 
 def loss_and_gradients(model, inputs):
@@ -82,11 +83,11 @@ def test_encoding_gives_zero_at_padding_and_the_same_elsewhere(fed_positions, no
     assert fed_positions == [10] * 2 + [15] * 2
 
 
-@pytest.mark.parametrize("frame_length", [1, 64])
+@pytest.mark.parametrize("bucket_length", [1, 64])
 @pytest.mark.parametrize("kernel", ["eager", "sdpa"])
 @pytest.mark.parametrize("task", [task for task in TASKS if task not in ("model", "choices")])
-def test_training_a_bert(task, kernel, frame_length, fed_positions, monkeypatch, no_shortcuts):
-    monkeypatch.setattr(modeling_vanilla_bert, "FRAME_LENGTH", frame_length)
+def test_training_a_bert(task, kernel, bucket_length, fed_positions, monkeypatch, no_shortcuts):
+    monkeypatch.setattr(packing, "BUCKET_LENGTH", bucket_length)
     model = tiny_bert(task, attn_implementation=kernel, **NO_DROPOUT).train()
     model(**TASKS[task][3])
     reads_padding = task == "answers"  # the loss of transformers' head counts padding among the positions
@@ -94,40 +95,33 @@ def test_training_a_bert(task, kernel, frame_length, fed_positions, monkeypatch,
     assert_same(model, TASKS[task][3], no_shortcuts)
 
 
-@pytest.mark.parametrize(("length", "frames"), [(5, 1), (127, 1), (130, 2), (700, 8)])
-def test_long_rows_are_sorted_into_more_frames(length, frames, monkeypatch):
-    asked = []
-
-    def spied(*args, num_frames, **kwargs):
-        asked.append(num_frames)
-        return pack_padding(*args, num_frames=num_frames, **kwargs)
-
-    monkeypatch.setattr(modeling_vanilla_bert, "pack_padding", spied)
-    ids = torch.randint(5, 11, (3, length))
-    mask = torch.arange(length) < torch.tensor([[length], [length // 2], [length // 3]])
+@pytest.mark.parametrize(("length", "buckets"), [(10, 1), (127, 1), (130, 2), (700, 8)])
+def test_long_rows_are_sorted_into_more_buckets(length, buckets):
+    ids = torch.randint(5, 11, (9, length))
+    mask = (torch.arange(length) < (length - torch.arange(9)[:, None] * (length // 10))).long()
     model = tiny_bert("model", max_position_embeddings=700).eval().double()  # sums of 700 terms round more in float32
-    packed = model(ids, attention_mask=mask.long()).last_hidden_state
-    plain = model(ids, attention_mask=mask.long(), keep_padding=True).last_hidden_state
-    torch.testing.assert_close(packed, plain * mask[..., None], **TOLERANCE)
-    assert asked == [frames]
+    planned = plan_packing(model, torch.ones(9, length, 12), mask, max_buckets=8)
+    assert len(planned.buckets) == buckets
+    actual = model(ids, attention_mask=mask).last_hidden_state
+    plain = model(ids, attention_mask=mask, keep_padding=True).last_hidden_state
+    torch.testing.assert_close(actual, plain * mask[..., None], **TOLERANCE)
 
 
-@pytest.mark.parametrize("frames", [1, 2, 3, 9])
-def test_any_number_of_frames(frames):
-    lengths = torch.tensor([3, 7, 1, 7, 4])
-    mask = torch.arange(7) < lengths[:, None]
+@pytest.mark.parametrize("buckets", [1, 2, 3, 9])
+def test_any_number_of_buckets(buckets, monkeypatch):
+    monkeypatch.setattr(packing, "BUCKET_LENGTH", 0.5)
+    mask = torch.arange(7) < torch.tensor([3, 7, 1, 7, 4])[:, None]
     states = torch.randn(5, 7, 2) * mask[..., None]
-    packing = packed(mask.long(), num_frames=frames)
-    assert isinstance(packing, Packing)
-    assert len(packing.frames) == min(frames, 5)
-    tokens = packing.pack(states)
+    planned = packed(mask.long(), max_buckets=buckets)
+    assert isinstance(planned, Packing)
+    assert len(planned.buckets) == min(buckets, 5)
+    tokens = planned.pack(states)
     assert tokens.shape == (1, 22, 2)
-    assert torch.equal(packing.unpack(tokens), states)
-    for frame, part in packing.split(tokens):
-        assert torch.equal(frame.pack(frame.unpack(part)), part)
-    assert sum(frame.length * frame.rows for frame in packing.frames) == {1: 35, 2: 26, 3: 27, 9: 22}[frames]
-    if frames > 1:
-        assert [frame.length for frame in packing.frames] == sorted(frame.length for frame in packing.frames)
+    assert torch.equal(planned.unpack(tokens), states)
+    assert torch.equal(planned.map_rows(lambda rows, mask: (rows, None), tokens, False), tokens)
+    assert sum(bucket.length * bucket.rows for bucket in planned.buckets) == {1: 35, 2: 26, 3: 27, 9: 22}[buckets]
+    if buckets > 1:
+        assert [bucket.length for bucket in planned.buckets] == sorted(bucket.length for bucket in planned.buckets)
 
 
 @pytest.mark.parametrize(
@@ -146,8 +140,8 @@ def test_nothing_is_packed_where_it_does_not_pay(mask):
 
 def test_what_is_not_on_a_cpu_is_not_packed():
     mask, model = torch.tensor(SOURCE_MASKS["right"]), tiny_bert("model")
-    assert pack_padding(model.layers, model.config, torch.ones(3, 5, 12, device="meta"), mask) is None
-    assert pack_padding(model.layers, model.config, torch.ones(3, 5, 12), mask.to("meta")) is None
+    assert plan_packing(model, torch.ones(3, 5, 12, device="meta"), mask) is None
+    assert plan_packing(model, torch.ones(3, 5, 12), mask.to("meta")) is None
 
 
 @pytest.mark.parametrize("name", ["output_attentions", "output_hidden_states"])
@@ -160,7 +154,7 @@ def test_single_layers_show_all_positions(name):
 def test_kernels_with_masks_of_their_own_get_all_positions():
     mask, model = torch.tensor(SOURCE_MASKS["right"]), tiny_bert("model")
     model.config._attn_implementation = "flex_attention"
-    assert pack_padding(model.layers, model.config, torch.ones(3, 5, 12), mask) is None
+    assert plan_packing(model, torch.ones(3, 5, 12), mask) is None
 
 
 def test_a_hook_on_a_layer_sees_all_positions(fed_positions):
@@ -180,7 +174,7 @@ def test_a_hook_on_a_layer_sees_all_positions(fed_positions):
 def test_a_layer_that_is_compiled_by_itself_gets_all_positions():
     mask, model = torch.tensor(SOURCE_MASKS["right"]), tiny_bert("model")
     model.layers[1].compile()
-    assert pack_padding(model.layers, model.config, torch.ones(3, 5, 12), mask) is None
+    assert plan_packing(model, torch.ones(3, 5, 12), mask) is None
 
 
 @pytest.mark.parametrize("pooled", [True, False])
@@ -195,11 +189,11 @@ def test_the_first_position_is_there_whoever_reads_it(pooled, no_shortcuts):
 
 
 @pytest.mark.parametrize("task", ["masked-lm", "pre-training", "tokens"])
-def test_a_label_at_padding_is_scored_as_without_packing(task, monkeypatch):
+def test_a_label_at_padding_is_scored_as_without_packing(task, no_shortcuts):
     model = tiny_bert(task, **NO_DROPOUT).train()
     labels = TASKS[task][3]["labels"].clone()
     labels[1, -1] = 3  # the mask is 0 there
-    assert_same(model, {**TASKS[task][3], "labels": labels}, monkeypatch)
+    assert_same(model, {**TASKS[task][3], "labels": labels}, no_shortcuts)
 
 
 @pytest.mark.parametrize("mode", ["train", "eval"])

@@ -6,7 +6,7 @@ from tiny_berts import IDS, LENGTH, MASK, NO_DROPOUT, TASKS, TEXT, tiny_bert
 
 from hf_vanilla.models import packing
 from hf_vanilla.models.layers import EncoderLayer, SelfAttention
-from hf_vanilla.models.packing import find_read_tokens
+from hf_vanilla.models.packing import LengthBucket, Packing, plan_packing
 
 
 TOLERANCE = dict(rtol=1e-5, atol=1e-6)
@@ -28,7 +28,8 @@ def results(model, inputs):
 
 
 def read_tokens(encoder, read=READ):
-    return find_read_tokens(encoder, torch.ones(2, LENGTH, 12), read)
+    planned = plan_packing(encoder, torch.ones(2, LENGTH, 12), None, outputs=read)
+    return None if planned is None else planned.outputs
 
 
 @pytest.mark.filterwarnings("ignore:.gradient_checkpointing_enable.:FutureWarning")
@@ -94,7 +95,8 @@ def test_a_layer_with_either_residual(kernel, norm_position):
     layer = EncoderLayer(config).eval()
     states, tokens = torch.randn(2, LENGTH, config.hidden_size), torch.tensor([0, 3, 9])
     expected = layer(states).flatten(0, 1)[tokens]
-    torch.testing.assert_close(layer(states, read_tokens=tokens)[0], expected, **TOLERANCE)
+    mask = Packing(2, LENGTH, None, (LengthBucket(2, LENGTH, None, None),), outputs=tokens)
+    torch.testing.assert_close(layer(states.flatten(0, 1)[None], mask)[0], expected, **TOLERANCE)
 
 
 @pytest.mark.parametrize("name", ["output_attentions", "output_hidden_states"])
@@ -135,7 +137,6 @@ def test_a_layer_of_another_class_gets_all_positions():
             return 2 * hidden_states
 
     model = tiny_bert("classes")
-    model.bert.layers[0] = Layer(model.config)
     assert read_tokens(model.bert) is not None
     model.bert.layers[1] = Layer(model.config)
     assert read_tokens(model.bert) is None
