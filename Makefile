@@ -8,16 +8,24 @@ VENV := .venv
 VENV_PYTHON := $(VENV)/bin/python
 INSTALLED := $(VENV)/.installed
 
-# Tests run one process per core, so every process keeps to one thread.
+# Tests run one process per core, so every process keeps to one thread, unless the environment says otherwise.
+OMP_NUM_THREADS ?= 1
+MKL_NUM_THREADS ?= $(OMP_NUM_THREADS)
 OFFLINE := HF_HUB_OFFLINE=1
-ONE_THREAD := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false
-PYTEST := $(OFFLINE) $(ONE_THREAD) $(VENV_PYTHON) -m pytest -n auto --dist loadgroup
+THREADS := OMP_NUM_THREADS=$(OMP_NUM_THREADS) MKL_NUM_THREADS=$(MKL_NUM_THREADS) TOKENIZERS_PARALLELISM=false
+PYTEST := $(OFFLINE) $(THREADS) $(VENV_PYTHON) -m pytest -n auto --dist loadgroup
+
+# The tests that compute, and the kernels that they run with a second time: those of an AVX2 machine, or without SVE on a CPU
+# that is not x86-64. make KERNELS="ATEN_CPU_CAPABILITY=default ONEDNN_MAX_CPU_ISA=SSE41" test-kernels chooses others.
+COMPUTING := tests/models tests/generation tests/training tests/test_features.py tests/test_pipelines.py
+AVX2 := ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2
+KERNELS ?= $(if $(filter x86_64 amd64,$(shell uname -m)),$(AVX2),ATEN_CPU_CAPABILITY=default)
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo demo-bert test test-slow check format benchmark
+.PHONY: help venv demo demo-bert test test-kernels test-slow check format benchmark
 
 help:  ## List these commands.
-	@awk -F ':.*  ## ' '/^[a-z-]+:.*  ## / { printf "%-12s%s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*  ## ' '/^[a-z-]+:.*  ## / { printf "%-14s%s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 venv: $(INSTALLED)  ## Create .venv and install the package with all it needs.
 
@@ -29,6 +37,9 @@ demo-bert: $(INSTALLED)  ## Pre-train a tiny BERT on Python's documentation, in 
 
 test: $(INSTALLED)  ## Run the tests, on all cores, without a network.
 	$(PYTEST)
+
+test-kernels: $(INSTALLED)  ## Run the tests that compute again, with the kernels of an older CPU.
+	$(KERNELS) $(PYTEST) $(COMPUTING)
 
 test-slow: $(INSTALLED)  ## Run the tests that take longer than 20 seconds each.
 	$(PYTEST) -m slow

@@ -1,4 +1,4 @@
-"""What transformers' Auto classes and `pipeline()` find: the models and the pipelines of each family."""
+"""Registration of the models and pipelines of all families with transformers' Auto classes and `pipeline()`."""
 
 from typing import Any
 
@@ -12,12 +12,12 @@ from .models.configuration_vanilla_transformer import VanillaTransformerConfig
 from .models.pipeline_vanilla_bert import QuestionAnsweringPipeline
 
 
-# For each config class, the model class that each Auto class loads.
+# For each config class, the model class of each Auto class.
 AUTO_CLASSES: dict[Any, dict[str, Any]] = {
     VanillaTransformerConfig: modeling_vanilla_transformer.AUTO_CLASSES,
     VanillaBertConfig: modeling_vanilla_bert.AUTO_CLASSES,
 }
-# For each task, the pipeline and the Auto class of its model. transformers 5 has neither task any more.
+# For each task, the pipeline and the Auto class of its model. transformers 5 has dropped both tasks.
 PIPELINES: dict[str, tuple[Any, Any]] = {
     "vanilla-translation": (TranslationPipeline, transformers.AutoModelForSeq2SeqLM),
     "vanilla-question-answering": (QuestionAnsweringPipeline, transformers.AutoModelForQuestionAnswering),
@@ -25,10 +25,10 @@ PIPELINES: dict[str, tuple[Any, Any]] = {
 
 
 def register() -> None:
-    """Register every config, model and pipeline of the package with transformers. Calling it again changes nothing.
+    """Register every config, model and pipeline of the package with transformers. Repeated calls have no effect.
 
     Raises:
-        ValueError: if another package has taken one of the names.
+        ValueError: if another package has registered one of the names.
     """
     for config_class, models in AUTO_CLASSES.items():
         transformers.AutoConfig.register(config_class.model_type, config_class)

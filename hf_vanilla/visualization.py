@@ -1,7 +1,7 @@
-"""Pictures of what a model does and of how its training went; needs matplotlib, `pip install hf_vanilla[viz]`.
+"""Plots of attention, position encodings and training; needs matplotlib, `pip install hf_vanilla[viz]`.
 
-Every function returns a `matplotlib.figure.Figure` that no window shows and nothing else holds on to: write it with
-`figure.savefig("attention.png")`. A notebook draws it when it is the last value of a cell.
+Every function returns a `matplotlib.figure.Figure` that pyplot does not manage: save it with
+`figure.savefig("attention.png")`. A notebook displays it as the last value of a cell.
 """
 
 import math
@@ -24,11 +24,11 @@ logger = logging.get_logger(__name__)
 
 # Distinct for colour-blind readers (Okabe and Ito 2008).
 _COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-# Evaluation entries of a training log that are no scores.
+# Evaluation entries of a training log that are not metrics.
 _SPEED_FIELDS = ("runtime", "samples_per_second", "steps_per_second", "model_preparation_time")
-_LONGEST_LABEL = 20  # characters
-_LONGEST_SIDE = 40.0  # inches that the cells of all panels in a row or column may take
-_LABEL_HEIGHT = 0.13  # inches: 6 points, signs above and below the line, and a gap
+_MAX_LABEL_LENGTH = 20  # characters
+_MAX_SIDE = 40.0  # inches of the cells of all panels in a row or column
+_LABEL_HEIGHT = 0.13  # inches: 6 points, ascenders and descenders, and a gap
 _ZERO_WIDTH_JOINERS = "\u200c\u200d"
 
 
@@ -42,30 +42,29 @@ def plot_attention(
     example: int = 0,
     title: str | None = None,
 ) -> "Figure":
-    """Draw which source tokens each target token attends to.
+    """Plot which source tokens each target token attends to.
 
-    For self-attention, both lists are of the same tokens. Tokens are shown as they are given, so byte-level ones are
-    better decoded first: `[tokenizer.decode([token_id]) for token_id in ids]`. Spaces at their ends and signs that do
-    not print are made visible; signs that no installed font has appear as code points.
+    For self-attention, pass the same tokens twice. Tokens are shown as given, so decode byte-level ones first:
+    `[tokenizer.decode([token_id]) for token_id in ids]`. Leading and trailing spaces and unprintable characters are
+    made visible; characters that no installed font has are shown as code points.
 
     Args:
-        weights (`Any`): Attention weights as a model returns them in `cross_attentions`, for each layer a tensor of
-            shape `(batch, heads, tgt_len, src_len)`; or one array of the last two, three or four of these dimensions.
+        weights (`Any`): Attention weights as in a model's `cross_attentions`, for each layer a tensor of shape
+            `(batch, heads, tgt_len, src_len)`; or one array of the last two, three or four of these dimensions.
         source_tokens (`Sequence[str]`): The `src_len` tokens that are attended to, padding included.
         target_tokens (`Sequence[str]`): The `tgt_len` tokens that attend, padding included.
-        layer (`int`, *optional*, defaults to -1): Which layer to draw, where `weights` has several.
-        heads (`Sequence[int]`, *optional*): Heads to draw, each in a panel of its own; one panel with the mean of all
-            by default.
-        example (`int`, *optional*, defaults to 0): Which row of the batch to draw, where `weights` has several.
-        title (`str`, *optional*): Line above the picture.
+        layer (`int`, *optional*, defaults to -1): Layer to plot, if `weights` has several.
+        heads (`Sequence[int]`, *optional*): Heads to plot, one panel each; by default one panel with the mean of all.
+        example (`int`, *optional*, defaults to 0): Row of the batch to plot, if `weights` has several.
+        title (`str`, *optional*): Title of the figure.
 
     Returns:
         `matplotlib.figure.Figure`: target tokens from top to bottom, source tokens from left to right.
 
     Raises:
         ImportError: if matplotlib is missing.
-        ValueError: if the shape of `weights` is none of these or does not fit the numbers of tokens, or there is no
-            such layer, head or example.
+        ValueError: if `weights` has another shape or does not fit the numbers of tokens, or a layer, head or example
+            does not exist.
     """
     by_head = _one_example(weights, layer, example)  # (heads, tgt_len, src_len)
     _check_token_counts(by_head, source_tokens, target_tokens)
@@ -96,20 +95,20 @@ def plot_attention(
 def plot_position_encodings(
     encodings: Any, *, dimensions: Sequence[int] | None = None, title: str | None = None
 ) -> "Figure":
-    """Draw position encodings: all of them as a map, and some of their dimensions as curves over the positions.
+    """Plot position encodings as a heat map, and some of their dimensions as curves over positions.
 
     Args:
         encodings (`Any`): Array or tensor of shape `(positions, d_model)`, sinusoidal or learned.
-        dimensions (`Sequence[int]`, *optional*): Dimensions to draw as curves; by default four that are spread over
-            the wavelengths of the paper's sinusoids.
-        title (`str`, *optional*): Line above the picture.
+        dimensions (`Sequence[int]`, *optional*): Dimensions to plot as curves; by default four, spread over the
+            wavelengths of the paper's sinusoids.
+        title (`str`, *optional*): Title of the figure.
 
     Returns:
-        `matplotlib.figure.Figure`: the map on the left, the curves on the right.
+        `matplotlib.figure.Figure`: the heat map on the left, the curves on the right.
 
     Raises:
         ImportError: if matplotlib is missing.
-        ValueError: if `encodings` has another number of dimensions or is empty, or there is no such dimension.
+        ValueError: if `encodings` has another shape or is empty, or a dimension does not exist.
     """
     table = _array(encodings)  # (positions, d_model)
     _check_table(table)
@@ -134,12 +133,12 @@ def plot_position_encodings(
 
 
 def plot_learning_rate(schedules: Mapping[str, Sequence[float]], *, title: str | None = None) -> "Figure":
-    """Draw learning rates over the steps of training, with the peak of each.
+    """Plot learning rates over training steps, with the peak of each.
 
     Args:
-        schedules (`Mapping[str, Sequence[float]]`): For each curve its label and its learning rates, those of step 1,
-            2 and so on.
-        title (`str`, *optional*): Line above the picture.
+        schedules (`Mapping[str, Sequence[float]]`): For each curve its label and its learning rates at step 1, 2 and
+            so on.
+        title (`str`, *optional*): Title of the figure.
 
     Returns:
         `matplotlib.figure.Figure`: one panel with all curves.
@@ -170,20 +169,20 @@ def plot_learning_rate(schedules: Mapping[str, Sequence[float]], *, title: str |
 
 
 def plot_training_curve(log_history: Sequence[Mapping[str, Any]], *, title: str | None = None) -> "Figure":
-    """Draw the losses of a training run over its steps, and each score of its evaluations.
+    """Plot the losses of a training run over its steps, and each metric of its evaluations.
 
     Args:
         log_history (`Sequence[Mapping[str, Any]]`): `trainer.state.log_history`, or the list of that name in a
             checkpoint's `trainer_state.json`.
-        title (`str`, *optional*): Line above the picture.
+        title (`str`, *optional*): Title of the figure.
 
     Returns:
-        `matplotlib.figure.Figure`: one panel with the losses in training and evaluation, and one for each other score;
-            a panel with one point alone is left out if another one has more.
+        `matplotlib.figure.Figure`: one panel with the losses of training and evaluation, and one for each other
+        metric; panels with a single point are left out if another one has more.
 
     Raises:
         ImportError: if matplotlib is missing.
-        ValueError: if nothing was logged that could be drawn.
+        ValueError: if the log has nothing to plot.
     """
     panels = _logged_curves(log_history)
     columns = _columns(len(panels), most=3)
@@ -193,7 +192,7 @@ def plot_training_curve(log_history: Sequence[Mapping[str, Any]], *, title: str 
     for axes, (name, curves) in zip(grid.flat, panels.items(), strict=False):
         for (label, points), color in zip(curves.items(), _cycle_colors(len(curves)), strict=True):
             steps, values = zip(*points, strict=True)
-            marker = "o" if len(points) <= 40 else None  # a single evaluation is a point, thousands of losses a line
+            marker = "o" if len(points) <= 40 else None  # markers show single points
             axes.plot(steps, values, color=color, marker=marker, markersize=3.5, label=label)
         axes.set(xlabel="step", ylabel=name)
         _finish_curves(axes, legend=name == "loss")
@@ -203,11 +202,11 @@ def plot_training_curve(log_history: Sequence[Mapping[str, Any]], *, title: str 
 
 
 def _new_figure(width: float, height: float, title: str | None) -> "Figure":
-    """Create a figure of that many inches outside of pyplot, which would keep it and need a screen to show it on."""
+    """Create a figure, its size in inches, without pyplot, which would keep it and need a display."""
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise ImportError("The pictures of hf_vanilla need matplotlib: pip install hf_vanilla[viz].") from error
+        raise ImportError("The plots of hf_vanilla need matplotlib: pip install hf_vanilla[viz].") from error
     figure = Figure(figsize=(width, height), dpi=150, layout="constrained")
     if title:
         figure.suptitle(title)
@@ -215,7 +214,7 @@ def _new_figure(width: float, height: float, title: str | None) -> "Figure":
 
 
 def _finish_curves(axes: "Axes", legend: bool = True) -> None:
-    """Give a panel of curves its grid, frame and legend."""
+    """Add grid, frame and legend to a panel of curves."""
     axes.grid(color="0.9")
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
@@ -224,7 +223,7 @@ def _finish_curves(axes: "Axes", legend: bool = True) -> None:
 
 
 def _columns(count: int, most: int) -> int:
-    """Choose how many panels stand side by side: one less than `most` where that leaves fewer places empty."""
+    """Choose the number of columns of panels: one less than `most` if that leaves fewer places empty."""
     return count if count < most else min((most, most - 1), key=lambda columns: -count % columns)
 
 
@@ -233,7 +232,7 @@ def _cycle_colors(count: int) -> list[str]:
 
 
 def _array(values: Any) -> np.ndarray:
-    """Turn a tensor of any dtype and device, or what NumPy takes, into an array of floats."""
+    """Convert a tensor of any dtype and device, or anything that NumPy takes, to an array of floats."""
     if isinstance(values, torch.Tensor):
         values = values.detach().to("cpu", torch.float32).numpy()
     return np.asarray(values, dtype=np.float64)
@@ -246,7 +245,7 @@ def _check_indices(name: str, indices: Iterable[int], count: int) -> None:
 
 
 def _one_example(weights: Any, layer: int, example: int) -> np.ndarray:
-    """Take one layer and one row of a batch, as an array of shape `(heads, tgt_len, src_len)`."""
+    """Select one layer and one row of a batch, as an array of shape `(heads, tgt_len, src_len)`."""
     if isinstance(weights, (tuple, list)) and len(weights) > 0 and getattr(weights[0], "ndim", 0) == 4:
         _check_indices("layer", [layer], len(weights))
         weights = weights[layer]
@@ -273,12 +272,12 @@ def _check_token_counts(by_head: np.ndarray, source_tokens: Sequence[str], targe
 
 
 def _panels_of_heads(by_head: np.ndarray, heads: Sequence[int] | None) -> dict[str, np.ndarray]:
-    """Name and choose what to draw of the heads: the mean of all, or each of those asked for."""
+    """Return the panels with their titles: the mean of all heads, or the chosen heads."""
     if heads is None:
         name = "" if len(by_head) == 1 else f"mean of {len(by_head)} heads"
         return {name: by_head.mean(axis=0)}
     if len(heads) == 0:
-        raise ValueError("`heads` must name at least one head, got none; leave it out for the mean of all.")
+        raise ValueError("`heads` must have at least one head, got none; leave it out for the mean of all.")
     _check_indices("heads", heads, len(by_head))
     return {f"head {head % len(by_head)}": by_head[head] for head in heads}
 
@@ -290,20 +289,20 @@ def _check_table(table: np.ndarray) -> None:
 
 def _checked_curves(schedules: Mapping[str, Sequence[float]]) -> dict[str, np.ndarray]:
     if len(schedules) == 0:
-        raise ValueError("`schedules` must hold at least one list of learning rates, got none.")
+        raise ValueError("`schedules` must have at least one list of learning rates, got none.")
     curves = {label: _array(rates) for label, rates in schedules.items()}
     for label, rates in curves.items():
         if rates.ndim != 1 or rates.size == 0:
             raise ValueError(
-                f"`schedules` must hold the learning rates of step 1, 2, ..., got shape {rates.shape} for {label!r}."
+                f"`schedules` must be lists of learning rates of steps 1, 2..., got shape {rates.shape} for {label!r}."
             )
     return curves
 
 
 def _logged_curves(log_history: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, list[tuple[float, float]]]]:
-    """Sort a training log into panels, curves and points `(step, value)`; losses share the first panel."""
+    """Group a training log into panels, curves and points `(step, value)`; losses share the first panel."""
     losses: dict[str, list[tuple[float, float]]] = {}
-    scores: dict[str, dict[str, list[tuple[float, float]]]] = {}
+    metrics: dict[str, dict[str, list[tuple[float, float]]]] = {}
     for entry in log_history:
         for name, value in entry.items():
             if name == "loss":
@@ -312,43 +311,43 @@ def _logged_curves(log_history: Sequence[Mapping[str, Any]]) -> dict[str, dict[s
                 data = name.removeprefix("eval_").removesuffix("loss").strip("_")
                 losses.setdefault(f"evaluation {data}".strip(), []).append((entry["step"], value))
             elif name.startswith("eval_") and not name.endswith(_SPEED_FIELDS):
-                score = name.removeprefix("eval_")
-                scores.setdefault(score, {}).setdefault(score, []).append((entry["step"], value))
-    panels = {"loss": losses, **scores} if losses else scores
+                metric = name.removeprefix("eval_")
+                metrics.setdefault(metric, {}).setdefault(metric, []).append((entry["step"], value))
+    panels = {"loss": losses, **metrics} if losses else metrics
     if not panels:
         raise ValueError(
-            "`log_history` must hold entries with `loss` or `eval_...`, as `trainer.state.log_history` does; "
+            "`log_history` must have entries with `loss` or `eval_...`, as `trainer.state.log_history` does; "
             f"got none in {len(log_history)} entries."
         )
-    # A panel with one point tells less than the number would, so it goes where another one has more.
-    curves_with_a_course = {
+    # A panel with a single point is dropped if another one has more.
+    with_several_points = {
         name: curves for name, curves in panels.items() if any(len(points) > 1 for points in curves.values())
     }
-    return curves_with_a_course or panels
+    return with_several_points or panels
 
 
 def _cell_size(across: int, down: int, largest: float) -> float:
-    """Choose the side of a cell in inches: smaller where there are many, no smaller than its label while that fits."""
+    """Choose the side of a cell in inches: smaller for many cells, but not smaller than its label if that fits."""
     longest = max(across, down)
-    return min(largest, max(12.0 / longest, _LABEL_HEIGHT), _LONGEST_SIDE / longest)
+    return min(largest, max(12.0 / longest, _LABEL_HEIGHT), _MAX_SIDE / longest)
 
 
 def _font_size(cell: float) -> float:
-    """Fit the points of a label to cells of that many inches."""
+    """Choose the font size in points for cells of that many inches."""
     return min(10.0, max(6.0, 45.0 * cell))
 
 
 def _label_room(tokens: Sequence[str], cell: float) -> float:
-    """Estimate the inches that the longest label takes: wide signs are as wide as high, others somewhat over half."""
+    """Estimate the inches of the longest label: wide characters are square, others a little over half as wide."""
     longest = max(
-        sum(2 if unicodedata.east_asian_width(sign) in "WF" else 1.2 for sign in token[:_LONGEST_LABEL])
+        sum(2 if unicodedata.east_asian_width(character) in "WF" else 1.2 for character in token[:_MAX_LABEL_LENGTH])
         for token in tokens
     )
-    return min(longest, 1.2 * _LONGEST_LABEL) * _font_size(cell) / 2 / 72 + 0.4
+    return min(longest, 1.2 * _MAX_LABEL_LENGTH) * _font_size(cell) / 2 / 72 + 0.4
 
 
 def _label_tokens(axis: "Axis", tokens: Sequence[str], cell: float) -> None:
-    """Write tokens along an axis of cells that are `cell` inches wide: all of them, or as many as can be read."""
+    """Label the cells of an axis, `cell` inches wide, with all tokens, or as many as are readable."""
     step = math.ceil(_LABEL_HEIGHT / cell)
     shown = tokens[::step]
     families, missing = _fonts_for("".join(shown))
@@ -363,42 +362,43 @@ def _label_tokens(axis: "Axis", tokens: Sequence[str], cell: float) -> None:
 
 
 def _visible(token: str, missing: set[str]) -> str:
-    """Make a token readable: spaces at its ends marked, signs that cannot be shown as code points, not too long."""
+    """Make a token readable: mark leading and trailing spaces, escape unprintable characters, and shorten it."""
     inner = token.strip(" ")
     before = len(token) - len(token.lstrip(" "))
     after = len(token) - before - len(inner)
     inner = "".join(
-        sign
-        if (sign.isprintable() or sign in _ZERO_WIDTH_JOINERS) and sign not in missing
-        else sign.encode("unicode_escape").decode()
-        for sign in inner
+        character
+        if (character.isprintable() or character in _ZERO_WIDTH_JOINERS) and character not in missing
+        else character.encode("unicode_escape").decode()
+        for character in inner
     )
     text = "␣" * before + inner + "␣" * after
-    return text if len(text) <= _LONGEST_LABEL else text[: _LONGEST_LABEL - 1] + "…"
+    return text if len(text) <= _MAX_LABEL_LENGTH else text[: _MAX_LABEL_LENGTH - 1] + "…"
 
 
 def _fonts_for(text: str) -> tuple[list[str], set[str]]:
-    """Choose installed font families that together show `text`, and tell which signs none of them has."""
+    """Choose installed font families that together show `text`; also return the characters that none of them has."""
     from matplotlib import font_manager
     from matplotlib.ft2font import FT2Font
 
     default = font_manager.FontProperties()
     families = [FT2Font(font_manager.findfont(default)).family_name]
     font = FT2Font(font_manager.findfont(default))
-    missing = {sign for sign in set(text) if sign.isprintable() and not font.get_char_index(ord(sign))}
+    printable = set(filter(str.isprintable, text))
+    missing = {character for character in printable if not font.get_char_index(ord(character))}
     for entry in font_manager.fontManager.ttflist:
         if not missing:
             break
-        if entry.name.startswith("Last Resort"):  # has a box for every sign
+        if entry.name.startswith("Last Resort"):  # has a box for every character
             continue
         font = FT2Font(entry.fname)
-        found = {sign for sign in missing if font.get_char_index(ord(sign))}
+        found = {character for character in missing if font.get_char_index(ord(character))}
         if found:
             families.append(entry.name)
             missing -= found
     if missing:
-        examples = " ".join(f"U+{ord(sign):04X}" for sign in sorted(missing)[:5])
+        examples = " ".join(f"U+{ord(character):04X}" for character in sorted(missing)[:5])
         logger.warning(
-            f"No installed font shows {len(missing)} signs of the tokens ({examples}); install one that does."
+            f"No installed font has {len(missing)} characters of the tokens ({examples}); install one that does."
         )
     return families, missing

@@ -1,11 +1,11 @@
 #!/usr/bin/env python
-"""Score translations against references with BLEU and chrF, and record how they came about.
+"""Score translations against references with BLEU and chrF, and record how they were made.
 
     python scripts/evaluate_translation.py --hypotheses out.de --references test.de
 
-For text that is tokenized and lower-cased already, as in many papers: --tokenize none --lowercase.
-With --output_file the scores go to a JSON file, together with the versions, the machine and, if you give them, the
-commands that made the translations (--commands) and what else is worth knowing (--notes).
+For tokenized and lower-cased text, as in many papers: --tokenize none --lowercase.
+With --output_file the scores are written to a JSON file, together with versions, machine and, if given, the commands
+that made the translations (--commands) and further facts (--notes).
 """
 
 import json
@@ -15,23 +15,23 @@ from typing import Literal
 
 from hf_vanilla.command_line.options import parse_arguments, run
 from hf_vanilla.command_line.report import describe_environment
-from hf_vanilla.data.line_files import read_lines, replacing_file
+from hf_vanilla.data.files import read_lines, replacing_file
 from hf_vanilla.metrics import Bleu, ChrF
 
 
 @dataclass
 class EvaluationArguments:
-    """What to score."""
+    """Input, output and settings of the metrics."""
 
-    hypotheses: str = field(metadata={"help": "Text file, one translation a line."})
-    references: str = field(metadata={"help": "Text file, one reference a line."})
+    hypotheses: str = field(metadata={"help": "Text file, one translation per line."})
+    references: str = field(metadata={"help": "Text file, one reference per line."})
     tokenize: Literal["13a", "zh", "none", "char", "intl"] = field(
         default="13a", metadata={"help": "sacreBLEU's tokenizer."}
     )
     lowercase: bool = field(default=False, metadata={"help": "Ignore case."})
     output_file: str | None = field(default=None, metadata={"help": "JSON file to write the result to."})
     commands: list[str] = field(default_factory=list, metadata={"help": "The commands that made the translations."})
-    notes: list[str] = field(default_factory=list, metadata={"help": "More facts, each as name=value."})
+    notes: list[str] = field(default_factory=list, metadata={"help": "Further facts, each as name=value."})
 
     def __post_init__(self):
         for note in self.notes:
@@ -40,7 +40,7 @@ class EvaluationArguments:
 
 
 def main() -> None:
-    """Score, print and perhaps write the result."""
+    """Score, print and write the result."""
     (arguments,) = parse_arguments(EvaluationArguments, description=__doc__)
     hypotheses, references = read_lines(arguments.hypotheses), read_lines(arguments.references)
     if len(hypotheses) != len(references):

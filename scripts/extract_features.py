@@ -1,12 +1,12 @@
 #!/usr/bin/env python
-r"""Compute vectors of texts, or of their tokens, with BERT: one text a line in, one array out.
+r"""Compute vectors of texts, or of their tokens, with BERT: from one text per line to one array.
 
     python scripts/extract_features.py --model runs/bert --input texts.txt --output vectors.npy
     python scripts/extract_features.py --model runs/bert --input texts.txt --output tokens.npz \
         --layers -2 -1 --mix concatenate --pooling tokens
 
-A .npy file holds one matrix with a row for each line; tokens go to a .npz file with one matrix for each line, named by
-its number from 0. numpy.load reads both.
+A .npy file has one matrix with a row for each line; with --pooling tokens, a .npz file has one matrix for each line,
+named by its number from 0. numpy.load reads both.
 """
 
 import sys
@@ -20,23 +20,23 @@ from transformers import AutoModel, AutoTokenizer
 
 from hf_vanilla.command_line.checks import check_models, check_output_dir, explained_loading, without_load_report
 from hf_vanilla.command_line.options import parse_arguments, run
-from hf_vanilla.data.line_files import read_lines
+from hf_vanilla.data.files import read_lines
 from hf_vanilla.generation.features import extract_features
 
 
 @dataclass
 class FeatureArguments:
-    """What to compute."""
+    """Input, output, model and kind of vectors."""
 
     model: str = field(metadata={"help": "The BERT and its tokenizer: a folder or a name on the Hub."})
-    input: str = field(metadata={"help": "Text file, one text a line; - is standard input."})
+    input: str = field(metadata={"help": "Text file, one text per line; - is standard input."})
     output: str = field(metadata={"help": "File to write, .npy, or .npz for --pooling tokens."})
     layers: list[int] = field(
         default_factory=lambda: [-1], metadata={"help": "Layers to take; 0 is the embeddings, -1 the last layer."}
     )
-    mix: Literal["mean", "concatenate"] = field(default="mean", metadata={"help": "What becomes of several layers."})
+    mix: Literal["mean", "concatenate"] = field(default="mean", metadata={"help": "How several layers are combined."})
     pooling: Literal["mean", "cls", "max", "tokens"] = field(
-        default="mean", metadata={"help": "How tokens become a text's vector; tokens keeps them all."}
+        default="mean", metadata={"help": "How tokens are pooled into a text's vector; tokens keeps them all."}
     )
     max_length: int | None = field(default=None, metadata={"help": "Most tokens of a text. Unset: the model's limit."})
     max_tokens_per_batch: int = field(default=4096, metadata={"help": "Most tokens of a batch, padding included."})
@@ -57,7 +57,7 @@ def main() -> None:
     if not texts:
         raise ValueError(f"--input ({arguments.input}) must have at least one line, but is empty.")
     device = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else torch.device("cpu")
-    with explained_loading("model", arguments.model), without_load_report():  # of a head that is not needed here
+    with explained_loading("model", arguments.model), without_load_report():  # of a head that is not used
         model = AutoModel.from_pretrained(arguments.model).to(device).eval()
         tokenizer = AutoTokenizer.from_pretrained(arguments.model)
     vectors = extract_features(
@@ -71,7 +71,7 @@ def main() -> None:
         max_tokens_per_batch=arguments.max_tokens_per_batch,
         show_progress=True,
     )
-    # Under another name first: a file of that name is a complete one.
+    # Written under a temporary name first, so that the output file is always complete.
     output.parent.mkdir(parents=True, exist_ok=True)
     temporary = output.with_name(f"{output.stem}.tmp{output.suffix}")
     if arguments.pooling == "tokens":

@@ -37,7 +37,7 @@ from hf_vanilla.command_line.finetuning import (
     train_and_report,
 )
 from hf_vanilla.command_line.options import run
-from hf_vanilla.data.line_files import replacing_file
+from hf_vanilla.data.files import replacing_file
 from hf_vanilla.data.question_answering import find_answers, load_questions, tokenize_questions
 from hf_vanilla.metrics.question_answering import squad_scores
 from hf_vanilla.training import FinetuningArguments, FinetuningTask, OrderedEvaluationTrainer

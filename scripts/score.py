@@ -1,10 +1,10 @@
 #!/usr/bin/env python
-r"""Score translations: how probable a model finds each line of a text, given the same line of the source.
+r"""Score translations: the log probability of each line of a text, given the same line of the source.
 
 Examples:
   the log probability of each line:
     python scripts/score.py --model runs/en-de --source test.en --target test.de --output test.scores
-  scores like those that scripts/translate.py gives its translations:
+  scores as those of scripts/translate.py:
     python scripts/score.py --model runs/en-de --source test.en --target test.de --length_penalty 0.6
 
 One line of output for each pair of lines: the sum of log p(token | tokens before it, source) over the tokens of the
@@ -24,17 +24,17 @@ from accelerate.utils import gather_object
 
 from hf_vanilla.command_line.checks import check_models, explained_loading
 from hf_vanilla.command_line.options import on_first_process, parse_arguments, run
-from hf_vanilla.data.line_files import STANDARD_STREAM, read_lines, replacing_file
+from hf_vanilla.data.files import STANDARD_STREAM, read_lines, replacing_file
 from hf_vanilla.generation import load_translator, score_texts
 
 
 @dataclass
 class ScoreArguments:
-    """What to score, and with what."""
+    """Input, output, model and length penalty."""
 
     model: str = field(metadata={"help": "Folder of a trained model, or its name on the Hub."})
-    source: str = field(metadata={"help": "Text file with one source sentence a line, also .gz; - is standard input."})
-    target: str = field(metadata={"help": "Text file with their translations, line by line; the same."})
+    source: str = field(metadata={"help": "Text file, one source sentence per line, also .gz; - is standard input."})
+    target: str = field(metadata={"help": "Text file with the translation of each line; also .gz or -."})
     output: str = field(default="-", metadata={"help": "File to write; - is standard output."})
     length_penalty: float = field(
         default=0.0, metadata={"help": "Exponent alpha of the length penalty; 0 gives plain log probabilities."}
@@ -45,11 +45,11 @@ class ScoreArguments:
     )
     max_length: int | None = field(
         default=None,
-        metadata={"help": "Most tokens of a line; the rest of a longer one is not read. Unset: the model's limit."},
+        metadata={"help": "Most tokens of a line; longer ones are truncated. Unset: the model's limit."},
     )
     max_tokens_per_batch: int = field(
         default=4096,
-        metadata={"help": "Most tokens that are scored at a time: source, target and padding together."},
+        metadata={"help": "Most tokens of a batch: source, target and padding together."},
     )
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = field(
         default="auto", metadata={"help": "Type of the weights; auto is the type they were saved in."}
@@ -86,7 +86,7 @@ def read_pairs(arguments: ScoreArguments) -> tuple[list[str], list[str]]:
 def score_lines(
     sources: list[str], targets: list[str], arguments: ScoreArguments, processes: PartialState
 ) -> list[float]:
-    """Score the pairs, each process its share, and return the scores in the order of the lines."""
+    """Score the pairs, each process a part of them, and return the scores in order."""
     device = processes.device if arguments.device == "auto" else torch.device(arguments.device)
     with explained_loading("model", arguments.model):
         model, tokenizer, target_tokenizer = load_translator(arguments.model, dtype=arguments.dtype, device=device)

@@ -8,18 +8,18 @@ Examples:
     echo "a man in an orange hat ." | python scripts/translate.py --model runs/en-de
   the four best translations of each line with their scores, in the format of Moses:
     python scripts/translate.py --model runs/en-de --input test.en --output test.nbest --n_best 4
-  on all devices of a machine, each of which takes a part of the lines:
+  on all devices of a machine, each of which translates a part of the lines:
     accelerate launch scripts/translate.py --model runs/en-de --input test.en --output test.de
 
-Text is UTF-8. An empty line stays empty. The output file appears when it is complete; if the program is interrupted,
-there is none. Line breaks inside a translation become spaces, and so do tabs where tabs separate columns.
+Text is UTF-8. An empty line stays empty. The output file appears when it is complete; an interrupted program
+writes none. Line breaks inside a translation become spaces, and so do tabs where tabs separate columns.
 """
 
 import sys
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from accelerate import PartialState
@@ -27,20 +27,25 @@ from accelerate.utils import gather_object
 
 from hf_vanilla.command_line.checks import check_models, explained_loading
 from hf_vanilla.command_line.options import on_first_process, parse_arguments, run
-from hf_vanilla.data.line_files import read_lines, replacing_file
-from hf_vanilla.generation import Translation, load_translator, translate
+from hf_vanilla.data.files import read_lines, replacing_file
+from hf_vanilla.generation import SearchOptions, Translation, load_translator, translate
+
+
+SEARCH_OPTIONS = [each.name for each in fields(SearchOptions) if each.name != "generate_kwargs"]
 
 
 @dataclass
 class TranslateArguments:
-    """What to translate, with what, and how."""
+    """Input, output, model and search."""
 
     model: str = field(metadata={"help": "Folder of a trained model, or its name on the Hub."})
     input: str = field(default="-", metadata={"help": "Text file to translate, also .gz; - is standard input."})
     output: str = field(default="-", metadata={"help": "File to write; - is standard output."})
-    num_beams: int = field(default=4, metadata={"help": "Beams of the search; 1 is greedy, more is slower."})
+    num_beams: int = field(
+        default=SearchOptions.num_beams, metadata={"help": "Beams of the search; 1 is greedy, more is slower."}
+    )
     length_penalty: float = field(
-        default=0.6,
+        default=SearchOptions.length_penalty,
         metadata={"help": "Exponent alpha of the length penalty: the higher, the longer the translations."},
     )
     length_penalty_type: Literal["gnmt", "power"] = field(
@@ -48,10 +53,11 @@ class TranslateArguments:
         metadata={"help": "gnmt: ((5 + length) / 6)^alpha, the paper's; power: length^alpha, transformers'."},
     )
     max_length_offset: int = field(
-        default=50, metadata={"help": "How many tokens longer than its source a translation may be."}
+        default=SearchOptions.max_length_offset,
+        metadata={"help": "How many tokens longer than its source a translation may be."},
     )
     n_best: int = field(
-        default=1,
+        default=SearchOptions.n_best,
         metadata={
             "help": "Translations of each line, at most --num_beams. With more than 1, a line of output is "
             '"line number ||| translation ||| score", line numbers from 0.'
@@ -59,21 +65,22 @@ class TranslateArguments:
     )
     scores: bool = field(
         default=False,
-        metadata={"help": "Write behind each translation a tab and its score: log probability / length penalty."},
+        metadata={"help": "Write after each translation a tab and its score: log probability / length penalty."},
     )
     alignments: bool = field(
         default=False,
         metadata={
-            "help": 'Write as the last column which words belong together: "0-0 1-2" links word 0 of the source with '
-            "word 0 of the translation, and word 1 with word 2. Words are what stands between spaces."
+            "help": 'Write word alignments as the last column: "0-0 1-2" aligns word 0 of the source with word 0 of '
+            "the translation, and word 1 with word 2. Words are separated by white space."
         },
     )
     max_source_length: int | None = field(
-        default=None,
+        default=SearchOptions.max_source_length,
         metadata={"help": "Most tokens of a line; the rest of it is not translated. Unset: the model's limit."},
     )
     max_tokens_per_batch: int = field(
-        default=2048, metadata={"help": "Most source tokens, padding included, that are translated at a time."}
+        default=SearchOptions.max_tokens_per_batch,
+        metadata={"help": "Most source tokens of a batch, padding included."},
     )
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = field(
         default="auto", metadata={"help": "Type of the weights; auto is the type they were saved in."}
@@ -84,23 +91,19 @@ class TranslateArguments:
     )
 
     def __post_init__(self) -> None:
-        for name in ("num_beams", "n_best", "max_tokens_per_batch"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"--{name} must be at least 1, got {getattr(self, name)}.")
-        if self.n_best > self.num_beams:
-            raise ValueError(f"--n_best ({self.n_best}) must not exceed --num_beams ({self.num_beams}).")
-        if self.max_length_offset < 0:
-            raise ValueError(f"--max_length_offset must not be negative, got {self.max_length_offset}.")
-        if self.max_source_length is not None and self.max_source_length < 1:
-            raise ValueError(f"--max_source_length must be at least 1, got {self.max_source_length}.")
+        SearchOptions(**self.search_options())
         try:
             torch.device("cpu" if self.device == "auto" else self.device)
         except RuntimeError as error:
             raise ValueError(f"--device: {str(error).splitlines()[0]}") from None
 
+    def search_options(self) -> dict[str, Any]:
+        """Return the options of the search."""
+        return {name: getattr(self, name) for name in SEARCH_OPTIONS}
+
 
 def format_translations(number: int, translations: list[Translation], arguments: TranslateArguments) -> str:
-    """Write the translations of one line as lines of output."""
+    """Format the translations of one line as lines of output."""
     rows = []
     for translation in translations:
         text = " ".join(translation.text.splitlines())
@@ -117,7 +120,7 @@ def format_translations(number: int, translations: list[Translation], arguments:
 
 
 def translate_lines(lines: list[str], arguments: TranslateArguments, processes: PartialState) -> list[str]:
-    """Translate the lines, each process its share, into blocks of output in the order of the lines."""
+    """Translate the lines, each process a part of them, and return the output of each line in order."""
     device = processes.device if arguments.device == "auto" else torch.device(arguments.device)
     with explained_loading("model", arguments.model):
         model, tokenizer, target_tokenizer = load_translator(arguments.model, dtype=arguments.dtype, device=device)
@@ -128,15 +131,9 @@ def translate_lines(lines: list[str], arguments: TranslateArguments, processes: 
         tokenizer,
         [lines[number] for number in numbers],
         target_tokenizer=target_tokenizer,
-        num_beams=arguments.num_beams,
-        length_penalty=arguments.length_penalty,
-        length_penalty_type=arguments.length_penalty_type,
-        max_length_offset=arguments.max_length_offset,
-        n_best=arguments.n_best,
         with_alignments=arguments.alignments,
-        max_source_length=arguments.max_source_length,
-        max_tokens_per_batch=arguments.max_tokens_per_batch,
         show_progress=processes.is_main_process,
+        **arguments.search_options(),
     )
     blocks = [
         (number, format_translations(number, row, arguments))

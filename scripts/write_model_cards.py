@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from hf_vanilla.command_line.options import parse_arguments, run
-from hf_vanilla.data.line_files import replacing_file
+from hf_vanilla.data.files import replacing_file
 from hf_vanilla.hub.card import CardFacts, model_card
 
 

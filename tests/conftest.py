@@ -1,4 +1,4 @@
-"""What every test runs under: no network, caches of its own, one thread, fixed seeds."""
+"""What every test runs under: no network, own caches, fixed seeds, and one thread unless the environment says more."""
 
 import atexit
 import logging
@@ -17,14 +17,14 @@ atexit.register(shutil.rmtree, _CACHE, ignore_errors=True)
 os.environ["HF_HOME"] = _CACHE
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-os.environ.setdefault("MKL_NUM_THREADS", "1")
+os.environ.setdefault("MKL_NUM_THREADS", os.environ["OMP_NUM_THREADS"])
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 import torch  # noqa: E402
 import transformers  # noqa: E402
 
 
-torch.set_num_threads(1)
+torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
 # Also fills memory that is not initialised with NaN, so a test that reads it fails every time.
 torch.use_deterministic_algorithms(True)
 

@@ -114,7 +114,7 @@ def test_constraints_pin_every_requirement():
     assert names <= pinned
 
 
-COMMANDS = ["help", "venv", "demo", "demo-bert", "test", "test-slow", "check", "format", "benchmark"]
+COMMANDS = ["help", "venv", "demo", "demo-bert", "test", "test-kernels", "test-slow", "check", "format", "benchmark"]
 
 
 def test_make_lists_every_command():

@@ -1,4 +1,4 @@
-"""transformers' own pipelines take our models as they take any other: results, and no warning."""
+"""transformers' own pipelines with our models, without warnings, and the question answering pipeline."""
 
 import copy
 import json
@@ -56,7 +56,7 @@ def build(task):
 
 
 @pytest.mark.parametrize("task", TASKS)
-def test_the_task_works_without_a_warning(task, tmp_path, caplog, monkeypatch):
+def test_task_works_without_a_warning(task, tmp_path, caplog, monkeypatch):
     model, arguments, options = build(task)
     model.save_pretrained(tmp_path)
     TOKENIZER.save_pretrained(tmp_path)
@@ -88,8 +88,8 @@ def test_the_task_works_without_a_warning(task, tmp_path, caplog, monkeypatch):
         torch.testing.assert_close(torch.tensor(found), outputs.last_hidden_state)
 
 
-def test_a_model_without_the_head_is_warned_of(caplog, monkeypatch):
-    """So the absence of the warning above means something."""
+def test_model_without_the_head_is_warned_of(caplog, monkeypatch):
+    """Shows that the test above can fail."""
     model, *_ = build("feature-extraction")
     monkeypatch.setattr(logging.get_logger("transformers"), "propagate", True)
     pipeline("text-classification", model=model, tokenizer=TOKENIZER, device=-1)
@@ -113,7 +113,7 @@ def reader(tmp_path_factory):
     return pipeline("vanilla-question-answering", model=str(folder), device=-1)
 
 
-def test_the_answer_of_a_long_context_is_the_best_of_all_windows(reader):
+def test_answer_in_a_long_context_is_the_best_of_all_windows(reader):
     found = reader(QUESTIONS[0], CONTEXT, top_k=5, max_answer_length=4)
     asked = Dataset.from_dict(
         {"id": ["0"], "question": QUESTIONS[:1], "context": [CONTEXT], "answers": [{"text": [], "answer_start": []}]}
@@ -139,7 +139,7 @@ def test_the_answer_of_a_long_context_is_the_best_of_all_windows(reader):
     assert 0 < found[0]["score"] <= 1
 
 
-def test_lone_surrogates_keep_their_places(reader):
+def test_lone_surrogates_keep_their_positions(reader):
     odd = "\ud83d\ude00 \udfff the cat \ud800 likes the dog"
     found = reader("\ud800 a bird likes ?", odd, top_k=20)
     assert found == [
@@ -149,7 +149,7 @@ def test_lone_surrogates_keep_their_places(reader):
     assert "the dog" in [each["answer"] for each in found]
 
 
-def test_the_size_of_batches_of_the_call_and_of_the_pipeline(reader):
+def test_batch_size_of_call_and_constructor(reader):
     sizes = []
     hook = reader.model.register_forward_pre_hook(
         lambda model, args, kwargs: sizes.append(len(kwargs["input_ids"])), with_kwargs=True
@@ -163,22 +163,24 @@ def test_the_size_of_batches_of_the_call_and_of_the_pipeline(reader):
     assert max(sizes) == 3
 
 
-def test_no_question_has_no_answer(reader):
+def test_no_questions_have_no_answers(reader):
     assert reader([], []) == []
 
 
-def test_one_question_and_several_and_no_answer(reader):
+def test_pipeline_answers_one_question_and_several(reader):
     several = reader(QUESTIONS, [CONTEXT, "the cat ."])
-    assert several == [reader(QUESTIONS[0], CONTEXT), reader(QUESTIONS[1], "the cat .")]
+    one_by_one = [reader(QUESTIONS[0], CONTEXT), reader(QUESTIONS[1], "the cat .")]
+    # Products of other shapes add in another order, so scores differ by the rounding of float32.
+    assert several == [each | {"score": pytest.approx(each["score"], rel=1e-5)} for each in one_by_one]
     texts = [each["answer"] for each in reader(QUESTIONS[1], "the cat .", top_k=20, handle_impossible_answer=True)]
     assert texts.count("") == 1
     assert "" not in [each["answer"] for each in reader(QUESTIONS[1], "the cat .", top_k=20)]
     by_class = QuestionAnsweringPipeline(model=reader.model, tokenizer=reader.tokenizer)
-    assert by_class(QUESTIONS[0], CONTEXT) == several[0]
+    assert by_class(QUESTIONS[0], CONTEXT) == one_by_one[0]
 
 
 @pytest.mark.parametrize("with_no_answer", [False, True])
-def test_the_answers_are_those_of_the_evaluation(reader, with_no_answer):
+def test_answers_equal_those_of_the_evaluation(reader, with_no_answer):
     contexts = [CONTEXT, "the cat ."]
     asked = Dataset.from_dict(
         {
@@ -210,7 +212,7 @@ def test_the_answers_are_those_of_the_evaluation(reader, with_no_answer):
 
 
 @pytest.mark.parametrize("task", ["question-answering", ""], ids=["named", "found"])
-def test_questions_are_answered_where_the_package_is_not_installed(task, reader, tmp_path):
+def test_questions_are_answered_without_the_package(task, reader, tmp_path):
     reader.save_pretrained(tmp_path / "model")
     calls = [([QUESTIONS, [CONTEXT, "the cat ."]], {"top_k": 3, "handle_impossible_answer": True})]
     (tmp_path / "calls.json").write_text(json.dumps(calls))
@@ -245,24 +247,24 @@ def test_bad_questions_are_named(reader, question, context, message):
         (None, CONTEXT, "`question` must be a string or a list of strings, got NoneType"),
         ("a", 7, "`context` must be a string or a list of strings, got int"),
         ({"a": "b"}, CONTEXT, "`question` must be a string or a list of strings, got dict"),
-        (["a", "b"], ["c", None], "`context` must hold strings, but number 2 is NoneType"),
-        ([1.5], ["c"], "`question` must hold strings, but number 1 is float"),
+        (["a", "b"], ["c", None], "`context` must contain only strings, but number 2 is NoneType"),
+        ([1.5], ["c"], "`question` must contain only strings, but number 1 is float"),
     ],
     ids=["none", "number", "dict", "none inside", "number inside"],
 )
-def test_what_is_no_text_is_named(reader, question, context, message):
+def test_bad_types_of_questions_are_named(reader, question, context, message):
     with pytest.raises(TypeError, match=message):
         reader(question, context)
 
 
 @pytest.mark.parametrize("option", ["top_k", "batch_size"])
-def test_options_below_their_range_are_named(reader, option):
+def test_options_out_of_range_are_named(reader, option):
     for value in (0, -1):
         with pytest.raises(ValueError, match=f"`{option}` must be at least 1, got {value}"):
             reader(QUESTIONS[0], CONTEXT, **{option: value})
 
 
-def test_a_model_in_training_mode_is_refused(reader):
+def test_model_in_training_mode_is_rejected(reader):
     made = QuestionAnsweringPipeline(model=copy.deepcopy(reader.model).train(), tokenizer=reader.tokenizer)
     with pytest.raises(ValueError, match="`model` must be in evaluation mode"):
         made(QUESTIONS[0], CONTEXT)

@@ -1,4 +1,4 @@
-"""Importing the package teaches the Auto classes our models, and takes nothing from them."""
+"""Importing the package registers our models with the Auto classes, and changes no others."""
 
 import importlib
 import subprocess
@@ -40,7 +40,7 @@ def folder(tmp_path_factory):
     return path
 
 
-def test_auto_config_gives_ours(folder):
+def test_auto_config_loads_our_classes(folder):
     assert type(AutoConfig.for_model("vanilla_transformer", **SIZES)) is VanillaTransformerConfig
     assert type(AutoConfig.from_pretrained(folder)) is VanillaTransformerConfig
 
@@ -50,7 +50,7 @@ def test_auto_config_gives_ours(folder):
     [(AutoModel, VanillaTransformerModel), (AutoModelForSeq2SeqLM, VanillaTransformerForConditionalGeneration)],
     ids=["model", "seq2seq"],
 )
-def test_auto_models_give_ours(folder, auto_class, model_class):
+def test_auto_models_load_our_classes(folder, auto_class, model_class):
     assert type(auto_class.from_config(VanillaTransformerConfig(**SIZES))) is model_class
     model, info = auto_class.from_pretrained(folder, output_loading_info=True)
     assert type(model) is model_class
@@ -74,7 +74,7 @@ def bert_folder(tmp_path_factory):
 
 
 @pytest.mark.parametrize("name", AUTO_CLASSES[VanillaBertConfig])
-def test_auto_models_give_every_bert(bert_folder, name):
+def test_auto_models_load_every_bert(bert_folder, name):
     auto_class, model_class = getattr(transformers, name), AUTO_CLASSES[VanillaBertConfig][name]
     assert type(auto_class.from_config(BERT)) is model_class
     model, info = auto_class.from_pretrained(bert_folder, output_loading_info=True)
@@ -115,14 +115,14 @@ def test_no_native_model_type_is_taken():
     assert not set(CONFIG_MAPPING_NAMES) & {config_class.model_type for config_class in AUTO_CLASSES}
 
 
-def test_registering_and_importing_again_change_nothing(folder):
+def test_registering_twice_has_no_effect(folder):
     register()
     importlib.reload(hf_vanilla.registration).register()
     importlib.reload(hf_vanilla)
     assert type(AutoModelForSeq2SeqLM.from_pretrained(folder)) is VanillaTransformerForConditionalGeneration
 
 
-def test_it_is_the_import_that_makes_the_type_known(folder):
+def test_import_registers_the_model_type(folder):
     script = f"""
 from transformers import AutoConfig
 try:

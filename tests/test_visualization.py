@@ -74,7 +74,7 @@ def test_attention_of_chosen_heads_layer_and_example():
     ],
     ids=["layers", "4 dimensions", "3 dimensions", "2 dimensions", "NumPy", "lists", "bfloat16 with gradient"],
 )
-def test_forms_of_attention_weights(weights):
+def test_attention_weights_of_every_form(weights):
     (array,) = shown_arrays(plot_attention(weights, SOURCE, TARGET))
     np.testing.assert_allclose(array, WEIGHTS[-1, 0].mean(0), atol=4e-3)
 
@@ -82,7 +82,7 @@ def test_forms_of_attention_weights(weights):
 @pytest.mark.parametrize(
     ("count", "grid"), [(1, (1, 1)), (3, (1, 3)), (5, (2, 3)), (7, (2, 4)), (8, (2, 4))], ids=lambda value: str(value)
 )
-def test_panels_stand_in_a_grid_whose_edges_are_labelled(count, grid):
+def test_panels_form_a_grid_with_labelled_edges(count, grid):
     weights = WEIGHTS[0, 0, :1].expand(8, -1, -1)
     panels = panels_of(plot_attention(weights, SOURCE, TARGET, heads=range(count)))
     assert len(panels) == count
@@ -104,7 +104,7 @@ def test_panels_stand_in_a_grid_whose_edges_are_labelled(count, grid):
         ({"layer": 3}, r"`layer` must be in \[-3, 3\), got 3"),
         ({"example": -3}, r"`example` must be in \[-2, 2\), got -3"),
         ({"heads": [0, 4]}, r"`heads` must be in \[-4, 4\), got 4"),
-        ({"heads": []}, "`heads` must name at least one head"),
+        ({"heads": []}, "`heads` must have at least one head"),
     ],
     ids=[
         "transposed",
@@ -118,7 +118,7 @@ def test_panels_stand_in_a_grid_whose_edges_are_labelled(count, grid):
         "no head",
     ],
 )
-def test_attention_that_does_not_fit(changes, message):
+def test_bad_attention_is_named(changes, message):
     arguments = {"weights": tuple(WEIGHTS), "source_tokens": SOURCE, "target_tokens": TARGET, **changes}
     with pytest.raises(ValueError, match=message):
         plot_attention(**arguments)
@@ -148,14 +148,14 @@ def test_tokens_are_readable(token, label, tmp_path):
 
 
 @pytest.mark.parametrize("script", ["Привет", "Γειά", "שלום", "مرحبا", "naïve", "𝔸"])
-def test_scripts_of_the_default_font_need_no_other(script, caplog):
+def test_scripts_of_the_default_font_need_no_other_font(script, caplog):
     figure = plot_attention(np.eye(1), [script], [script])
     assert labels_of(panels_of(figure)[0].xaxis) == [script]
     assert caplog.text == ""
 
 
-def test_signs_of_other_fonts_are_taken_from_them(tmp_path):
-    sign = "\u24b6"  # matplotlib brings it in STIXGeneral, not in its default font
+def test_characters_of_other_fonts_are_shown(tmp_path):
+    sign = "\u24b6"  # in matplotlib's STIXGeneral, not in its default font
     figure = plot_attention(np.eye(1), [f"a{sign}"], ["b"])
     (label,) = panels_of(figure)[0].get_xticklabels()
     assert label.get_text() == f"a{sign}"
@@ -164,16 +164,16 @@ def test_signs_of_other_fonts_are_taken_from_them(tmp_path):
     write(figure, tmp_path)
 
 
-def test_signs_without_a_font_are_shown_as_code_points(tmp_path, monkeypatch):
+def test_characters_without_a_font_are_shown_as_code_points(tmp_path, monkeypatch):
     messages = []
     monkeypatch.setattr(font_manager.fontManager, "ttflist", [])
     monkeypatch.setattr(visualization.logger, "warning", messages.append)
     figure = plot_attention(np.eye(1), ["中a文"], ["b"])
     assert labels_of(panels_of(figure)[0].xaxis) == [r"\u4e2da\u6587"]
-    assert messages == ["No installed font shows 2 signs of the tokens (U+4E2D U+6587); install one that does."]
+    assert messages == ["No installed font has 2 characters of the tokens (U+4E2D U+6587); install one that does."]
 
 
-def test_long_lists_grow_the_picture_and_keep_every_label(tmp_path):
+def test_long_lists_enlarge_the_figure_and_keep_every_label(tmp_path):
     tokens = [f"word{i}" for i in range(120)]
     figure = plot_attention(np.eye(120), tokens, tokens)
     (panel,) = panels_of(figure)
@@ -183,7 +183,7 @@ def test_long_lists_grow_the_picture_and_keep_every_label(tmp_path):
     assert panel.get_yticklabels()[0].get_fontsize() / 72 < height
 
 
-def test_lists_too_long_for_all_labels_show_some_at_their_places():
+def test_very_long_lists_show_some_labels():
     tokens = [f"word{i}" for i in range(700)]
     figure = plot_attention(np.eye(700), tokens, tokens)
     (panel,) = panels_of(figure)
@@ -193,7 +193,7 @@ def test_lists_too_long_for_all_labels_show_some_at_their_places():
     assert max(figure.get_size_inches()) < 45
 
 
-def test_position_encodings(tmp_path):
+def test_position_encodings_are_a_heat_map_and_curves(tmp_path):
     table = torch.randn(11, 16)
     figure = plot_position_encodings(table, dimensions=[2, 5, 6], title="Learned")
     left, right = panels_of(figure)
@@ -224,12 +224,12 @@ def test_position_encodings_choose_their_dimensions(d_model, dimensions):
         ((7, 4), [0, 4], r"`dimensions` must be in \[-4, 4\), got 4"),
     ],
 )
-def test_position_encodings_of_another_shape(shape, dimensions, message):
+def test_position_encodings_of_bad_shapes_are_named(shape, dimensions, message):
     with pytest.raises(ValueError, match=message):
         plot_position_encodings(np.zeros(shape), dimensions=dimensions)
 
 
-def test_learning_rate(tmp_path):
+def test_learning_rate_curves_have_a_peak(tmp_path):
     schedules = {"warm-up 2": [1e-4, 3e-4, 2e-4], "constant": torch.full((4,), 1e-3)}
     figure = plot_learning_rate(schedules, title="Schedules")
     (axes,) = figure.axes
@@ -247,12 +247,12 @@ def test_learning_rate(tmp_path):
 @pytest.mark.parametrize(
     ("schedules", "message"),
     [
-        ({}, "`schedules` must hold at least one list of learning rates, got none"),
-        ({"a": []}, r"`schedules` must hold .* got shape \(0,\) for 'a'"),
+        ({}, "`schedules` must have at least one list of learning rates, got none"),
+        ({"a": []}, r"`schedules` must be .* got shape \(0,\) for 'a'"),
         ({"a": [1.0], "b": [[1.0]]}, r"got shape \(1, 1\) for 'b'"),
     ],
 )
-def test_learning_rates_that_are_none(schedules, message):
+def test_bad_learning_rates_are_named(schedules, message):
     with pytest.raises(ValueError, match=message):
         plot_learning_rate(schedules)
 
@@ -280,7 +280,7 @@ def curves_of(axes):
     return {line.get_label(): list(zip(line.get_xdata(), line.get_ydata(), strict=True)) for line in axes.get_lines()}
 
 
-def test_training_curve(tmp_path):
+def test_training_curve_has_losses(tmp_path):
     figure = plot_training_curve(LOG, title="Run")
     losses, bleu = figure.axes
     assert (losses.get_xlabel(), losses.get_ylabel()) == ("step", "loss")
@@ -298,7 +298,7 @@ def test_training_curve(tmp_path):
 
 
 @pytest.mark.parametrize(("scores", "grid"), [(0, (1, 1)), (2, (1, 3)), (3, (2, 2)), (4, (2, 3))])
-def test_training_curve_has_a_panel_for_each_score(scores, grid):
+def test_training_curve_has_a_panel_for_each_metric(scores, grid):
     log = [{"loss": 1.0, "step": 1}, {f"eval_score{i}": 1.0 for i in range(scores)} | {"step": 1}]
     axes = plot_training_curve(log).axes
     assert [panel.get_ylabel() for panel in axes] == ["loss", *(f"score{i}" for i in range(scores))]
@@ -317,8 +317,8 @@ def test_training_curve_of_evaluations_alone():
 
 
 @pytest.mark.parametrize("log", [[], [{"train_loss": 1.0, "step": 3}]], ids=["empty", "summary alone"])
-def test_training_curve_of_nothing(log):
-    with pytest.raises(ValueError, match=f"`log_history` must hold .* got none in {len(log)} entries"):
+def test_empty_log_is_named(log):
+    with pytest.raises(ValueError, match=f"`log_history` must have .* got none in {len(log)} entries"):
         plot_training_curve(log)
 
 
@@ -332,12 +332,12 @@ def test_training_curve_of_nothing(log):
     ],
     ids=["attention", "positions", "learning rate", "training curve"],
 )
-def test_missing_matplotlib(plot, monkeypatch):
+def test_missing_matplotlib_is_named(plot, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with pytest.raises(ImportError, match=r"pip install hf_vanilla\[viz\]"):
         plot()
 
 
-def test_pictures_leave_pyplot_alone():
+def test_plots_do_not_use_pyplot():
     plot_training_curve(LOG)
     assert "matplotlib.pyplot" not in sys.modules or not sys.modules["matplotlib.pyplot"].get_fignums()

@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Iterable
 from functools import partial
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import transformers
 from accelerate import PartialState
@@ -18,10 +18,10 @@ from huggingface_hub.errors import HTTPError, StrictDataclassError
 from safetensors import SafetensorError
 from transformers import HfArgumentParser, TrainingArguments
 
-from ..data.line_files import Result
 from .checks import CANT_WRITE
 
 
+Result = TypeVar("Result")
 # Exit status of a program that Ctrl-C has ended.
 INTERRUPTED = 130
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from transformers import ProgressCallback, TrainerControl, TrainerState, TrainingArguments
 
-from ..data.line_files import replacing_file
+from ..data.files import replacing_file
 
 
 class ReadableProgress(ProgressCallback):

@@ -1,4 +1,4 @@
-"""Text in, batches out: parallel corpora, pre-training documents, token-budget batches, synthetic tasks."""
+"""Datasets and batches: parallel text, documents for pre-training, token-budget batches, synthetic tasks."""
 
 from .batching import LengthSortedBatchSampler, TokenBudgetBatchSampler
 from .documents import load_documents, split_sentences

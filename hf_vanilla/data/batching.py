@@ -1,8 +1,8 @@
-"""Batches of about equally many tokens: many short pairs, or few long ones.
+"""Batches of approximately equal numbers of tokens: many short pairs, or few long ones.
 
 The paper batches "sentence pairs together by approximate sequence length", about 25,000 source and 25,000 target
-tokens a batch (section 5.1). The size of a batch is counted with its padding, as Tensor2Tensor, fairseq
-(`--max-tokens`) and the Annotated Transformer (`batch_size_fn`) do: that is what it costs in time and memory.
+tokens per batch (section 5.1). The size of a batch includes padding, as in Tensor2Tensor, fairseq (`--max-tokens`) and
+the Annotated Transformer (`batch_size_fn`): time and memory depend on it.
 
     cost of a batch = pairs x tokens of the longest side of its longest pair
 """
@@ -16,44 +16,39 @@ import numpy as np
 import torch
 
 
-# Width, in tokens, of the noise on the source-target balance by which pairs of one length are ordered.
+# Range, in tokens, of the noise on the source-target balance that orders pairs of the same length.
 _BALANCE_NOISE = 2.0
 
 
 class TokenBudgetBatchSampler(torch.utils.data.Sampler[list[int]]):
-    """Give batches of similar length that never cost more than a budget of tokens, in a new order each epoch.
+    """Yield batches of similar length within a budget of tokens, in a new order each epoch.
 
-    Pairs are sorted by their longer side and cut greedily into batches, so the sizes of the batches, and with them
-    their number, are the same in every epoch and `len()` holds. Which of the pairs of one length share a batch is
-    drawn anew each epoch: pairs of one length are ordered by how much longer one side is than the other (it saves
-    padding on the shorter side), with noise, and equals at random. Then the batches are shuffled.
+    Pairs are sorted by their longer side and split greedily into batches, so the sizes and the number of batches are
+    the same in every epoch, and `len()` is exact. Which pairs of the same length share a batch changes with the epoch:
+    they are sorted by the difference between their sides (this saves padding on the shorter side), with noise, and
+    ties are broken at random. Then the batches are shuffled.
 
-    The number of batches is a multiple of `batches_per_step`: the batches with the most pairs are halved until it is.
-    So every index comes exactly once in an epoch, whatever the number of ranks; nothing is dropped or repeated.
+    The number of batches is a multiple of `batches_per_step`: batches with the most pairs are halved until it is. So
+    every index occurs exactly once per epoch for any number of ranks; none is dropped or repeated.
 
-    Each run of `batches_per_step` batches, counted from the start of the epoch, is of similar length, so that ranks
-    that take them in turn (as `accelerate` deals them out) do not wait for each other.
+    The `batches_per_step` batches of each step have similar lengths, so that ranks that take them in turn (as in
+    `accelerate`) do not wait for each other.
 
-    `accelerate` needs `even_batches=False` for batches that differ in size; it loses nothing, for the batches of all
-    ranks are equal in number already.
+    Batches of different sizes need `even_batches=False` in `accelerate`; nothing is lost, as all ranks get the same
+    number of batches anyway.
 
     Args:
-        source_lengths (`Sequence[int]` of length `pairs`):
-            Tokens of each source.
-        target_lengths (`Sequence[int]` of length `pairs`):
-            Tokens of each target.
-        max_tokens (`int`):
-            Budget of a batch: pairs times the longest side, padding counted.
-        seed (`int`):
-            With the epoch, it alone decides all that is random.
-        batches_per_step (`int`):
-            Batches of one optimizer step: ranks times accumulation.
+        source_lengths (`Sequence[int]` of length `pairs`): Tokens of each source.
+        target_lengths (`Sequence[int]` of length `pairs`): Tokens of each target.
+        max_tokens (`int`): Budget of a batch: pairs times the longest side, padding included.
+        seed (`int`): Seed, together with the epoch, of all random choices.
+        batches_per_step (`int`): Batches of one optimizer step: ranks times accumulation steps.
 
     Raises:
         ValueError: if the two sides have different numbers of lengths, a length is below 1, a pair alone exceeds
             `max_tokens`, `max_tokens`, `seed` or `batches_per_step` is out of range, or there are too few pairs to
             make the number of batches a multiple of `batches_per_step`.
-        TypeError: if a length, `max_tokens`, `seed` or `batches_per_step` is no integer.
+        TypeError: if a length, `max_tokens`, `seed` or `batches_per_step` is not an integer.
 
     Source: Vaswani et al. 2017, 5.1.
     """
@@ -80,53 +75,49 @@ class TokenBudgetBatchSampler(torch.utils.data.Sampler[list[int]]):
         self.epoch = 0
 
     def __len__(self) -> int:
-        """Number of batches of any epoch, over all ranks."""
+        """Return the number of batches of an epoch, over all ranks."""
         return self._cuts.size - 1
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch that the next iteration draws; without a call, every iteration is the same.
+        """Set the epoch of the next iteration; without a call, all iterations are the same.
 
         Args:
-            epoch (`int`):
-                Number of the epoch, from 0.
+            epoch (`int`): Number of the epoch, from 0.
 
         Raises:
-            TypeError: if `epoch` is no integer.
+            TypeError: if `epoch` is not an integer.
             ValueError: if `epoch` is negative.
         """
         _check_integer("epoch", epoch, minimum=0)
         self.epoch = epoch
 
     def __iter__(self) -> Iterator[list[int]]:
-        """Yield the indices of one batch after the other."""
+        """Yield the indices of each batch."""
         generator = np.random.default_rng((self.seed, self.epoch))
         noise = generator.random(self._lengths.size, dtype=np.float32) * _BALANCE_NOISE
         order = np.lexsort((self._balance + noise, self._lengths))
         steps = np.arange(len(self)).reshape(-1, self.batches_per_step)
         generator.shuffle(steps, axis=0)
-        # Within a step too, or the last rank would always have the longest batch.
+        # Also within each step, or the last rank would always get the longest batch.
         for batch in generator.permuted(steps, axis=1).ravel():
             yield order[self._cuts[batch] : self._cuts[batch + 1]].tolist()
 
 
 class LengthSortedBatchSampler(torch.utils.data.Sampler[list[int]]):
-    """Batches of at most `max_tokens` tokens in order of length, longest first, for evaluation.
+    """Yield batches of at most `max_tokens` tokens in order of length, longest first, for evaluation.
 
-    Made so that processes can gather what they predict: the `num_processes` batches of one step have the same number
-    of rows, and the number of batches is a multiple of `num_processes`. Where the number of rows is no such multiple,
-    the last row is repeated at the very end. A row longer than the budget gets a batch of its own.
+    Processes can gather their predictions: the `num_processes` batches of each step have the same number of rows, and
+    the number of batches is a multiple of `num_processes`. Where the number of rows is not such a multiple, the last
+    row is repeated at the end. A row longer than the budget gets a batch of its own.
 
     Args:
-        lengths (`np.ndarray` of shape `(rows,)`):
-            Number of tokens of the longer side of each row.
-        max_tokens (`int`):
-            Budget of a batch, padding counted.
-        num_processes (`int`, *optional*, defaults to 1):
-            Number of processes that share the batches.
+        lengths (`np.ndarray` of shape `(rows,)`): Number of tokens of the longer side of each row.
+        max_tokens (`int`): Budget of a batch, padding included.
+        num_processes (`int`, *optional*, defaults to 1): Number of processes that share the batches.
 
     Raises:
         ValueError: if `max_tokens` or `num_processes` is below 1.
-        TypeError: if `max_tokens` or `num_processes` is no integer.
+        TypeError: if `max_tokens` or `num_processes` is not an integer.
     """
 
     def __init__(self, lengths: np.ndarray, max_tokens: int, *, num_processes: int = 1) -> None:
@@ -144,7 +135,7 @@ class LengthSortedBatchSampler(torch.utils.data.Sampler[list[int]]):
             self.batches.extend(np.split(order[start:stop], num_processes))
             start = stop
         self.num_processes = num_processes
-        # Where each row of the dataset comes first in the concatenated batches.
+        # The first position of each row of the dataset in the concatenated batches.
         self.positions = np.zeros(self.num_rows, dtype=np.int64)
         self.positions[order[: self.num_rows]] = np.arange(self.num_rows)
 
@@ -159,13 +150,11 @@ class LengthSortedBatchSampler(torch.utils.data.Sampler[list[int]]):
         """Count the rows at the end of a batch that repeat an earlier row.
 
         Args:
-            step (`int`):
-                Number of the step, from 0.
-            process_index (`int`):
-                Which process the batch belongs to.
+            step (`int`): Number of the step, from 0.
+            process_index (`int`): The process of the batch.
 
         Returns:
-            `int`: 0 but in the last step.
+            `int`: their number; 0 except in the last step.
         """
         if step < len(self.batches) // self.num_processes - 1:
             return 0
@@ -174,14 +163,14 @@ class LengthSortedBatchSampler(torch.utils.data.Sampler[list[int]]):
         return min(rows, max(0, self.num_repeated - repeated_after))
 
     def restore(self, gathered: Any) -> Any:
-        """Put gathered rows into the order of the dataset and drop the repeated ones.
+        """Restore the order of the dataset in gathered rows, and drop repeated ones.
 
         Args:
-            gathered (`np.ndarray`, or a tuple, list or dict of such):
-                Rows in the order of the batches. What has another number of rows is returned as it is.
+            gathered (`np.ndarray`, or a tuple, list or dict of such): Rows in the order of the batches. Arrays with
+                another number of rows are returned unchanged.
 
         Returns:
-            The same with one row per row of the dataset.
+            The same, with one row per row of the dataset.
         """
         if isinstance(gathered, tuple | list):
             return type(gathered)(self.restore(part) for part in gathered)
@@ -197,10 +186,8 @@ class PairLengths:
     """Number of tokens of each row of a tokenized dataset.
 
     Args:
-        source (`np.ndarray` of shape `(pairs,)`):
-            Lengths of `input_ids`.
-        target (`np.ndarray` of shape `(pairs,)`, *optional*):
-            Lengths of `labels`; `None` where there are none.
+        source (`np.ndarray` of shape `(pairs,)`): Lengths of `input_ids`.
+        target (`np.ndarray` of shape `(pairs,)`, *optional*): Lengths of `labels`; `None` where there are none.
     """
 
     source: np.ndarray
@@ -216,11 +203,10 @@ class PairLengths:
 
 
 def measure_pair_lengths(dataset: Any) -> PairLengths:
-    """Read the lengths of `input_ids` and `labels`; of a `datasets.Dataset`, without making Python objects.
+    """Compute the lengths of `input_ids` and `labels`; of a `datasets.Dataset`, without creating Python objects.
 
     Args:
-        dataset (`datasets.Dataset` or `torch.utils.data.Dataset`):
-            Tokenized pairs, with a length.
+        dataset (`datasets.Dataset` or `torch.utils.data.Dataset`): Tokenized pairs.
 
     Returns:
         `PairLengths`: the lengths of both sides.
@@ -247,7 +233,7 @@ def _longest_side(
     sides = {"source_lengths": np.asarray(source_lengths), "target_lengths": np.asarray(target_lengths)}
     for name, side in sides.items():
         if side.size and not np.issubdtype(side.dtype, np.integer):
-            raise TypeError(f"`{name}` must hold integers, got {side.dtype}.")
+            raise TypeError(f"`{name}` must be integers, got {side.dtype}.")
         if side.ndim != 1:
             raise ValueError(f"`{name}` must have one dimension, got shape {side.shape}.")
         if side.size and side.min() < 1:
@@ -275,28 +261,28 @@ def _check_budget(
     lengths: np.ndarray,
     max_tokens: int,
 ) -> None:
-    """Raise if the budget is nonsense or the longest pair does not fit."""
+    """Raise if the budget is invalid or the longest pair does not fit."""
     _check_integer("max_tokens", max_tokens, minimum=1)
     if lengths.size and lengths.max() > max_tokens:
         index = int(lengths.argmax())
         raise ValueError(
             f"Pair {index} has {source_lengths[index]} source and {target_lengths[index]} target tokens, more than "
-            f"`max_tokens` ({max_tokens}) in a batch of its own; truncate or drop such pairs "
+            f"`max_tokens` ({max_tokens}) even in a batch of its own; truncate or drop such pairs "
             f"({int((lengths > max_tokens).sum())} in all), or raise the budget."
         )
 
 
 def _zigzag(balance: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-    """Turn the order of source-target balance round at every other length, so that it has no jump between lengths."""
+    """Reverse the order of source-target balance at every other length, so that it is continuous across lengths."""
     return np.where(lengths % 2 == 0, balance, -balance)
 
 
 def _cuts(sorted_lengths: np.ndarray, max_tokens: int) -> np.ndarray:
-    """Find where each batch starts in lengths that ascend; the last entry is the number of pairs."""
+    """Return the start of each batch in ascending lengths; the last entry is the number of pairs."""
     cuts = [0]
     while cuts[-1] < sorted_lengths.size:
         start = cuts[-1]
-        # The shortest pair of the batch bounds how many pairs can be in it.
+        # The shortest pair of the batch limits its number of pairs.
         candidates = sorted_lengths[start : start + max_tokens // sorted_lengths[start]]
         costs = candidates * np.arange(1, candidates.size + 1)
         cuts.append(start + int(np.searchsorted(costs, max_tokens, side="right")))
@@ -319,16 +305,16 @@ def _even_out(cuts: np.ndarray, batches_per_step: int) -> np.ndarray:
 
 
 def _lengths_of_column(dataset: datasets.Dataset, name: str) -> np.ndarray:
-    """Read the lengths of the lists of one column off its Arrow table."""
-    # A row that is null has no tokens.
+    """Compute the lengths of the lists of one column from its Arrow table."""
+    # A null row has no tokens.
     parts = [chunk.value_lengths().fill_null(0).to_numpy() for chunk in dataset.data.column(name).chunks]
     lengths = np.concatenate([np.zeros(0, dtype=np.int64), *parts])
-    # Of a shuffled or selected dataset these are the rows of the table. To read such a dataset in its own order takes
-    # a thousand times as long.
+    # The table of a shuffled or selected dataset has its rows in the original order. Reading them through the dataset
+    # would take a thousand times as long.
     rows = dataset._indices
     return lengths if rows is None else lengths[rows.column(0).to_numpy()]
 
 
 def _lengths_of_row(row: Any) -> tuple[int, int]:
-    """Return the lengths of the two sides of one row, 0 for a side that is not there."""
+    """Return the lengths of both sides of a row, 0 for a missing side."""
     return len(row["input_ids"]), len(row["labels"]) if row.get("labels") is not None else 0

@@ -1,4 +1,4 @@
-"""Local text files, read line by line, with errors that name the file and the line."""
+"""Reading and replacing text files, with errors that name the file and the line."""
 
 import codecs
 import csv
@@ -6,100 +6,163 @@ import gzip
 import itertools
 import json
 import os
+import sys
 import zlib
-from collections.abc import Iterable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from typing import Any, TextIO
+
+from datasets import Dataset, Features, IterableDataset, NamedSplit
 
 
-def kind_of_file(path: str) -> str:
-    """Return the ending of a file name without `.gz`, in lower case.
+STANDARD_STREAM = "-"
+
+
+def suffix_of(path: str) -> str:
+    """Return the suffix of a file name without `.gz`, in lower case.
 
     Args:
-        path (`str`):
-            The file.
+        path (`str`): The file.
 
     Returns:
         `str`: for example `".jsonl"`.
     """
-    name = path.lower()
-    return os.path.splitext(name.removesuffix(".gz"))[1]
+    return os.path.splitext(path.lower().removesuffix(".gz"))[1]
 
 
-def read_lines(path: str) -> Iterator[str]:
-    """Yield the lines of a UTF-8 file with their endings; only a newline character ends a line.
-
-    Args:
-        path (`str`):
-            The file; `.gz` is decompressed.
-
-    Yields:
-        `str`: a line. A byte-order mark is taken off.
-
-    Raises:
-        ValueError: if the file is not UTF-8, or not a whole gzip file; the line is named.
-    """
-    opener = gzip.open if path.lower().endswith(".gz") else open
-    number = 0
-    with opener(path, "rb") as file:
-        try:
-            for number, line in enumerate(file, start=1):
-                yield line.decode("utf-8-sig" if number == 1 else "utf-8")
-        except UnicodeDecodeError as error:
-            is_utf16 = number == 1 and error.object.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
-            advice = "for it is UTF-16: `iconv -f UTF-16" if is_utf16 else "if it is Latin-1: `iconv -f LATIN1"
-            raise ValueError(
-                f"{path} must be UTF-8, but line {number} is not: {error.reason} at byte {error.start} of the line "
-                f"(0x{error.object[error.start]:02x}). Convert it, {advice} -t UTF-8`."
-            ) from None
-        except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-            raise ValueError(f"{path} must be a whole gzip file, but after line {number}: {error}.") from None
-
-
-def csv_reader(path: str, **dialect: Any) -> csv.DictReader:
-    """Open a table with a header; fields may be of any length.
+def existing_path(path: str | os.PathLike[str], name: str) -> str:
+    """Check that a file exists.
 
     Args:
-        path (`str`):
-            The file; `.gz` is decompressed.
-        **dialect (`Any`):
-            How fields are separated and quoted, as for `csv.DictReader`.
+        path (`str`): The file.
+        name (`str`): Name of the argument, for messages.
 
     Returns:
-        `csv.DictReader`: of rows.
+        `str`: its absolute path.
 
     Raises:
-        ValueError: if two columns have one name, or the header is broken.
+        FileNotFoundError: if there is no such file.
     """
-    csv.field_size_limit(2**31 - 1)  # a text is longer than the 128 KiB that csv takes for an error
-    reader = csv.DictReader(read_lines(path), strict=True, **dialect)
+    if not os.path.isfile(path):
+        raise FileNotFoundError(f"`{name}` must name an existing file, but there is no file {os.fspath(path)}.")
+    return os.path.abspath(path)
+
+
+def iterate_lines(path: str) -> Iterator[str]:
+    """Yield the lines of a UTF-8 file with their ends; only a newline character ends a line.
+
+    Args:
+        path (`str`): A file, decompressed if its name ends in `.gz`; `-` is standard input.
+
+    Yields:
+        `str`: a line. A byte order mark at the start is dropped.
+
+    Raises:
+        ValueError: if the file can't be read, is not UTF-8, or not a complete gzip file; the line is named.
+    """
+    name = "standard input" if path == STANDARD_STREAM else path
+    number = 0
     try:
-        names = list(reader.fieldnames or ())
+        with _open_bytes(path) as file:
+            for number, line in enumerate(file, start=1):
+                yield line.decode("utf-8-sig" if number == 1 else "utf-8")
+    except UnicodeDecodeError as error:
+        is_utf16 = number == 1 and error.object.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
+        advice = "for it is UTF-16: `iconv -f UTF-16" if is_utf16 else "if it is Latin-1: `iconv -f LATIN1"
+        raise ValueError(
+            f"{name} must be UTF-8, but line {number} is not: {error.reason} at byte {error.start} of the line "
+            f"(0x{error.object[error.start]:02x}). Convert it, {advice} -t UTF-8`."
+        ) from None
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise ValueError(f"{name} must be a complete gzip file, but after line {number}: {error}.") from None
+    except OSError as error:
+        raise ValueError(f"{name} can't be read: {error.strerror}.") from None
+
+
+def _open_bytes(path: str) -> Any:
+    """Open a file, or standard input, which stays open."""
+    if path == STANDARD_STREAM:
+        return nullcontext(sys.stdin.buffer)
+    return gzip.open(path, "rb") if path.lower().endswith(".gz") else open(path, "rb")
+
+
+def without_line_end(line: str) -> str:
+    """Drop the newline character at the end of a line, and a carriage return before it.
+
+    Args:
+        line (`str`): A line, as [`iterate_lines`] yields it.
+
+    Returns:
+        `str`: the line.
+    """
+    return line.removesuffix("\n").removesuffix("\r")
+
+
+def read_lines(path: str) -> list[str]:
+    """Read the lines of a UTF-8 file, without their ends.
+
+    Args:
+        path (`str`): A file, decompressed if its name ends in `.gz`; `-` is standard input.
+
+    Returns:
+        `list[str]`: the lines.
+
+    Raises:
+        ValueError: as in [`iterate_lines`].
+    """
+    return [without_line_end(line) for line in iterate_lines(path)]
+
+
+def read_table(
+    path: str, check_header: Callable[[list[str], str], None], **dialect: Any
+) -> Iterator[tuple[int, str, dict[str, str]]]:
+    """Yield the rows of a table with a header; fields can have any length, and contain newline characters.
+
+    Args:
+        path (`str`): The file, decompressed if its name ends in `.gz`.
+        check_header (`Callable`): Gets the names of the columns and the path, and raises if a column is missing.
+        **dialect (`Any`): How fields are separated and quoted, as for `csv.DictReader`.
+
+    Yields:
+        `tuple[int, str, dict[str, str]]`: number of the row's last line, its place for messages, and the row.
+
+    Raises:
+        ValueError: if two columns have the same name, a row has too few or too many fields, or quotes are unbalanced.
+    """
+    csv.field_size_limit(2**31 - 1)  # the default of 128 KiB is an error for long texts
+    reader = csv.DictReader(iterate_lines(path), strict=True, **dialect)
+    try:
+        header = list(reader.fieldnames or ())
+        for name in header:
+            if header.count(name) > 1:
+                raise ValueError(f"{path} must have columns of different names, but {name!r} is twice in its header.")
+        check_header(header, path)
+        for row in reader:
+            where = f"{path}, line {reader.line_num}"
+            if None in row or None in row.values():
+                raise ValueError(f"{where}: must have {len(header)} fields as the header.")
+            yield reader.line_num, where, row
     except csv.Error as error:
         raise ValueError(f"{path} must be a valid table, but line {reader.reader.line_num}: {error}.") from None
-    for name in names:
-        if names.count(name) > 1:
-            raise ValueError(f"{path} must have columns of different names, but {name!r} stands twice in its header.")
-    return reader
 
 
 def read_json_objects(path: str) -> Iterator[tuple[int, str, dict[str, Any]]]:
-    """Yield the objects of a JSON file: one a line, or one array of them.
+    """Yield the objects of a JSON file: one per line, or one array of them.
 
     Args:
-        path (`str`):
-            The file; `.gz` is decompressed.
+        path (`str`): The file, decompressed if its name ends in `.gz`.
 
     Yields:
-        `tuple[int, str, dict]`: number of the line or item from 1, a name of the place for messages, and the object.
+        `tuple[int, str, dict]`: number of the line or item from 1, its place for messages, and the object.
 
     Raises:
-        ValueError: if the file is not JSON, or an item is no object.
+        ValueError: if the file is not JSON, or an item is not an object.
     """
-    lines = read_lines(path)
+    lines = iterate_lines(path)
     first = next(lines, "")
     unit = "line"
     if first.lstrip().startswith("["):
-        unit = "item"  # once parsed, it does not tell its line
+        unit = "item"  # a parsed array has no line numbers
         try:
             rows: Iterable[tuple[int, Any]] = enumerate(json.loads(first + "".join(lines)), start=1)
         except json.JSONDecodeError as error:
@@ -113,31 +176,77 @@ def read_json_objects(path: str) -> Iterator[tuple[int, str, dict[str, Any]]]:
         yield number, where, row
 
 
-def quoted(value: Any) -> str:
-    """Show in a message what a file holds: in one line, without control characters, and not all of what is long.
+def _parse_json_lines(path: str, lines: Iterable[str]) -> Iterator[tuple[int, Any]]:
+    """Yield (line number, value) of each line that is not blank."""
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        try:
+            yield number, json.loads(line)
+        except json.JSONDecodeError as error:
+            raise ValueError(f"{path} must have one JSON object a line, but line {number}: {error.msg}.") from None
+
+
+def dataset_from_files(
+    generate: Callable[..., Iterator[dict[str, Any]]],
+    paths: Sequence[str],
+    features: Features,
+    *,
+    streaming: bool,
+    split: str = "train",
+    **arguments: Any,
+) -> Dataset | IterableDataset:
+    """Make a dataset of the rows that a generator reads from files.
 
     Args:
-        value (`Any`):
-            Anything from a file.
+        generate (`Callable`): Gets `paths`, `stamps`, which it ignores, and `arguments`, and yields rows.
+        paths (`Sequence[str]`): The files.
+        features (`Features`): The columns.
+        streaming (`bool`): Whether to read during iteration.
+        split (`str`, defaults to `"train"`): Name of the split.
+        **arguments (`Any`): Further arguments of the generator.
 
     Returns:
-        `str`: its `repr`, cut after 200 characters.
+        `Dataset`, cached until a file changes, or `IterableDataset` when streaming.
     """
-    shown = repr(value)
-    return shown if len(shown) <= 200 else f"{shown[:200]}... ({len(shown):,} characters)"
+    # Size and time are part of the cache's key, so that a file changed in place is read again.
+    stamps = tuple((os.stat(path).st_size, os.stat(path).st_mtime_ns) for path in paths)
+    kind = IterableDataset if streaming else Dataset
+    return kind.from_generator(
+        generate,
+        features=features,
+        gen_kwargs={"paths": tuple(paths), "stamps": stamps, **arguments},
+        split=NamedSplit(split),
+    )
+
+
+def check_column(name: str, column: str, existing: Sequence[str], where: str) -> None:
+    """Check that a column exists.
+
+    Args:
+        name (`str`): Name of the argument, for messages.
+        column (`str`): Its value.
+        existing (`Sequence[str]`): The columns.
+        where (`str`): What has these columns, for messages.
+
+    Raises:
+        ValueError: if it is not one of them.
+    """
+    if column not in existing:
+        raise ValueError(
+            f"`{name}` must name a column, but {where} has no {column!r}; it has {', '.join(map(repr, existing))}."
+        )
 
 
 def check_text(text: Any, where: str) -> None:
-    """Raise unless it is none or a string that has a UTF-8 form.
+    """Check that a value is `None` or a string that has a UTF-8 form.
 
     Args:
-        text (`Any`):
-            What is to be a text.
-        where (`str`):
-            Where it stands, for the message.
+        text (`Any`): The value.
+        where (`str`): Its place, for messages.
 
     Raises:
-        TypeError: if it is something else than a string.
+        TypeError: if it is not a string.
         ValueError: if it has a lone surrogate.
     """
     if text is None:
@@ -148,12 +257,74 @@ def check_text(text: Any, where: str) -> None:
         raise ValueError(f"{where} must be valid Unicode, but has a lone surrogate: {quoted(text)}.")
 
 
-def _parse_json_lines(path: str, lines: Iterable[str]) -> Iterator[tuple[int, Any]]:
-    """Yield (line number, value) of each line that is not blank."""
-    for number, line in enumerate(lines, start=1):
-        if not line.strip():
-            continue
-        try:
-            yield number, json.loads(line)
-        except json.JSONDecodeError as error:
-            raise ValueError(f"{path} must have one JSON object a line, but line {number}: {error.msg}.") from None
+def quoted(value: Any) -> str:
+    """Show a value of a file in a message: on one line, without control characters, and not too long.
+
+    Args:
+        value (`Any`): The value.
+
+    Returns:
+        `str`: its `repr`, cut after 200 characters.
+    """
+    shown = repr(value)
+    return shown if len(shown) <= 200 else f"{shown[:200]}... ({len(shown):,} characters)"
+
+
+@contextmanager
+def replacing_file(path: str) -> Iterator[TextIO]:
+    """Open a UTF-8 text file for writing that appears under its name only when it is complete.
+
+    It is written under a temporary name in the same folder. If an exception ends the block, an interruption too, the
+    temporary file is removed, and a file that existed before is unchanged.
+
+    Args:
+        path (`str`): The file; `-` is standard output, which is written directly, as are devices and pipes.
+
+    Yields:
+        `TextIO`: the open file. Lines end in a newline character alone.
+
+    Raises:
+        ValueError: if the file can't be written; raised before the block starts.
+    """
+    if path == STANDARD_STREAM:
+        sys.stdout.reconfigure(encoding="utf-8", newline="\n")  # type: ignore[union-attr]
+        yield sys.stdout
+        _flush_standard_output()
+        return
+    target = os.path.realpath(path)
+    if os.path.exists(target) and not os.path.isfile(target) and not os.path.isdir(target):
+        with open(target, "w", encoding="utf-8", newline="\n") as file:
+            yield file
+        return
+    temporary = f"{target}.{os.getpid()}.tmp"
+    _check_writable(path, target, temporary)
+    try:
+        with open(temporary, "w", encoding="utf-8", newline="\n") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, target)
+    except BaseException:
+        os.unlink(temporary)
+        raise
+
+
+def _check_writable(path: str, target: str, temporary: str) -> None:
+    """Create the temporary file; raise if it or the target can't be written."""
+    try:
+        if os.path.exists(target):
+            with open(target, "ab"):
+                pass
+        with open(temporary, "xb"):
+            pass
+    except OSError as error:
+        raise ValueError(f"{path} can't be written: {error.strerror}.") from None
+
+
+def _flush_standard_output() -> None:
+    """Flush; if the reader has closed the pipe, keep Python from flushing again at exit."""
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise

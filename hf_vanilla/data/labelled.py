@@ -1,16 +1,17 @@
-"""Labelled rows for fine-tuning, from local files or the Hub, and the labels that are in them."""
+"""Labelled rows for fine-tuning, from local files, and their labels."""
 
 import csv
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from datasets import Dataset, load_dataset
 from datasets.exceptions import DatasetGenerationError
 
-from .files import csv_reader, kind_of_file, quoted, read_json_objects
+from .files import check_column, existing_path, quoted, read_json_objects, read_table, suffix_of
 
 
 REGRESSION = "regression"
@@ -22,24 +23,21 @@ def load_rows(path: str | os.PathLike[str], columns: Sequence[str]) -> Dataset:
     """Load some columns of a local file.
 
     Args:
-        path (`str`):
-            A `.json` (one object a line, or one array of objects), `.jsonl`, `.csv`, `.tsv` or `.parquet` file; the
-            text formats may end in `.gz`. In `.csv` and `.tsv` files numbers are strings.
-        columns (`Sequence[str]`):
-            The columns.
+        path (`str`): A `.json` (one object per line, or one array of objects), `.jsonl`, `.csv`, `.tsv` or `.parquet`
+            file; the text formats may end in `.gz`. In `.csv` and `.tsv` files numbers are strings.
+        columns (`Sequence[str]`): Names of the columns.
 
     Returns:
-        `Dataset`: with these columns.
+        `Dataset`: the rows, with these columns.
 
     Raises:
-        ValueError: if the file is not what its name says, has no rows, or a row lacks a column; the row is named.
+        ValueError: if the file is not of the format of its suffix, has no rows, or a row lacks a column; the row is
+            named.
         FileNotFoundError: if there is no such file.
     """
-    path = os.fspath(path)
-    if not os.path.isfile(path):
-        raise FileNotFoundError(f"There is no file {path}.")
-    kind = kind_of_file(path)
-    if kind == ".parquet":
+    path = existing_path(path, "path")
+    suffix = suffix_of(path)
+    if suffix == ".parquet":
         table = _read_parquet(path)
         _check_columns(columns, table.column_names, path)
         if not len(table):
@@ -49,12 +47,19 @@ def load_rows(path: str | os.PathLike[str], columns: Sequence[str]) -> Dataset:
                 number = next(place for place, value in enumerate(table[column][:], start=1) if value is None)
                 raise ValueError(f"{path}, row {number}: {column!r} must have a value, but has none.")
         return table.select_columns(list(columns))
-    if kind not in (".json", ".jsonl", ".csv", ".tsv"):
-        raise ValueError(f"{path} must end in .json, .jsonl, .csv, .tsv or .parquet (the first four perhaps in .gz).")
-    rows = _read_table(path, kind) if kind in (".csv", ".tsv") else read_json_objects(path)
+    if suffix not in (".json", ".jsonl", ".csv", ".tsv"):
+        raise ValueError(f"{path} must end in .json, .jsonl, .csv, .tsv (or these and .gz) or .parquet.")
+    check = partial(_check_columns, columns)
+    rows: Iterator[tuple[int, str, dict[str, Any]]]
+    if suffix == ".csv":
+        rows = read_table(path, check)
+    elif suffix == ".tsv":
+        rows = read_table(path, check, delimiter="\t", quoting=csv.QUOTE_NONE)
+    else:
+        rows = read_json_objects(path)
     found: dict[str, list[Any]] = {column: [] for column in columns}
     for _, where, row in rows:
-        _check_columns(columns, list(row), where)
+        check(list(row), where)
         for column in columns:
             if row[column] is None:
                 raise ValueError(f"{where}: {column!r} must have a value, but has none.")
@@ -69,20 +74,19 @@ def load_rows(path: str | os.PathLike[str], columns: Sequence[str]) -> Dataset:
 
 @dataclass
 class Labels:
-    """What the labels of a data set mean.
+    """The meaning of a dataset's labels.
 
     Args:
-        problem_type (`str`):
-            `"single_label_classification"`, `"multi_label_classification"` or `"regression"`, as in a config.
-        names (`list[str]`):
-            Names of the classes, in the order of their numbers; of a regression one name for each number.
+        problem_type (`str`): `"single_label_classification"`, `"multi_label_classification"` or `"regression"`, as in
+            a config.
+        names (`list[str]`): Names of the classes, in the order of their ids; for regression one name per output.
     """
 
     problem_type: str
     names: list[str]
 
     def config_fields(self) -> dict[str, Any]:
-        """Return what a model's config says about its labels.
+        """Return the fields of a model's config for these labels.
 
         Returns:
             `dict[str, Any]`: `num_labels`, `problem_type`, `id2label` and `label2id`.
@@ -95,19 +99,18 @@ class Labels:
         }
 
     def encode(self, labels: Sequence[Any], where: str) -> list[Any]:
-        """Turn labels into what the model's loss takes.
+        """Encode labels for the model's loss.
 
         Args:
-            labels (`Sequence`):
-                Names or numbers of classes; lists of them for several labels; numbers for a regression.
-            where (`str`):
-                What the message calls the data set.
+            labels (`Sequence`): Names or ids of classes; lists of them for multi-label classification; numbers for
+                regression.
+            where (`str`): Name of the dataset, for messages.
 
         Returns:
-            `list`: class numbers, lists of 0.0 and 1.0, or floats.
+            `list`: class ids, lists of 0.0 and 1.0, or floats.
 
         Raises:
-            ValueError: if a label is none of the known ones; its row is named.
+            ValueError: if a label is unknown; its row is named.
         """
         if self.problem_type == REGRESSION:
             return [_number(label, f"{where}, row {row}") for row, label in enumerate(labels, start=1)]
@@ -132,19 +135,17 @@ class Labels:
 
 
 def infer_labels(labels: Sequence[Any], *, regression: bool = False) -> Labels:
-    """Find out what kind of labels there are: fractions are a regression, lists several labels, all else classes.
+    """Infer the problem type: fractions mean regression, lists several labels, anything else classes.
 
     Args:
-        labels (`Sequence`):
-            The labels of the training data.
-        regression (`bool`):
-            Whether they are numbers to be predicted, even if they look like classes.
+        labels (`Sequence`): The labels of the training data.
+        regression (`bool`): Whether they are numbers to predict, even if they look like classes.
 
     Returns:
-        `Labels`: classes are sorted, numbers by their size.
+        `Labels`: classes in sorted order, numbers by value.
 
     Raises:
-        ValueError: if there is only one class, or a regression has a label that is no number.
+        ValueError: if there is only one class, or a label for regression is not a number.
     """
     if regression or all(_is_fraction(label) for label in labels):
         for row, label in enumerate(labels, start=1):
@@ -157,12 +158,12 @@ def infer_labels(labels: Sequence[Any], *, regression: bool = False) -> Labels:
     values = {each for label in labels for each in label} if is_multi else set(labels)
     names = [str(value) for value in sorted(values, key=_natural_order)]
     if len(names) < 2 and not is_multi:
-        raise ValueError(f"There must be at least two classes to tell apart, got only {quoted(names)}.")
+        raise ValueError(f"There must be at least two classes, got only {quoted(names)}.")
     return Labels(MULTI_LABEL if is_multi else SINGLE_LABEL, names)
 
 
 def _read_parquet(path: str) -> Dataset:
-    """Read a table, which may have no rows."""
+    """Read a Parquet file, which may have no rows."""
     try:
         return load_dataset("parquet", data_files=path, split="train")
     except DatasetGenerationError as error:
@@ -170,7 +171,7 @@ def _read_parquet(path: str) -> Dataset:
 
 
 def _is_fraction(label: Any) -> bool:
-    """Tell whether a label is a number with a fraction, also one that a table has as a string: 2.5 or "2.0"."""
+    """Return whether a label is a number with a decimal point, also as a string: 2.5 or "2.0"."""
     if isinstance(label, str) and "." in label:
         try:
             float(label)
@@ -181,39 +182,24 @@ def _is_fraction(label: Any) -> bool:
 
 
 def _number(label: Any, where: str) -> float:
-    """Return the number that a label is."""
+    """Parse a label for regression."""
     try:
         number = float(label)
     except (TypeError, ValueError):
         number = math.nan
     if not math.isfinite(number):
-        raise ValueError(f"{where}: a label of a regression must be a number, got {quoted(label)}.")
+        raise ValueError(f"{where}: a label for regression must be a number, got {quoted(label)}.")
     return number
 
 
 def _natural_order(value: Any) -> tuple[int, float, str]:
-    """Sort numbers by size, also those that are written as strings, before all else by alphabet."""
+    """Sort numbers, also as strings, by value, and before anything else."""
     text = str(value)
     is_number = text.lstrip("-").isdigit()
     return (0, float(text), "") if is_number else (1, 0.0, text)
 
 
-def _read_table(path: str, kind: str) -> Any:
-    """Yield (line number, place, row) of a table with a header."""
-    dialect: dict[str, Any] = {"delimiter": "\t", "quoting": csv.QUOTE_NONE} if kind == ".tsv" else {}
-    reader = csv_reader(path, **dialect)
-    try:
-        for row in reader:
-            where = f"{path}, line {reader.line_num}"
-            if None in row or None in row.values():
-                raise ValueError(f"{where}: must have {len(reader.fieldnames or ())} fields as the header.")
-            yield reader.line_num, where, row
-    except csv.Error as error:
-        raise ValueError(f"{path} must be a valid table, but line {reader.reader.line_num}: {error}.") from None
-
-
 def _check_columns(columns: Sequence[str], existing: Sequence[str], where: str) -> None:
-    """Raise if a column does not exist, and name those that do."""
+    """Raise if a column does not exist."""
     for column in columns:
-        if column not in existing:
-            raise ValueError(f"{where} has no column {column!r}; it has {', '.join(map(repr, existing))}.")
+        check_column("columns", column, existing, where)

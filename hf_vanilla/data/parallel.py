@@ -1,15 +1,14 @@
-"""Parallel text from the Hub or from local files, and its way to token ids.
+"""Parallel text from the Hub or from local files, and its tokenization.
 
-Whatever the source, the result has the string columns `source` and `target`. Local text, JSON and CSV files are read
-here and not by `datasets`, whose readers take ISO dates for timestamps, the word "NA" for a missing value, and U+2028
-for the end of a line; an error names the file and the line. Either way the data lies in a memory-mapped cache, or is
-streamed.
+The result always has the string columns `source` and `target`. Local text, JSON and CSV files are read here and not by
+`datasets`, whose readers parse ISO dates as timestamps, the string "NA" as a missing value, and U+2028 as the end of a
+line; errors name the file and the line. All data is in a memory-mapped cache, or streamed.
 """
 
-import csv
 import itertools
 import os
 from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import Any, TypeVar
 
 from datasets import (
@@ -19,14 +18,23 @@ from datasets import (
     IterableDataset,
     IterableDatasetDict,
     List,
-    NamedSplit,
     Value,
     load_dataset,
 )
 from transformers import PreTrainedTokenizerBase
 from transformers.utils import logging
 
-from .files import check_text, csv_reader, kind_of_file, read_json_objects, read_lines
+from .files import (
+    check_column,
+    check_text,
+    dataset_from_files,
+    existing_path,
+    iterate_lines,
+    read_json_objects,
+    read_table,
+    suffix_of,
+    without_line_end,
+)
 
 
 logger = logging.get_logger(__name__)
@@ -36,7 +44,7 @@ Files = str | os.PathLike[str] | tuple[str | os.PathLike[str], str | os.PathLike
 NumberedPair = tuple[int, Any, Any]
 
 _PAIR_FEATURES = Features({"source": Value("string"), "target": Value("string")})
-# WMT and other translation sets of the Hub hold one column of {language: sentence}.
+# WMT and other translation datasets of the Hub have one column of {language: sentence}.
 _TRANSLATION = "translation"
 _NAMED_EMPTY_LINES = 10
 _ROWS_AT_ONCE = 10_000
@@ -57,7 +65,7 @@ def load_parallel_dataset(
     revision: str | None = None,
     streaming: bool = False,
 ) -> DatasetDict | IterableDatasetDict:
-    """Load sentence pairs, either a data set of the Hub by name or local files.
+    """Load sentence pairs, either a dataset of the Hub by name or local files.
 
     ```python
     load_parallel_dataset("wmt14", "de-en", source_column="en", target_column="de")
@@ -65,37 +73,32 @@ def load_parallel_dataset(
     load_parallel_dataset(data_files={"train": "train.jsonl"}, source_column="en", target_column="de")
     ```
 
-    Pairs with an empty side (nothing but white space) are left out, and a warning names them by number.
+    Pairs with an empty side (nothing but white space) are left out, and a warning lists their numbers.
 
-    Text files hold one sentence a line, line N of one file being the translation of line N of the other. Only the
-    newline character ends a line, with or without a carriage return before it; a byte-order mark is taken off. They
-    and JSON and CSV files are read once to the end before anything else happens, so that an error in the last line
-    shows at the start, streaming or not.
+    Text files have one sentence per line; line N of one file is the translation of line N of the other. Only the
+    newline character ends a line, with or without a carriage return before it; a byte order mark is dropped. Text,
+    JSON and CSV files are first read completely, streaming or not, so that an error in the last line is raised at the
+    start.
 
     Args:
-        dataset_name (`str`, *optional*):
-            Name on the Hub, or whatever else `datasets.load_dataset` takes.
-        config_name (`str`, *optional*):
-            Configuration of that data set, for example `"de-en"`.
-        data_files (`Mapping[str, str | tuple[str, str]]`, *optional*):
-            Split name to file, or to (source file, target file) for plain text. One file may be `.json` (one object a
-            line, or one array of objects), `.jsonl`, `.csv` (with a header) or `.parquet`; all may end in `.gz`.
-        source_column (`str`):
-            Column of the source, or its language code in a `translation` column. Text files have no columns.
-        target_column (`str`):
-            The same for the target.
-        revision (`str`, *optional*):
-            Branch, tag or commit on the Hub.
-        streaming (`bool`):
-            Whether to read while training, for what is larger than memory and disk cache.
+        dataset_name (`str`, *optional*): Name on the Hub, or anything else that `datasets.load_dataset` takes.
+        config_name (`str`, *optional*): Configuration of that dataset, for example `"de-en"`.
+        data_files (`Mapping[str, str | tuple[str, str]]`, *optional*): Split name to file, or to (source file, target
+            file) for plain text. One file may be `.json` (one object per line, or one array of objects), `.jsonl`,
+            `.csv` (with a header) or `.parquet`; all may end in `.gz`.
+        source_column (`str`): Column of the source, or its language code in a `translation` column. Text files have no
+            columns.
+        target_column (`str`): The same for the target.
+        revision (`str`, *optional*): Branch, tag or commit on the Hub.
+        streaming (`bool`): Whether to read during iteration, for data larger than the disk.
 
     Returns:
         `DatasetDict`, or `IterableDatasetDict` when streaming: splits with the columns `source` and `target`.
 
     Raises:
         ValueError: if both or neither of `dataset_name` and `data_files` are given, a column is missing, line counts
-            are unequal, a file is not UTF-8 or not what its name says, or no pair is left.
-        TypeError: if a column holds something else than strings, or a split has neither one file nor two.
+            are unequal, a file is not UTF-8 or not of the format of its suffix, or no pair is left.
+        TypeError: if a column contains anything but strings, or a split has neither one file nor two.
         FileNotFoundError: if a file does not exist.
     """
     columns = (source_column, target_column)
@@ -118,34 +121,31 @@ def tokenize_parallel_dataset(
     max_target_length: int | None = None,
     num_proc: int | None = None,
 ) -> AnyDataset:
-    """Turn `source` and `target` into the `input_ids`, `attention_mask` and `labels` that the model is trained on.
+    """Tokenize `source` and `target` into `input_ids`, `attention_mask` and `labels`.
 
-    A side that is too long keeps its left part and still ends in `</s>`. One warning tells how many there were; on
-    streaming data it comes as they are met, at 1, 10, 100... of them.
+    A side that is too long keeps its left part and still ends in `</s>`. One warning counts truncated texts; for
+    streaming data a warning comes at 1, 10, 100... of them.
 
-    The result goes into `DataCollatorForSeq2Seq(tokenizer, model=model)` as it is, which pads each batch.
+    `DataCollatorForSeq2Seq(tokenizer, model=model)` pads batches of the result.
 
     Args:
-        dataset (`Dataset`, `DatasetDict`, `IterableDataset` or `IterableDatasetDict`):
-            With the string columns `source` and `target`; other columns are dropped.
-        tokenizer (`PreTrainedTokenizerBase`):
-            Of the source, and of the target unless `target_tokenizer` is given.
-        target_tokenizer (`PreTrainedTokenizerBase`, *optional*):
-            For separate vocabularies.
-        max_source_length (`int`, *optional*):
-            Most tokens of a source, `</s>` included; no limit when not given.
-        max_target_length (`int`, *optional*):
-            Most tokens of a label, `</s>` included; no limit when not given.
-        num_proc (`int`, *optional*):
-            Processes to share the work; not for streaming data.
+        dataset (`Dataset`, `DatasetDict`, `IterableDataset` or `IterableDatasetDict`): With the string columns
+            `source` and `target`; other columns are dropped.
+        tokenizer (`PreTrainedTokenizerBase`): The tokenizer of the source, and of the target unless `target_tokenizer`
+            is given.
+        target_tokenizer (`PreTrainedTokenizerBase`, *optional*): The tokenizer of the target, for separate
+            vocabularies.
+        max_source_length (`int`, *optional*): Most tokens of a source, `</s>` included; unlimited by default.
+        max_target_length (`int`, *optional*): Most tokens of a target, `</s>` included; unlimited by default.
+        num_proc (`int`, *optional*): Number of processes; not for streaming data.
 
     Returns:
-        The same kind of data set, with the columns `input_ids`, `attention_mask` and `labels`.
+        The same kind of dataset, with the columns `input_ids`, `attention_mask` and `labels`.
 
     Raises:
-        ValueError: if a column is missing, a split is empty, a text is none, a maximum leaves no room for text, or
+        ValueError: if a column is missing, a split is empty, a text is `None`, a maximum leaves no room for text, or
             `num_proc` is given for streaming data.
-        TypeError: if `dataset` is of another class or a maximum is no integer.
+        TypeError: if `dataset` is of another class or a maximum is not an integer.
     """
     target_tokenizer = tokenizer if target_tokenizer is None else target_tokenizer
     _check_max_length("max_source_length", max_source_length, tokenizer)
@@ -155,7 +155,7 @@ def tokenize_parallel_dataset(
         return type(dataset)(
             {name: _tokenize_split(split, pair_tokenizer, num_proc, name) for name, split in dataset.items()}
         )
-    return _tokenize_split(dataset, pair_tokenizer, num_proc, "the data set")
+    return _tokenize_split(dataset, pair_tokenizer, num_proc, "the dataset")
 
 
 def _check_request(
@@ -165,7 +165,7 @@ def _check_request(
     revision: str | None,
     columns: tuple[str, str],
 ) -> None:
-    """Raise if it is not clear where the pairs are to come from."""
+    """Raise unless exactly one source of pairs is given."""
     if (dataset_name is None) == (not data_files):
         given = "both" if data_files else "neither"
         raise ValueError(f"Pass either `dataset_name` or `data_files`, got {given}.")
@@ -182,17 +182,14 @@ def _checked_paths(split: str, files: Files) -> tuple[str, ...]:
         raise TypeError(
             f"`data_files[{split!r}]` must be one file, or a source file and a target file, got {files!r}."
         )
-    for path in paths:
-        if not os.path.isfile(path):
-            raise FileNotFoundError(f"`data_files[{split!r}]` must name existing files, but there is no file {path}.")
-    return tuple(os.path.abspath(path) for path in paths)
+    return tuple(existing_path(path, f"data_files[{split!r}]") for path in paths)
 
 
 def _load_files(
     split: str, paths: tuple[str, ...], columns: tuple[str, str], streaming: bool
 ) -> Dataset | IterableDataset:
-    """Check one split's files to the end, then load or stream them."""
-    if len(paths) == 1 and kind_of_file(paths[0]) == ".parquet":
+    """Check all of one split's files, then load or stream them."""
+    if len(paths) == 1 and suffix_of(paths[0]) == ".parquet":
         table = load_dataset("parquet", data_files=paths[0], split="train", streaming=streaming)
         return _pairs_of_table(table, columns, paths[0])
     pairs = 0
@@ -203,11 +200,9 @@ def _load_files(
         else:
             empty.append(number)
     _report_empty(empty, pairs, " and ".join(paths))
-    # The cache must notice a file that was changed in place.
-    stamps = tuple((os.stat(path).st_size, os.stat(path).st_mtime_ns) for path in paths)
-    arguments = {"paths": paths, "columns": columns, "stamps": stamps}
-    kind = IterableDataset if streaming else Dataset
-    return kind.from_generator(_generate_pairs, features=_PAIR_FEATURES, gen_kwargs=arguments, split=NamedSplit(split))
+    return dataset_from_files(
+        _generate_pairs, paths, _PAIR_FEATURES, streaming=streaming, split=split, columns=columns
+    )
 
 
 def _generate_pairs(
@@ -224,10 +219,11 @@ def _read_pairs(paths: tuple[str, ...], columns: tuple[str, str]) -> Iterator[Nu
     if len(paths) == 2:
         yield from _read_text_files(*paths)
         return
-    kind = kind_of_file(paths[0])
-    if kind == ".csv":
-        yield from _read_csv(paths[0], columns)
-    elif kind in (".json", ".jsonl"):
+    suffix = suffix_of(paths[0])
+    if suffix == ".csv":
+        for number, _, row in read_table(paths[0], partial(_check_columns, columns)):
+            yield number, row[columns[0]], row[columns[1]]
+    elif suffix in (".json", ".jsonl"):
         yield from _read_json(paths[0], columns)
     else:
         raise ValueError(
@@ -239,7 +235,7 @@ def _read_pairs(paths: tuple[str, ...], columns: tuple[str, str]) -> Iterator[Nu
 def _read_text_files(source_file: str, target_file: str) -> Iterator[NumberedPair]:
     """Yield the line pairs of two files; raise at the end of the shorter one."""
     files = (source_file, target_file)
-    sides = [read_lines(path) for path in files]
+    sides = [iterate_lines(path) for path in files]
     for number, pair in enumerate(itertools.zip_longest(*sides), start=1):
         if None in pair:
             counts = [number - 1 if line is None else number for line in pair]
@@ -249,26 +245,11 @@ def _read_text_files(source_file: str, target_file: str) -> Iterator[NumberedPai
                 + " and ".join(f"{path} has {count}" for path, count in zip(files, counts, strict=True))
                 + "; line N of one must be the translation of line N of the other."
             )
-        source, target = (line.removesuffix("\n").removesuffix("\r") for line in pair)
-        yield number, source, target
-
-
-def _read_csv(path: str, columns: tuple[str, str]) -> Iterator[NumberedPair]:
-    """Yield the two columns of a CSV file with a header; a field may hold newline characters."""
-    reader = csv_reader(path)
-    header = list(reader.fieldnames or ())
-    _check_columns(columns, header, path)
-    try:
-        for row in reader:
-            if None in row or None in row.values():
-                raise ValueError(f"{path}, line {reader.line_num}: must have {len(header)} fields as the header.")
-            yield reader.line_num, row[columns[0]], row[columns[1]]
-    except csv.Error as error:
-        raise ValueError(f"{path} must be valid CSV, but line {reader.reader.line_num}: {error}.") from None
+        yield number, without_line_end(pair[0]), without_line_end(pair[1])
 
 
 def _read_json(path: str, columns: tuple[str, str]) -> Iterator[NumberedPair]:
-    """Yield two fields of each object, one object a line or one array of them."""
+    """Yield two fields of each object."""
     for number, where, row in read_json_objects(path):
         nested = row.get(_TRANSLATION)
         fields = nested if isinstance(nested, dict) and columns[0] not in row else row
@@ -279,21 +260,18 @@ def _read_json(path: str, columns: tuple[str, str]) -> Iterator[NumberedPair]:
 
 
 def _check_columns(columns: tuple[str, str], existing: list[str], where: str) -> None:
-    """Raise if a column does not exist, and name those that do."""
+    """Raise if a column does not exist."""
     for name, column in zip(("source_column", "target_column"), columns, strict=True):
-        if column not in existing:
-            raise ValueError(
-                f"`{name}` must name a column, but {where} has no {column!r}; it has {', '.join(map(repr, existing))}."
-            )
+        check_column(name, column, existing, where)
 
 
 def _has_both_sides(source: str | None, target: str | None) -> bool:
-    """Tell whether there is something to learn from: more than white space on both sides."""
+    """Return whether both sides have more than white space."""
     return source is not None and target is not None and bool(source.strip()) and bool(target.strip())
 
 
 def _report_empty(numbers: list[int], pairs: int, where: str) -> None:
-    """Warn about the pairs that are left out, and raise if these are all."""
+    """Warn of pairs that are left out, and raise if no others exist."""
     if not pairs:
         raise ValueError(f"{where} must have at least one pair with text on both sides, but has none.")
     if numbers:
@@ -308,7 +286,7 @@ def _report_empty(numbers: list[int], pairs: int, where: str) -> None:
 def _pairs_of_table(
     table: Dataset | IterableDataset, columns: tuple[str, str], where: str
 ) -> Dataset | IterableDataset:
-    """Reduce a table of `datasets` to the columns `source` and `target`."""
+    """Reduce a dataset to the columns `source` and `target`, without pairs that have an empty side."""
     if isinstance(table, IterableDataset):
         return _pairs_of_stream(table, columns, where)
     if columns[0] not in table.column_names and _TRANSLATION in table.column_names:
@@ -319,7 +297,7 @@ def _pairs_of_table(
     for column in columns:
         dtype = getattr(table.features[column], "dtype", None)
         if dtype not in ("string", "large_string"):
-            raise TypeError(f"{where}: column {column!r} must hold strings, got {dtype or table.features[column]}.")
+            raise TypeError(f"{where}: column {column!r} must contain strings, got {dtype or table.features[column]}.")
     table = table.select_columns(list(columns)).rename_columns(dict(zip(columns, _PAIR_FEATURES, strict=True)))
     kept: list[int] = []
     empty: list[int] = []
@@ -336,7 +314,7 @@ def _pairs_of_table(
 
 
 def _pairs_of_stream(table: IterableDataset, columns: tuple[str, str], where: str) -> IterableDataset:
-    """Do the same for a stream, where what a row holds is known only when it comes."""
+    """Do the same for a stream, where each row is checked when it is read."""
     names = table.column_names or list(next(iter(table), {}))
     nested = columns[0] not in names and _TRANSLATION in names
     if nested:
@@ -350,7 +328,7 @@ def _pairs_of_stream(table: IterableDataset, columns: tuple[str, str], where: st
 
 
 class _ColumnPicker:
-    """Take source and target out of a row of a stream, and warn about the first pairs that have an empty side."""
+    """Take source and target from a row of a stream, and warn of the first pairs that have an empty side."""
 
     def __init__(self, columns: tuple[str, str], nested: bool, where: str) -> None:
         self.columns = columns
@@ -371,11 +349,11 @@ class _ColumnPicker:
 
 
 def _check_max_length(name: str, max_length: int | None, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Raise unless `max_length` leaves room for a token beside the special ones."""
+    """Raise unless `max_length` leaves room for a token besides the special ones."""
     if max_length is None:
         return
     if not isinstance(max_length, int) or isinstance(max_length, bool):
-        raise TypeError(f"`{name}` must be an integer or none, got {max_length!r}.")
+        raise TypeError(f"`{name}` must be an integer or `None`, got {max_length!r}.")
     special = tokenizer.num_special_tokens_to_add()
     if max_length <= special:
         raise ValueError(
@@ -384,7 +362,7 @@ def _check_max_length(name: str, max_length: int | None, tokenizer: PreTrainedTo
 
 
 def _tokenize_split(split: Any, pair_tokenizer: "_PairTokenizer", num_proc: int | None, name: str) -> Any:
-    """Tokenise one split and tell how many of its texts were cut."""
+    """Tokenize one split and warn of truncated texts."""
     if not isinstance(split, Dataset | IterableDataset):
         raise TypeError(f"`dataset` must come from `datasets`, got {type(split).__name__}.")
     names = split.column_names or list(next(iter(split), {}))
@@ -410,15 +388,15 @@ def _tokenize_split(split: Any, pair_tokenizer: "_PairTokenizer", num_proc: int 
         num_proc=num_proc,
         desc=f"Tokenizing {name}",
     )
-    # Counted from a column and not while mapping, for a cached result is not mapped again.
+    # Counted from columns and not during mapping, as a cached result is not mapped again.
     counts = [sum(tokenized[column][:]) for column in _CUT_COLUMNS]
     if any(counts):
-        pair_tokenizer.warn_of_cut(name, counts, len(tokenized))
+        pair_tokenizer.warn_of_truncation(name, counts, len(tokenized))
     return tokenized.remove_columns(list(_CUT_COLUMNS))
 
 
 class _PairTokenizer:
-    """Tokenise a batch of pairs, and say which texts were too long."""
+    """Tokenizes a batch of pairs, and marks truncated texts."""
 
     def __init__(
         self,
@@ -437,7 +415,7 @@ class _PairTokenizer:
             for index, text in zip(indices, rows[side], strict=True):
                 if not isinstance(text, str):
                     raise ValueError(
-                        f"`dataset` must hold text on both sides, but {side!r} of row {index} is {text!r}."
+                        f"`dataset` must have text on both sides, but {side!r} of row {index} is {text!r}."
                     )
         source_ids, source_cut = _encode(self.tokenizer, "text", rows["source"], self.max_source_length)
         target_ids, target_cut = _encode(self.target_tokenizer, "text_target", rows["target"], self.max_target_length)
@@ -448,8 +426,8 @@ class _PairTokenizer:
             **dict(zip(_CUT_COLUMNS, (source_cut, target_cut), strict=True)),
         }
 
-    def warn_of_cut(self, name: str, counts: list[int], pairs: int) -> None:
-        """Say how many sources and targets of `pairs` pairs lost their right part."""
+    def warn_of_truncation(self, name: str, counts: list[int], pairs: int) -> None:
+        """Log how many sources and targets of `pairs` pairs were truncated."""
         sides = (
             ("sources", counts[0], "max_source_length", self.max_source_length),
             ("targets", counts[1], "max_target_length", self.max_target_length),
@@ -457,16 +435,16 @@ class _PairTokenizer:
         cut = " and ".join(
             f"{count} {side} to `{argument}` ({limit} tokens)" for side, count, argument, limit in sides if count
         )
-        logger.warning(f"{name}: of {pairs} pairs, cut {cut}; the left part is kept.")
+        logger.warning(f"{name}: of {pairs} pairs, truncated {cut}; the left part is kept.")
 
 
 def _encode(
     tokenizer: PreTrainedTokenizerBase, argument: str, texts: list[str], max_length: int | None
 ) -> tuple[list[list[int]], list[bool]]:
-    """Return the ids of each text, cut to `max_length`, and whether it was cut."""
+    """Return the ids of each text, truncated to `max_length`, and whether it was truncated."""
     ids = tokenizer(**{argument: texts}, verbose=False)["input_ids"]
     is_cut = [max_length is not None and len(sequence) > max_length for sequence in ids]
-    # The tokenizer itself cuts, so that what it puts at the end of a text is still there.
+    # The tokenizer itself truncates, so that texts still end in their special tokens.
     too_long = [text for text, cut in zip(texts, is_cut, strict=True) if cut]
     if too_long:
         shortened = iter(tokenizer(**{argument: too_long}, truncation=True, max_length=max_length)["input_ids"])
@@ -475,7 +453,7 @@ def _encode(
 
 
 class _CountingPairTokenizer:
-    """Tokenise a stream, and warn when 1, 10, 100... of its pairs were too long."""
+    """Tokenizes a stream, and warns when 1, 10, 100... of its texts were truncated."""
 
     def __init__(self, pair_tokenizer: _PairTokenizer, name: str) -> None:
         self.pair_tokenizer = pair_tokenizer
@@ -490,6 +468,6 @@ class _CountingPairTokenizer:
         for side, column in enumerate(_CUT_COLUMNS):
             self.counts[side] += sum(columns.pop(column))
         if sum(self.counts) >= self.next_warning:
-            self.pair_tokenizer.warn_of_cut(f"{self.name} so far", self.counts, self.pairs)
+            self.pair_tokenizer.warn_of_truncation(f"{self.name} so far", self.counts, self.pairs)
             self.next_warning = 10 ** len(str(sum(self.counts)))
         return columns

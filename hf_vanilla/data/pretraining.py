@@ -1,14 +1,14 @@
-"""BERT's pre-training examples out of documents: pairs of segments, and masks.
+"""BERT's pre-training examples: pairs of segments from documents, and masks.
 
     document:  s1 s2 s3 s4 | s5 s6 s7 | s8 ...      chunks of sentences, as long as one example
-    IsNext:    [CLS] s1 s2 [SEP] s3 s4 [SEP]        50 %: A and B are one chunk, cut at a random sentence
-    NotNext:   [CLS] s1 [SEP] x4 x5 x6 [SEP]        50 %: B starts anywhere in another document; s2 s3 s4 are put back
+    IsNext:    [CLS] s1 s2 [SEP] s3 s4 [SEP]        50 %: A and B are one chunk, split at a random sentence
+    NotNext:   [CLS] s1 [SEP] x4 x5 x6 [SEP]        50 %: B starts anywhere in another document; s2 s3 s4 are reused
 
-Masking is done at batch time, by transformers' `DataCollatorForLanguageModeling`; [`mask_statically`] is the paper's
-own way, once and for all.
+transformers' `DataCollatorForLanguageModeling` masks each batch anew; [`mask_statically`] masks once, as the authors
+did.
 
 Departure from the authors' `create_pretraining_data`: a short target length is drawn for each example and not for each
-document, so that short examples are the 10 % of all that the paper tells of.
+document, so that short examples are 10 % of all, as in the paper.
 """
 
 import itertools
@@ -27,15 +27,15 @@ from .documents import split_sentences
 
 logger = logging.get_logger(__name__)
 
-# Part of the cache's key: to be raised when other examples come from the same documents.
+# Part of the cache's key: raise it when the same documents give other examples.
 BUILDER_VERSION = 2
 
 Sentences = list[list[int]]  # one document: the token ids of each sentence
 
 SPECIAL_TOKENS_OF_A_PAIR = 3  # [CLS] A [SEP] B [SEP]
 MINIMUM_LENGTH = 8
-# Documents among which the other one of a random pair is drawn; they are in memory together.
-DOCUMENTS_OF_A_GROUP = 1000
+# Documents from which random segments are drawn; they are in memory together.
+GROUP_SIZE = 1000
 
 _FEATURES = Features(
     {
@@ -59,37 +59,30 @@ def build_pretraining_dataset(
     seed: int = 0,
     num_proc: int | None = None,
 ) -> Dataset | IterableDataset:
-    """Pack documents into pairs of segments for masked tokens and next-sentence prediction.
+    """Pack documents into pairs of segments for masked language modeling and next-sentence prediction.
 
-    The result goes into the stock trainer and the stock `DataCollatorForLanguageModeling(tokenizer)` as it is. To mask
-    whole words, take [`WholeWordMaskingCollator`] and `remove_unused_columns=False`.
+    transformers' trainer takes the result with `DataCollatorForLanguageModeling(tokenizer)`; to mask whole words, use
+    [`WholeWordMaskingCollator`] and `remove_unused_columns=False`.
 
-    It is built once and cached on disk, until text, tokenizer or a setting changes. The number of processes changes
-    nothing about it.
+    It is cached on disk until text, tokenizer or a setting changes. It does not depend on the number of processes.
 
     Args:
-        documents (`Dataset` or `IterableDataset`):
-            With the column `text`, as [`~hf_vanilla.data.load_documents`] gives them.
-        tokenizer (`PreTrainedTokenizerBase`):
-            With `[CLS]`, `[SEP]` and `[MASK]`.
-        max_length (`int`):
-            Most tokens of an example, the three special ones included.
-        short_sequence_probability (`float`):
-            Share of examples that aim at a random shorter length.
-        repeats (`int`):
-            How often to go over the documents, each time with other pairs (the authors' `dupe_factor`).
-        seed (`int`):
-            Decides, with the documents, all that is random.
-        num_proc (`int`, *optional*):
-            Processes to share the work; not for a stream.
+        documents (`Dataset` or `IterableDataset`): The documents, with the column `text`, as
+            [`~hf_vanilla.data.load_documents`] returns them.
+        tokenizer (`PreTrainedTokenizerBase`): A tokenizer with `[CLS]`, `[SEP]` and `[MASK]`.
+        max_length (`int`): Most tokens of an example, the three special ones included.
+        short_sequence_probability (`float`): Share of examples with a random shorter target length.
+        repeats (`int`): Number of passes over the documents, each with other pairs (the authors' `dupe_factor`).
+        seed (`int`): Seed of all random choices.
+        num_proc (`int`, *optional*): Number of processes; not for streaming data.
 
     Returns:
-        The same kind of data set, with `input_ids`, `token_type_ids`, `special_tokens_mask`, `next_sentence_label` (0
-        where B follows A, 1 where it is random) and `offset_mapping` (made-up offsets: pieces of one word touch).
+        The same kind of dataset, with `input_ids`, `token_type_ids`, `special_tokens_mask`, `next_sentence_label` (0
+        if B follows A, 1 if it is random) and `offset_mapping` (artificial offsets, adjacent within a word).
 
     Raises:
-        ValueError: if there is a single document, or only documents of a single sentence; the tokenizer lacks a
-            token; a number is out of its range; or `num_proc` is given for a stream.
+        ValueError: if there is only one document, or all documents have only one sentence; the tokenizer lacks a
+            token; a number is out of its range; or `num_proc` is given for streaming data.
 
     Source: Devlin et al. 2018, 3.1 and A.2.
     """
@@ -98,15 +91,15 @@ def build_pretraining_dataset(
     builder = _PairBuilder(tokenizer, max_length, short_sequence_probability, repeats, seed)
     if isinstance(documents, IterableDataset):
         if num_proc is not None:
-            raise ValueError("`num_proc` can't be used with a stream; `DataLoader` workers share that work.")
-        groups = documents.select_columns(["text"]).batch(DOCUMENTS_OF_A_GROUP)
+            raise ValueError("`num_proc` is not for streaming data; use `dataloader_num_workers` in training.")
+        groups = documents.select_columns(["text"]).batch(GROUP_SIZE)
         pairs = groups.map(builder, batched=True, batch_size=1, with_indices=True, remove_columns=["text"])
         return pairs.remove_columns(["cut_tokens"]).cast(_without_counts())
     with_text = itertools.islice((text for text in documents["text"] if text and text.strip()), 2)
     if (count := sum(1 for _ in with_text)) < 2:
         raise ValueError(
-            f"`documents` must be at least 2 for next-sentence prediction, got {count} with text: a random segment "
-            "has to come from another document. Separate documents with blank lines, or train on masked tokens alone."
+            f"`documents` must be at least 2 for next-sentence prediction, got {count} with text: random "
+            "segments come from other documents. Separate documents with blank lines, or train without this task."
         )
     groups = documents.select_columns(["text"]).batch(_group_size(len(documents)))
     pairs = groups.map(
@@ -118,7 +111,7 @@ def build_pretraining_dataset(
         features=_FEATURES,
         num_proc=num_proc,
         desc=f"building pairs of {max_length} tokens",
-        # The state of a tokenizer changes with its use, so its hash would.
+        # The default hashes the tokenizer, whose state changes with use.
         new_fingerprint=Hasher.hash([groups._fingerprint, builder.settings()]),
     )
     _report(pairs, len(documents), max_length)
@@ -132,17 +125,14 @@ def build_masked_language_dataset(
     max_length: int = 128,
     num_proc: int | None = None,
 ) -> Dataset:
-    """Pack documents into single segments for masked tokens alone: whole sentences, as many as fit.
+    """Pack documents into single segments for masked language modeling alone: as many whole sentences as fit.
 
     Args:
-        documents (`Dataset`):
-            With the column `text`.
-        tokenizer (`PreTrainedTokenizerBase`):
-            With `[CLS]`, `[SEP]` and `[MASK]`.
-        max_length (`int`):
-            Most tokens of an example, the two special ones included; a longer sentence is continued in the next.
-        num_proc (`int`, *optional*):
-            Processes to share the work.
+        documents (`Dataset`): The documents, with the column `text`.
+        tokenizer (`PreTrainedTokenizerBase`): A tokenizer with `[CLS]`, `[SEP]` and `[MASK]`.
+        max_length (`int`): Most tokens of an example, the two special ones included; a longer sentence continues in
+            the next.
+        num_proc (`int`, *optional*): Number of processes.
 
     Returns:
         `Dataset`: with `input_ids`, `token_type_ids`, `special_tokens_mask` and `offset_mapping`.
@@ -150,7 +140,7 @@ def build_masked_language_dataset(
     Raises:
         ValueError: if the tokenizer lacks a token, or `max_length` is out of its range.
 
-    Source: Liu et al. 2019 (RoBERTa), 4.2, without crossing documents.
+    Source: Liu et al. 2019 (RoBERTa), 4.2 (DOC-SENTENCES).
     """
     _check_tokenizer(tokenizer)
     _check_settings(tokenizer, max_length, 0.0, 1)
@@ -168,20 +158,17 @@ def build_masked_language_dataset(
 
 
 class WholeWordMaskingCollator(DataCollatorForLanguageModeling):
-    """transformers' collator with `whole_word_mask=True`, also for examples of unlike lengths, which that can't pad.
+    """transformers' collator with `whole_word_mask=True`, extended to examples of different lengths.
 
-    Needs the columns `offset_mapping` and `special_tokens_mask`, and so a trainer with `remove_unused_columns=False`.
-    As in the stock collator, 100 % of the chosen words become `[MASK]`.
+    Needs the columns `offset_mapping` and `special_tokens_mask`, so set `remove_unused_columns=False` in the training
+    arguments. As in transformers' collator, 100 % of the chosen words become `[MASK]`.
 
     Args:
-        tokenizer (`PreTrainedTokenizerBase`):
-            The tokenizer of the examples.
-        mlm_probability (`float`):
-            Share of tokens to predict.
-        seed (`int`, *optional*):
-            Seed of the masks; torch's global one by default.
+        tokenizer (`PreTrainedTokenizerBase`): The tokenizer of the examples.
+        mlm_probability (`float`): Share of tokens to predict.
+        seed (`int`, *optional*): Seed of the masks; torch's global generator by default.
 
-    Source: Devlin et al. 2018, the authors' later "whole word masking" models.
+    Source: the later "whole word masking" models of Devlin et al. 2018.
     """
 
     def __init__(
@@ -197,23 +184,22 @@ class WholeWordMaskingCollator(DataCollatorForLanguageModeling):
         )
 
     def torch_call(self, examples: list[dict[str, Any]]) -> dict[str, Any]:
-        """Pad offsets, then do as the stock collator does.
+        """Pad offsets, then call transformers' collator.
 
         Args:
-            examples (`list[dict[str, Any]]`):
-                Rows of a data set of this module.
+            examples (`list[dict[str, Any]]`): Rows of a dataset of this module.
 
         Returns:
             `dict[str, Any]`: a batch with `labels`.
 
         Raises:
-            ValueError: if a column that tells words is missing.
+            ValueError: if a column that marks words is missing.
         """
         for name in ("offset_mapping", "special_tokens_mask"):
             if name not in examples[0]:
                 raise ValueError(
                     f"Whole-word masking needs the column `{name}`; set `remove_unused_columns=False` in the training "
-                    "arguments, which else drop it."
+                    "arguments, or the trainer drops it."
                 )
         longest = max(len(example["input_ids"]) for example in examples)
         padded = [
@@ -235,28 +221,22 @@ def mask_statically(
     seed: int = 0,
     num_proc: int | None = None,
 ) -> Dataset:
-    """Mask once and for all, an exact number of tokens in each example, as the authors' code does.
+    """Mask an exact number of tokens in each example once, as the authors' code does.
 
-    In an example of n tokens min(`max_predictions`, max(1, round(n * `probability`))) are chosen, never special ones;
-    of these 80 % become `[MASK]`, 10 % a random token, and 10 % stay. The result goes into
+    In an example of n tokens, min(`max_predictions`, max(1, round(n * `probability`))) tokens are chosen, none of them
+    special; 80 % of these become `[MASK]`, 10 % a random token, and 10 % are unchanged. Use
     `DataCollatorForTokenClassification(tokenizer)`, which pads `labels`.
 
     Args:
-        dataset (`Dataset`):
-            From [`build_pretraining_dataset`].
-        tokenizer (`PreTrainedTokenizerBase`):
-            The same as there.
-        probability (`float`):
-            Share of tokens to predict.
-        max_predictions (`int`):
-            Most tokens to predict in an example: the authors' 20 at length 128, 77 or 80 at 512.
-        seed (`int`):
-            Decides, with the data set, all that is random.
-        num_proc (`int`, *optional*):
-            Processes to share the work.
+        dataset (`Dataset`): Result of [`build_pretraining_dataset`].
+        tokenizer (`PreTrainedTokenizerBase`): Its tokenizer.
+        probability (`float`): Share of tokens to predict.
+        max_predictions (`int`): Most tokens to predict in an example: the authors' 20 at length 128, 77 or 80 at 512.
+        seed (`int`): Seed of all random choices.
+        num_proc (`int`, *optional*): Number of processes.
 
     Returns:
-        `Dataset`: with `input_ids` masked, and `labels`, -100 where nothing is predicted.
+        `Dataset`: with masked `input_ids`, and `labels`, -100 where nothing is predicted.
 
     Raises:
         ValueError: if the tokenizer lacks a token, or a number is out of its range.
@@ -277,7 +257,7 @@ def mask_statically(
 
 
 class _SentenceTokenizer:
-    """Turns documents into the token ids of their sentences."""
+    """Tokenizes documents sentence by sentence."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, max_length: int) -> None:
         self.tokenizer = tokenizer
@@ -288,9 +268,9 @@ class _SentenceTokenizer:
         self.is_inner = np.array([token.startswith("##") for token in tokens])
 
     def settings(self) -> list[Any]:
-        """Return all that the result depends on, besides the documents."""
+        """Return everything that the result depends on, except for the documents."""
         backend = json.loads(self.tokenizer.backend_tokenizer.to_str())
-        for name in ("truncation", "padding"):  # which every call sets
+        for name in ("truncation", "padding"):  # every call sets them
             backend.pop(name, None)
         return [
             type(self).__name__,
@@ -302,7 +282,7 @@ class _SentenceTokenizer:
         ]
 
     def sentences_of(self, texts: list[str]) -> list[Sentences]:
-        """Tokenize texts sentence by sentence. What looks like a special token in them is text."""
+        """Tokenize texts sentence by sentence. Special tokens in them are read as plain text."""
         documents = [split_sentences(text) for text in texts]
         flat = [sentence for document in documents for sentence in document]
         if not flat:
@@ -320,7 +300,7 @@ class _SentenceTokenizer:
         return [[ids for ids in (next(encoded) for _ in document) if ids] for document in documents]
 
     def offsets(self, input_ids: list[int]) -> list[list[int]]:
-        """Make up offsets in which the pieces of one word touch and words do not."""
+        """Return artificial offsets: adjacent within a word, with gaps between words."""
         starts = np.arange(len(input_ids)) * 2
         ends = starts + 1
         follows = np.append(self.is_inner[input_ids[1:]], False)
@@ -328,7 +308,7 @@ class _SentenceTokenizer:
 
 
 class _PairBuilder(_SentenceTokenizer):
-    """Turns a group of documents into pairs; called by `datasets.map`, with batches of one group."""
+    """Builds pairs from a group of documents; called by `datasets.map`, with batches of one group."""
 
     def __init__(
         self,
@@ -344,7 +324,7 @@ class _PairBuilder(_SentenceTokenizer):
         self.seed = seed
 
     def settings(self) -> list[Any]:
-        """Return all that the pairs depend on, besides the documents."""
+        """Return everything that the pairs depend on, except for the documents."""
         return [*super().settings(), self.short_sequence_probability, self.repeats, self.seed]
 
     def __call__(self, batch: dict[str, list[list[str]]], indices: list[int]) -> dict[str, list[Any]]:
@@ -362,7 +342,7 @@ class _PairBuilder(_SentenceTokenizer):
     def _pairs_of(
         self, documents: list[Sentences], number: int, generator: np.random.Generator
     ) -> Iterator[tuple[list[int], list[int], bool, int]]:
-        """Yield (A, B, whether B is random, how many tokens were cut) of one document."""
+        """Yield (A, B, whether B is random, number of truncated tokens) of one document."""
         document = documents[number]
         room = self.max_length - SPECIAL_TOKENS_OF_A_PAIR
         start = 0
@@ -379,8 +359,8 @@ class _PairBuilder(_SentenceTokenizer):
             if is_random and len(documents) > 1:
                 other = (number + 1 + int(generator.integers(len(documents) - 1))) % len(documents)
                 second = _random_segment(documents[other], target - len(first), generator)
-                stop = middle  # what was not used is put back
-            elif stop - start == 1:  # nothing follows within the target, and there is no other document to draw from
+                stop = middle  # the next pair starts with the unused sentences
+            elif stop - start == 1:  # no next sentence within the target length, and no other document
                 start = stop
                 continue
             else:
@@ -393,7 +373,7 @@ class _PairBuilder(_SentenceTokenizer):
     def _append(
         self, columns: dict[str, list[Any]], first: list[int], second: list[int], is_random: bool, cut: int
     ) -> None:
-        """Write a pair as the model reads it."""
+        """Append a pair to the columns of the dataset."""
         input_ids = [self.start, *first, self.end, *second, self.end]
         columns["input_ids"].append(input_ids)
         columns["token_type_ids"].append([0] * (len(first) + 2) + [1] * (len(second) + 1))
@@ -404,10 +384,10 @@ class _PairBuilder(_SentenceTokenizer):
 
 
 class _SegmentBuilder(_SentenceTokenizer):
-    """Turns documents into single segments; called by `datasets.map`."""
+    """Builds single segments from documents; called by `datasets.map`."""
 
     def __call__(self, batch: dict[str, list[str]]) -> dict[str, list[Any]]:
-        """Build the segments of some documents."""
+        """Build the segments of a batch of documents."""
         room = self.max_length - 2
         columns: dict[str, list[Any]] = {
             name: [] for name in ("input_ids", "token_type_ids", "special_tokens_mask", "offset_mapping")
@@ -425,7 +405,7 @@ class _SegmentBuilder(_SentenceTokenizer):
         return columns
 
     def _append(self, columns: dict[str, list[Any]], segment: list[int]) -> None:
-        """Write a segment as the model reads it."""
+        """Append a segment to the columns of the dataset."""
         input_ids = [self.start, *segment, self.end]
         columns["input_ids"].append(input_ids)
         columns["token_type_ids"].append([0] * len(input_ids))
@@ -462,7 +442,7 @@ class _StaticMasker:
 
 
 def _random_segment(document: Sentences, length: int, generator: np.random.Generator) -> list[int]:
-    """Take sentences from a random one on, until they have `length` tokens."""
+    """Return consecutive sentences, from a random one on, until they have `length` tokens."""
     segment: list[int] = []
     for sentence in document[int(generator.integers(len(document))) :]:
         segment.extend(sentence)
@@ -472,11 +452,11 @@ def _random_segment(document: Sentences, length: int, generator: np.random.Gener
 
 
 def _truncate(first: list[int], second: list[int], room: int, generator: np.random.Generator) -> int:
-    """Take tokens off the longer side, at its front or back by chance, until both fit; return how many."""
+    """Truncate the longer side, at a random end, token by token until both fit; return the number of tokens."""
     excess = len(first) + len(second) - room
     if excess <= 0:
         return 0
-    # What is taken off token by token brings the longer side down to the other, and then takes from both in turn.
+    # Token by token, the longer side shrinks to the length of the other; then both shrink in turn.
     from_first = min(excess, max(0, len(first) - len(second)))
     from_second = min(excess, max(0, len(second) - len(first)))
     rest = excess - from_first - from_second
@@ -488,8 +468,8 @@ def _truncate(first: list[int], second: list[int], room: int, generator: np.rand
 
 
 def _group_size(documents: int) -> int:
-    """Return how many documents share a group, such that the last group has more than one."""
-    groups = max(1, round(documents / DOCUMENTS_OF_A_GROUP))
+    """Return how many documents form a group, such that the last group has more than one."""
+    groups = max(1, round(documents / GROUP_SIZE))
     size = -(-documents // groups)
     while documents % size == 1:
         size += 1
@@ -502,16 +482,16 @@ def _without_counts() -> Features:
 
 
 def _check_tokenizer(tokenizer: PreTrainedTokenizerBase) -> None:
-    """Refuse a tokenizer that is not of BERT's kind."""
+    """Raise unless a tokenizer has BERT's special tokens."""
     for name in ("cls_token", "sep_token", "mask_token"):
         if getattr(tokenizer, name) is None:
-            raise ValueError(f"`tokenizer` must have a `{name}`; `train_wordpiece_tokenizer` makes one that has.")
+            raise ValueError(f"`tokenizer` must have a `{name}`; `train_wordpiece_tokenizer` makes such a tokenizer.")
 
 
 def _check_settings(
     tokenizer: PreTrainedTokenizerBase, max_length: int, short_sequence_probability: float, repeats: int
 ) -> None:
-    """Refuse numbers that make no examples."""
+    """Raise if a setting is out of its range."""
     if not MINIMUM_LENGTH <= max_length <= tokenizer.model_max_length:
         raise ValueError(
             f"`max_length` must be between {MINIMUM_LENGTH} and the tokenizer's `model_max_length` "
@@ -524,17 +504,17 @@ def _check_settings(
 
 
 def _report(pairs: Dataset, documents: int, max_length: int) -> None:
-    """Tell what became of the documents, and raise if every pair is random."""
+    """Log statistics of the pairs, and raise if all of them are random."""
     labels = np.asarray(pairs.data.column("next_sentence_label"))
     if not len(labels):
-        raise ValueError("`documents` must have text to make pairs of, but all of them are empty.")
+        raise ValueError("`documents` must have text, but all of them are empty.")
     if labels.all():
         raise ValueError(
-            "`documents` must have documents of several sentences for next-sentence prediction, but each has a single "
-            "one. Put the sentences of a document together, or train on masked tokens alone."
+            "`documents` must have several sentences each for next-sentence prediction, but all have only one. Join "
+            "the sentences of a document, or train without this task."
         )
     cut = int(np.asarray(pairs.data.column("cut_tokens")).sum())
     logger.info(
         f"{documents:,} documents: {len(labels):,} pairs of up to {max_length} tokens, {labels.mean():.1%} with a "
-        f"random second segment; {cut:,} tokens cut off to fit."
+        f"random second segment; {cut:,} tokens truncated to fit."
     )

@@ -1,4 +1,4 @@
-"""English text that every Python brings along: the interpreter's help topics and the library's docstrings."""
+"""English text that comes with Python: the interpreter's help topics and the standard library's docstrings."""
 
 import ast
 import sysconfig
@@ -8,24 +8,23 @@ from pydoc_data.topics import topics
 from tqdm.auto import tqdm
 
 
-SHORTEST_DOCUMENT = 200  # characters
+MIN_DOCUMENT_LENGTH = 200  # characters
 
 
 def python_documentation(limit: int | None = None) -> list[str]:
-    """Read the help topics, and the docstrings of each module as one document.
+    """Return Python's help topics, and the docstrings of each module of its library as one document.
 
     Args:
-        limit (`int`, *optional*):
-            Most documents; the longest are taken.
+        limit (`int`, *optional*): Number of documents, the longest ones; all by default.
 
     Returns:
-        `list[str]`: the documents, the longest first.
+        `list[str]`: the documents, longest first.
     """
     modules = sorted(Path(sysconfig.get_paths()["stdlib"]).glob("**/*.py"))
     modules = [path for path in modules if "site-packages" not in path.parts and "test" not in str(path)]
     texts = [topics[name] for name in sorted(topics)]
     texts += [_docstrings_of(path) for path in tqdm(modules, desc="reading docstrings", unit="file")]
-    texts = [text for text in texts if len(text) >= SHORTEST_DOCUMENT]
+    texts = [text for text in texts if len(text) >= MIN_DOCUMENT_LENGTH]
     return sorted(texts, key=len, reverse=True)[:limit]
 
 

@@ -1,4 +1,4 @@
-"""Questions and their contexts: read from files, cut into windows for the model, and turned back into answers."""
+"""Question answering: reading questions from files, tokenizing them into windows, and decoding answers."""
 
 import json
 import os
@@ -10,7 +10,7 @@ from datasets import Dataset, load_dataset
 from transformers import PreTrainedTokenizerBase
 
 from ..models.answering import MAX_ANSWER_LENGTH, N_BEST, Answer, best_answers, tokenize_windows
-from .files import check_text, kind_of_file, quoted, read_json_objects, read_lines
+from .files import check_text, existing_path, iterate_lines, quoted, read_json_objects, suffix_of
 
 
 QUESTION_COLUMNS = ("id", "question", "context", "answers")
@@ -19,41 +19,39 @@ QUESTION_COLUMNS = ("id", "question", "context", "answers")
 def load_questions(path: str | os.PathLike[str]) -> Dataset:
     """Load questions in one of SQuAD's forms, and check that every answer is in its context.
 
-    - The official JSON file, `{"data": [article, ...]}`, or one article on each line:
+    - The official JSON file, `{"data": [article, ...]}`, or one article per line:
       `{"paragraphs": [{"context": ..., "qas": [{"id": ..., "question": ..., "answers": [{"text": ...,
       "answer_start": ...}]}]}]}`.
-    - One question a row, as on the Hub: `id`, `question`, `context` and `answers`, which is
+    - One question per row, as on the Hub: `id`, `question`, `context` and `answers`, which is
       `{"text": [...], "answer_start": [...]}`.
 
     Args:
-        path (`str`):
-            A `.json`, `.jsonl` or `.parquet` file; the first two may end in `.gz`.
+        path (`str`): A `.json`, `.jsonl` or `.parquet` file; the first two may end in `.gz`.
 
     Returns:
-        `Dataset`: with `id`, `question`, `context` and `answers` as on the Hub. No answers mean that there is none.
+        `Dataset`: with `id`, `question`, `context` and `answers` as on the Hub. An unanswerable question has no
+        answers.
 
     Raises:
-        ValueError: if the file is of another kind or form, has no question, an id occurs twice, or an answer is not in
-            its context where it is said to start; the question is named.
-        TypeError: if id, question or context is no string.
+        ValueError: if the file has another format, has no question, an id occurs twice, or an answer is not in its
+            context at its `answer_start`; the question is named.
+        TypeError: if id, question or context is not a string.
         FileNotFoundError: if there is no such file.
     """
-    path = os.fspath(path)
-    if not os.path.isfile(path):
-        raise FileNotFoundError(f"There is no file {path}.")
-    kind = kind_of_file(path)
-    if kind not in (".json", ".jsonl", ".parquet"):
-        raise ValueError(f"{path} must end in .json, .jsonl (perhaps in .gz) or .parquet.")
+    path = existing_path(path, "path")
+    suffix = suffix_of(path)
+    if suffix not in (".json", ".jsonl", ".parquet"):
+        raise ValueError(f"{path} must end in .json, .jsonl (or these and .gz) or .parquet.")
     columns: dict[str, list[Any]] = {name: [] for name in QUESTION_COLUMNS}
     known: set[str] = set()
-    for where, row in _read_questions(path, kind):
+    for where, row in _read_questions(path, suffix):
         for name in QUESTION_COLUMNS:
             if row.get(name) is None:
                 raise ValueError(f"{where}: a question must have {', '.join(QUESTION_COLUMNS)}; {name!r} is missing.")
         for name in ("id", "question", "context"):
             check_text(row[name], f"{where}: {name!r}")
         if row["id"] in known:
-            raise ValueError(f"{where}: the id of a question must be its own, but {quoted(row['id'])} occurs twice.")
+            raise ValueError(f"{where}: the ids of questions must be unique, but {quoted(row['id'])} occurs twice.")
         known.add(row["id"])
         _check_answers(row, where)
         for name in QUESTION_COLUMNS:
@@ -66,26 +64,22 @@ def load_questions(path: str | os.PathLike[str]) -> Dataset:
 def tokenize_questions(
     questions: Dataset, tokenizer: PreTrainedTokenizerBase, *, max_length: int = 384, doc_stride: int = 128
 ) -> Dataset:
-    """Pair each question with its context, a long one cut into windows that overlap.
+    """Tokenize each question with its context; long contexts become overlapping windows.
 
     Args:
-        questions (`Dataset`):
-            As [`load_questions`] gives them.
-        tokenizer (`PreTrainedTokenizerBase`):
-            A fast tokenizer.
-        max_length (`int`):
-            Most tokens of question and window.
-        doc_stride (`int`):
-            Tokens that neighbouring windows have in common, as transformers' `stride`. (In the authors' code it is how
-            far a window is from the next.)
+        questions (`Dataset`): As [`load_questions`] returns them.
+        tokenizer (`PreTrainedTokenizerBase`): A fast tokenizer.
+        max_length (`int`): Most tokens of question and window.
+        doc_stride (`int`): Tokens that neighbouring windows share, as transformers' `stride`. (In the authors' code it
+            is the distance between the starts of windows.)
 
     Returns:
-        `Dataset`: a row for each window: what the model reads; `start_positions` and `end_positions` of the first
-        answer's tokens, both 0, where `[CLS]` is, if the window does not have the whole answer; `example`, the index
-        of its question; `offset_mapping`, the characters of each token of the context, -1 for all other tokens.
+        `Dataset`: a row for each window: the model's inputs; `start_positions` and `end_positions` of the first
+        answer's tokens, both 0 (`[CLS]`) if the window does not have the whole answer; `example`, the index of its
+        question; `offset_mapping`, the characters of each token of the context, -1 for all other tokens.
 
     Raises:
-        ValueError: if a question and the overlap leave no room for a context; the question is named.
+        ValueError: if a question and the overlap leave no room for the context; the question is named.
 
     Source: Devlin et al. 2018, 4.2 and 4.3.
     """
@@ -123,31 +117,26 @@ def find_answers(
     with_no_answer: bool = False,
     no_answer_threshold: float = 0.0,
 ) -> dict[str, list[Answer]]:
-    """Turn the model's scores into the best answers of each question, over all windows of its context.
+    """Find the best answers to each question over all windows of its context.
 
     Args:
-        questions (`Dataset`):
-            The questions.
-        windows (`Dataset`):
-            Their windows, as [`tokenize_questions`] gives them.
-        start_logits (`np.ndarray`):
-            Of shape `(windows, length)`: that the answer starts here. What lies behind a window's end does not count.
-        end_logits (`np.ndarray`):
-            Of the same shape: that the answer ends with this token.
-        n_best (`int`):
-            Most answers of a question.
-        max_answer_length (`int`):
-            Most tokens of an answer.
-        with_no_answer (`bool`):
-            Whether "no answer" is one of the answers. Its score is that of `[CLS]` in the window where it is lowest.
-        no_answer_threshold (`float`):
-            How much higher than the best answer's the score of "no answer" must be for it to come first.
+        questions (`Dataset`): The questions.
+        windows (`Dataset`): Their windows, as [`tokenize_questions`] returns them.
+        start_logits (`np.ndarray` of shape `(windows, length)`): For each token, that the answer starts with it.
+            Padding after the end of a window is ignored.
+        end_logits (`np.ndarray` of shape `(windows, length)`): The same for the end of the answer.
+        n_best (`int`): Most answers to a question.
+        max_answer_length (`int`): Most tokens of an answer.
+        with_no_answer (`bool`): Whether "no answer" is a possible answer. Its score is that of `[CLS]` in the window
+            where it is lowest.
+        no_answer_threshold (`float`): How much higher than the best answer's score that of "no answer" must be for it
+            to come first.
 
     Returns:
-        `dict[str, list[Answer]]`: for each question's id at least one answer, the best first.
+        `dict[str, list[Answer]]`: for each question's id at least one answer, best first.
 
     Raises:
-        ValueError: if the logits are not as many as the windows, or a limit is below 1.
+        ValueError: if there are not as many logits as windows, or a limit is below 1.
 
     Source: Devlin et al. 2018, 4.2 and 4.3.
     """
@@ -171,14 +160,14 @@ def find_answers(
     }
 
 
-def _read_questions(path: str, kind: str) -> Iterator[tuple[str, dict[str, Any]]]:
+def _read_questions(path: str, suffix: str) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield (place, question) of any form."""
-    if kind == ".parquet":
+    if suffix == ".parquet":
         table = load_dataset("parquet", data_files=path, split="train")
         for number, row in enumerate(table, start=1):
             yield f"{path}, row {number}", row
         return
-    for where, row in _read_official_file(path) if kind == ".json" else _read_objects(path):
+    for where, row in _read_official_file(path) if suffix == ".json" else _read_objects(path):
         if "paragraphs" not in row:
             yield where, row
             continue
@@ -193,7 +182,7 @@ def _read_questions(path: str, kind: str) -> Iterator[tuple[str, dict[str, Any]]
 
 
 def _questions_of(article: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Flatten an article."""
+    """Return the questions of an article, one row each."""
     return [
         {
             "id": question["id"],
@@ -214,7 +203,7 @@ def _read_objects(path: str) -> Iterator[tuple[str, dict[str, Any]]]:
 def _read_official_file(path: str) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield the articles of `{"data": [...]}`; a .json file may also be like a .jsonl one."""
     try:
-        whole = json.loads("".join(read_lines(path)))
+        whole = json.loads("".join(iterate_lines(path)))
     except json.JSONDecodeError:
         whole = None
     if not isinstance(whole, dict) or not isinstance(whole.get("data"), list):
@@ -227,7 +216,7 @@ def _read_official_file(path: str) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def _check_answers(row: Mapping[str, Any], where: str) -> None:
-    """Raise if an answer is not in the context where it is said to start."""
+    """Raise if an answer is not in the context at its `answer_start`."""
     answers = row["answers"]
     texts, starts = (answers.get(name) if isinstance(answers, dict) else None for name in ("text", "answer_start"))
     if not isinstance(texts, list) or not isinstance(starts, list) or len(texts) != len(starts):
@@ -244,7 +233,7 @@ def _check_answers(row: Mapping[str, Any], where: str) -> None:
         there = row["context"][max(start, 0) : start + len(text)]
         if not text or there != text:
             raise ValueError(
-                f"{where}: an answer must stand in its context where `answer_start` says, but {quoted(text)} is not "
+                f"{where}: an answer must be in its context at `answer_start`, but {quoted(text)} is not "
                 f"at {start}; there is {quoted(there)}."
             )
 

@@ -1,4 +1,4 @@
-"""Tasks that need no download: copying a sequence, and dates written in many ways into ISO 8601."""
+"""Tasks that need no download: copying a sequence, and converting written dates to ISO 8601."""
 
 import datetime
 import random
@@ -8,10 +8,10 @@ import numpy as np
 from datasets import Dataset
 
 
-# Every date of these years has one two-digit form: 50 to 99 mean 1950 to 1999, 00 to 49 mean 2000 to 2049.
+# Two-digit years are unambiguous in this range: 50 to 99 are 1950 to 1999, 00 to 49 are 2000 to 2049.
 _FIRST_DAY = datetime.date(1950, 1, 1)
 _LAST_DAY = datetime.date(2049, 12, 31)
-# The limit keeps drawing fast: fewer than half of all texts are ever taken.
+# The limit keeps rejection sampling fast: fewer than half of all texts are ever drawn.
 _MAX_DATES = 500_000
 
 _MONTHS = (
@@ -28,8 +28,8 @@ _ORDINAL_WORDS = (
     "twenty-sixth", "twenty-seventh", "twenty-eighth", "twenty-ninth", "thirtieth", "thirty-first",
 )  # fmt: skip
 
-# In numerals alone, dots always mean day.month.year, and slashes or nothing year/month/day: no text has two meanings.
-_DATE_FORMATS = (
+# No text is ambiguous: numbers with dots are day.month.year, with slashes or without separators year/month/day.
+DATE_FORMATS = (
     "{month} {day}, {year}",
     "{month} {day} {year}",
     "{month} {ordinal}, {year}",
@@ -68,12 +68,11 @@ _DATE_FORMATS = (
 
 
 def copy_task(num_examples: int, *, vocab_size: int = 11, length: int = 10, seed: int = 0) -> Dataset:
-    """Draw sequences whose translation is the sequence itself, the first test of a sequence-to-sequence model.
+    """Draw random sequences for the copy task, a first test of a sequence-to-sequence model.
 
-    A sequence is `length` ids from 1 to `vocab_size - 1`, the first of them 1; id 0 is padding. There is no end token:
-    all ids are symbols and the length is fixed. `labels` is the sequence from its second id on, so with
-    `decoder_start_token_id=1` the decoder reads the first `length - 1` ids and predicts the last `length - 1`, and
-    what `generate` returns, start token included, is the source again:
+    A sequence is `length` ids from 1 to `vocab_size - 1`, the first of them 1; id 0 is padding. There is no end token,
+    as the length is fixed. `labels` is the sequence from its second id on. So with `decoder_start_token_id=1` the
+    decoder reads the first `length - 1` ids and predicts the last `length - 1`, and `generate` returns the source:
 
     ```python
     config = VanillaTransformerConfig(vocab_size=11, pad_token_id=0, eos_token_id=None, decoder_start_token_id=1, ...)
@@ -81,17 +80,13 @@ def copy_task(num_examples: int, *, vocab_size: int = 11, length: int = 10, seed
     (copied == input_ids).all()
     ```
 
-    All sequences are equally long, so `transformers.default_data_collator` makes batches without a tokenizer.
+    All sequences have the same length, so `transformers.default_data_collator` makes batches without a tokenizer.
 
     Args:
-        num_examples (`int`):
-            Number of sequences. They are drawn independently, so some may be equal.
-        vocab_size (`int`):
-            Number of ids, padding included.
-        length (`int`):
-            Ids of a sequence.
-        seed (`int`):
-            Decides the sequences.
+        num_examples (`int`): Number of sequences, drawn independently, so some may be equal.
+        vocab_size (`int`): Number of ids, padding included.
+        length (`int`): Ids of a sequence.
+        seed (`int`): Seed of the sequences.
 
     Returns:
         `Dataset` with `input_ids` and `attention_mask` of `length`, and `labels` of `length - 1` ids.
@@ -115,14 +110,14 @@ def copy_task(num_examples: int, *, vocab_size: int = 11, length: int = 10, seed
 
 
 def date_corpus(num_examples: int, *, seed: int = 0, exclude: Iterable[str] = ()) -> Dataset:
-    """Draw dates written as people write them, each with its ISO 8601 form.
+    """Draw dates in many written forms, each with its ISO 8601 form.
 
     `"March 3rd, 1998"`, `"3 Mar 98"`, `"Tuesday, the 3rd of March 1998"`, `"3.3.1998"`, `"1998/3/3"`,
     `"1998年3月3日"` and the like, some in lower or upper case, all mean `1998-03-03`. The dates are those of 1950 to
-    2049. Each text means one date: dots stand for day.month.year, slashes for year/month/day, and a two-digit year is
-    of the 20th century from 50 on and of the 21st below. No text occurs twice.
+    2049. No text is ambiguous: dots separate day.month.year, slashes year/month/day, and two-digit years from 50 are
+    of the 20th century, others of the 21st. No text occurs twice.
 
-    A held-out set has other texts than the training set:
+    A held-out set without the texts of the training set:
 
     ```python
     train = date_corpus(20_000)
@@ -130,19 +125,16 @@ def date_corpus(num_examples: int, *, seed: int = 0, exclude: Iterable[str] = ()
     ```
 
     Args:
-        num_examples (`int`):
-            Number of pairs, at most 500,000 together with those of `exclude`.
-        seed (`int`):
-            Decides the dates and how they are written.
-        exclude (`Iterable[str]`):
-            Texts that must not occur.
+        num_examples (`int`): Number of pairs, at most 500,000 together with those of `exclude`.
+        seed (`int`): Seed of the dates and their forms.
+        exclude (`Iterable[str]`): Texts to leave out.
 
     Returns:
         `Dataset` with the string columns `source` and `target`.
 
     Raises:
-        ValueError: if `num_examples` or `seed` is negative, or more texts are asked for than the limit.
-        TypeError: if `exclude` is one string.
+        ValueError: if `num_examples` or `seed` is negative, or the limit is exceeded.
+        TypeError: if `exclude` is a single string.
     """
     _check_at_least(0, num_examples=num_examples, seed=seed)
     if isinstance(exclude, str):
@@ -151,7 +143,7 @@ def date_corpus(num_examples: int, *, seed: int = 0, exclude: Iterable[str] = ()
     if num_examples + len(seen) > _MAX_DATES:
         raise ValueError(
             f"`num_examples` ({num_examples}) and the texts of `exclude` ({len(seen)}) must be at most {_MAX_DATES} "
-            "together; ask for fewer."
+            "together; lower `num_examples`."
         )
     generator = random.Random(seed)
     days = (_LAST_DAY - _FIRST_DAY).days + 1
@@ -159,7 +151,7 @@ def date_corpus(num_examples: int, *, seed: int = 0, exclude: Iterable[str] = ()
     targets: list[str] = []
     while len(sources) < num_examples:
         date = _FIRST_DAY + datetime.timedelta(days=generator.randrange(days))
-        text = _write_date(date, generator.choice(_DATE_FORMATS))
+        text = write_date(date, generator.choice(DATE_FORMATS))
         case = generator.randrange(8)
         text = text.lower() if case == 0 else text.upper() if case == 1 else text
         if text not in seen:
@@ -169,8 +161,16 @@ def date_corpus(num_examples: int, *, seed: int = 0, exclude: Iterable[str] = ()
     return Dataset.from_dict({"source": sources, "target": targets})
 
 
-def _write_date(date: datetime.date, date_format: str) -> str:
-    """Write a date in one of the formats of the corpus."""
+def write_date(date: datetime.date, date_format: str) -> str:
+    """Write a date in one of the formats of the corpus.
+
+    Args:
+        date (`datetime.date`): The date.
+        date_format (`str`): One of `DATE_FORMATS`.
+
+    Returns:
+        `str`: the text.
+    """
     weekday = _WEEKDAYS[date.weekday()]
     return date_format.format(
         day=date.day,
@@ -188,7 +188,7 @@ def _write_date(date: datetime.date, date_format: str) -> str:
 
 
 def _ordinal(number: int) -> str:
-    """Write 1 as 1st, 2 as 2nd, 11 as 11th; right up to 31."""
+    """Return the ordinal of a day: 1st, 2nd, 11th."""
     ending = {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
     return f"{number}th" if 11 <= number <= 13 else f"{number}{ending}"
 

@@ -1,4 +1,4 @@
-"""Words and their tags, turned into tokens and labels."""
+"""Tagged words for token classification, and their tokenization."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -7,29 +7,24 @@ from datasets import Dataset
 from transformers import PreTrainedTokenizerBase
 from transformers.utils import logging
 
+from ..models.checks import IGNORED_LABEL
 from .files import quoted
 
 
 logger = logging.get_logger(__name__)
 
-IGNORED_LABEL = -100
-
 
 def check_tagged_words(rows: Dataset, tokens_column: str, tags_column: str, where: str) -> None:
-    """Check that every row has a list of words and a list of names of tags.
+    """Check that every row has a list of words and a list of tags.
 
     Args:
-        rows (`Dataset`):
-            With words and tags.
-        tokens_column (`str`):
-            Column of the words.
-        tags_column (`str`):
-            Column of their tags.
-        where (`str`):
-            What the message calls the data set.
+        rows (`Dataset`): Rows with words and tags.
+        tokens_column (`str`): Column of the words.
+        tags_column (`str`): Column of their tags.
+        where (`str`): Name of the dataset, for messages.
 
     Raises:
-        ValueError: if one has something else; row and column are named.
+        ValueError: if a row has anything else; row and column are named.
     """
     for column in (tokens_column, tags_column):
         for row, values in enumerate(rows[column][:], start=1):
@@ -38,19 +33,18 @@ def check_tagged_words(rows: Dataset, tokens_column: str, tags_column: str, wher
             for value in values:
                 if not isinstance(value, str):
                     raise ValueError(
-                        f"{where}, row {row}: {column!r} must hold strings alone, but has {quoted(value)}."
+                        f"{where}, row {row}: {column!r} must contain only strings, but has {quoted(value)}."
                     )
 
 
 def tag_names(tags: Sequence[Sequence[str]]) -> list[str]:
-    """Collect the tags of the training data.
+    """Collect the tags of a dataset.
 
     Args:
-        tags (`Sequence[Sequence[str]]`):
-            Tags of each sentence, such as `B-person`, `I-person` and `O`.
+        tags (`Sequence[Sequence[str]]`): Tags of each sentence, such as `B-person`, `I-person` and `O`.
 
     Returns:
-        `list[str]`: `O` first, then by alphabet with the B of a type before its I.
+        `list[str]`: `O` first, then sorted by type, B before I.
     """
     return sorted({tag for row in tags for tag in row}, key=lambda tag: (tag != "O", tag[2:], tag))
 
@@ -65,26 +59,19 @@ def tokenize_tagged_words(
     max_length: int = 128,
     label_all_pieces: bool = False,
 ) -> Dataset:
-    """Split words into pieces and give the first piece of each word the word's tag.
+    """Tokenize words into subwords, and label the first subword of each word with the word's tag.
 
     Args:
-        rows (`Dataset`):
-            With words and tags.
-        tokenizer (`PreTrainedTokenizerBase`):
-            A fast tokenizer.
-        names (`Sequence[str]`):
-            The tags, in the order of their numbers.
-        tokens_column (`str`):
-            Column of the words, a list of strings.
-        tags_column (`str`):
-            Column of their tags, a list of names.
-        max_length (`int`):
-            Most tokens; a warning counts the sentences that are cut.
-        label_all_pieces (`bool`):
-            Whether the other pieces of a word have its tag too, and not none.
+        rows (`Dataset`): Rows with words and tags.
+        tokenizer (`PreTrainedTokenizerBase`): A fast tokenizer.
+        names (`Sequence[str]`): The tags, in the order of their ids.
+        tokens_column (`str`): Column of the words, a list of strings.
+        tags_column (`str`): Column of their tags, a list of strings.
+        max_length (`int`): Most tokens of a sentence; a warning counts truncated ones.
+        label_all_pieces (`bool`): Whether to label the other subwords of a word with its tag, too.
 
     Returns:
-        `Dataset`: what the model reads, and `labels`, -100 where there is none.
+        `Dataset`: the model's inputs, and `labels`, -100 where there is none.
 
     Raises:
         ValueError: if a sentence has not as many tags as words, or a tag is unknown; the row is named.
@@ -112,7 +99,7 @@ def tokenize_tagged_words(
         last = max((word for word in words if word is not None), default=-1)
         cut += last + 1 < len(tags)
     if cut:
-        logger.warning(f"{cut} of {len(rows)} sentences were cut to {max_length} tokens; the left part is kept.")
+        logger.warning(f"{cut} of {len(rows)} sentences were truncated to {max_length} tokens; the left part is kept.")
     columns: dict[str, Any] = dict(encoded)
     return Dataset.from_dict({**columns, "labels": labels})
 

@@ -1,20 +1,20 @@
-r"""Train a subword tokenizer that loads with `AutoTokenizer` in a process that has no hf_vanilla.
+r"""Training of subword tokenizers that load with `AutoTokenizer`, without this package.
 
 The paper uses byte-pair encoding with a vocabulary shared by both languages (section 5.1, citing Sennrich et al.
 2016). Here the same algorithm, or Kudo's unigram model (2018), runs on the bytes of the text:
 
 ```
 "Hello, 世界"            the text
-" Hello, 世界"           one space in front
-" Hello" "," " " "世界"  words with their space; bytes become letters, and pieces never cross these borders
+" Hello, 世界"           a leading space
+" Hello" "," " " "世界"  words with their space; bytes become letters, and subwords never cross these borders
 " Hel" "lo" "," " " "世界" "</s>"
 ```
 
-The space in front makes the first word of a sentence share its pieces with the same word further in; decoding takes it
-off again. Any Unicode text decodes to itself, spaces included, and no text is ever unknown.
+The leading space lets the first word of a sentence have the subwords of the same word elsewhere; decoding removes it.
+Any Unicode text decodes to itself, spaces included, and no text is unknown.
 
-Departures from the paper: bytes instead of characters are the smallest pieces, so nothing is lost; digits stay apart,
-so that numbers are copied and not remembered.
+Departures from the paper: the smallest subwords are bytes instead of characters, so nothing is lost; digits are
+separate, so that numbers are copied and not memorized.
 """
 
 import json
@@ -39,7 +39,7 @@ MINIMUM_VOCAB_SIZE = len(SPECIAL_TOKENS) + 256
 WORDPIECE_SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 
 
-# Scripts written without spaces between words. U+30FC, the mark that lengthens a kana vowel, belongs to no script.
+# Scripts without spaces between words. U+30FC, the prolonged sound mark of kana, belongs to no script.
 _SYLLABLES = r"\p{Hiragana}\p{Katakana}\u30FC\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}"
 
 
@@ -49,9 +49,9 @@ _SPACELESS = rf"\p{{Han}}{_SYLLABLES}"
 _LETTER = rf"[[\p{{L}}\p{{M}}]&&[^{_SPACELESS}]]"
 
 
-# One alternative a line: a word with its space, joined over apostrophes and zero-width joiners; one digit; a run of
-# other signs; "<" alone, so that no learnt piece can be spelled like a special token; spaces but for the last one
-# before a word. The quantifiers are possessive so that a line of a megabyte takes linear time.
+# One alternative per line: a word with its space, across apostrophes and zero-width joiners; one digit; a run of other
+# characters; "<" alone, so that no learned subword looks like a special token; spaces except for the last one before a
+# word; other white space. The quantifiers are possessive so that long lines take linear time.
 _SPACED = "|".join(
     (
         rf" ?{_LETTER}++(?:['\u2019\u200C\u200D]{_LETTER}++)*+",
@@ -64,16 +64,16 @@ _SPACED = "|".join(
 )
 
 
-# A clause of Chinese is one run of letters. Frequent clauses would become pieces if the trainer saw them whole, so it
-# is shown at most 4 ideographs at a time (nearly all Chinese words are that short) and 12 signs of the syllabic
-# scripts. The finished tokenizer sees whole runs, so that a word is found wherever it stands.
+# A Chinese clause is one run of letters. Frequent clauses would become subwords if the trainer saw them whole, so it
+# sees at most 4 ideographs at a time (nearly all Chinese words are that short) and 12 characters of the syllabic
+# scripts. The trained tokenizer sees whole runs, so that it finds a word at any position.
 _TRAINING_PATTERN = rf"\p{{Han}}{{1,4}}|[{_SYLLABLES}]{{1,12}}|{_SPACED}"
 
 
 _PATTERN = rf"\p{{Han}}++|[{_SYLLABLES}]++|{_SPACED}"
 
 
-# 12 signs of 3 bytes, the longest that the pattern above lets through outside the spaced scripts.
+# 12 characters of 3 bytes: the longest match of the training pattern in scripts without spaces.
 _UNIGRAM_MAX_PIECE_BYTES = 36
 
 
@@ -88,37 +88,31 @@ def train_tokenizer(
     model_max_length: int | None = None,
     show_progress: bool = True,
 ) -> PreTrainedTokenizerFast:
-    """Train a byte-level tokenizer; one call on both sides of a corpus gives the paper's joint vocabulary.
+    """Train a byte-level tokenizer; training on both sides of a corpus gives the paper's joint vocabulary.
 
-    The ids of the special tokens are `<pad>` 0, `<s>` 1, `</s>` 2, `<unk>` 3; the other entries are the 256 bytes
-    and what was learnt. Encoding ends in `</s>` and has no `<s>`, as source and label want it; the decoder starts
+    The ids of the special tokens are `<pad>` 0, `<s>` 1, `</s>` 2, `<unk>` 3; the other entries are the 256 bytes and
+    learned subwords. Encoded texts end in `</s>` and have no `<s>`, as sources and labels need it; the decoder starts
     with `<s>`. `save_pretrained` writes files that need no code of this package.
 
     Args:
-        texts (`Iterable[str]`):
-            The training text, read once: sentences, lines or whole documents.
-        vocab_size (`int`):
-            Number of entries, special tokens included; at least 260. The result has fewer only if the text has no
-            more pieces to learn, which a warning tells.
-        algorithm (`str`):
-            `"bpe"` (Sennrich et al. 2016) or `"unigram"` (Kudo 2018).
-        min_frequency (`int`, *optional*):
-            BPE only: a pair must occur this often to be merged. 2 when not given.
-        lowercase (`bool`):
-            Whether to lower-case all text before it is split. Decoding then gives lower case.
-        split_special_tokens (`bool`):
-            Whether `</s>` and its like, written in a text, are plain text. `False` reads them as the special token.
-            Either way the choice is saved, and a single call can differ: `tokenizer(text, split_special_tokens=...)`.
-        model_max_length (`int`, *optional*):
-            Length in tokens at which `truncation=True` cuts; none when not given.
-        show_progress (`bool`):
-            Whether the trainer draws progress bars.
+        texts (`Iterable[str]`): The training text, read once: sentences, lines or whole documents.
+        vocab_size (`int`): Number of entries, special tokens included; at least 260. The result has fewer only if the
+            text has no more subwords to learn; a warning reports this.
+        algorithm (`str`): `"bpe"` (Sennrich et al. 2016) or `"unigram"` (Kudo 2018).
+        min_frequency (`int`, *optional*): BPE only: minimum frequency of a pair to be merged; 2 by default.
+        lowercase (`bool`): Whether to lower-case all text first. Decoding then gives lower case.
+        split_special_tokens (`bool`): Whether special tokens such as `</s>` in a text are plain text. The choice is
+            saved with the tokenizer; a call can override it: `tokenizer(text, split_special_tokens=...)`.
+        model_max_length (`int`, *optional*): Length in tokens to which `truncation=True` truncates; unlimited by
+            default.
+        show_progress (`bool`): Whether the trainer draws progress bars.
 
     Returns:
         `PreTrainedTokenizerFast`: pads on the right, truncates on the right, returns `input_ids` and `attention_mask`.
 
     Raises:
-        TypeError: if `texts` is one string, has an item that is no string, or `vocab_size` is no integer.
+        TypeError: if `texts` is a single string or has an item that is not a string, or `vocab_size` is not an
+            integer.
         ValueError: if there is no text, a text has a lone surrogate, `vocab_size` is too small, `algorithm` is
             unknown, or `min_frequency` is below 1 or given for unigram.
 
@@ -133,7 +127,7 @@ def train_tokenizer(
         length=len(texts) if isinstance(texts, Sized) else None,
     )
     if algorithm == "unigram":
-        backend.model = _settled_unigram(backend, vocab_size)
+        backend.model = _reproducible_unigram(backend, vocab_size)
     _warn_of_small_vocabulary(backend, vocab_size)
     return PreTrainedTokenizerFast(
         tokenizer_object=backend,
@@ -160,38 +154,32 @@ def train_wordpiece_tokenizer(
     model_max_length: int = 512,
     show_progress: bool = True,
 ) -> PreTrainedTokenizerFast:
-    """Train BERT's tokenizer: words and punctuation apart, words in pieces, inner pieces marked with `##`.
+    """Train BERT's WordPiece tokenizer: words and punctuation are separate, subwords inside a word start with `##`.
 
-    Chinese characters are words of their own. The ids of the special tokens are `[PAD]` 0, `[UNK]` 1, `[CLS]` 2,
-    `[SEP]` 3, `[MASK]` 4. A text becomes `[CLS] A [SEP]`, a pair `[CLS] A [SEP] B [SEP]` with `token_type_ids`.
-    `save_pretrained` writes files that need no code of this package. Special tokens written in a text are special,
-    as in every BERT (`"the [MASK] barks"`); `tokenizer(text, split_special_tokens=True)` takes them for text.
+    Each Chinese character is a word. The ids of the special tokens are `[PAD]` 0, `[UNK]` 1, `[CLS]` 2, `[SEP]` 3,
+    `[MASK]` 4. A text becomes `[CLS] A [SEP]`, a pair `[CLS] A [SEP] B [SEP]` with `token_type_ids`.
+    `save_pretrained` writes files that need no code of this package. Special tokens in a text are special, as in every
+    BERT (`"the [MASK] barks"`); `tokenizer(text, split_special_tokens=True)` reads them as plain text.
 
     Args:
-        texts (`Iterable[str]`):
-            The training text, read once: sentences, lines or whole documents.
-        vocab_size (`int`):
-            Number of entries, special tokens included. The result has fewer only if the text has no more pieces to
-            learn, which a warning tells.
-        lowercase (`bool`):
-            Whether to lower-case text and strip accents (the paper's uncased models).
-        min_frequency (`int`):
-            A pair of pieces must occur this often to be merged.
-        alphabet_size (`int`):
-            Number of different characters kept, the most frequent ones; a word with another one is `[UNK]`. Chinese
-            wants 6,000 or more.
-        model_max_length (`int`):
-            Length in tokens at which `truncation=True` cuts.
-        show_progress (`bool`):
-            Whether the trainer draws progress bars.
+        texts (`Iterable[str]`): The training text, read once: sentences, lines or whole documents.
+        vocab_size (`int`): Number of entries, special tokens included. The result has fewer only if the text has no
+            more subwords to learn; a warning reports this.
+        lowercase (`bool`): Whether to lower-case text and strip accents (the paper's uncased models).
+        min_frequency (`int`): Minimum frequency of a pair of subwords to be merged.
+        alphabet_size (`int`): Number of different characters, the most frequent ones; words with others are `[UNK]`.
+            Chinese needs 6,000 or more.
+        model_max_length (`int`): Length in tokens to which `truncation=True` truncates.
+        show_progress (`bool`): Whether the trainer draws progress bars.
 
     Returns:
         `PreTrainedTokenizerFast`: pads on the right, and returns `input_ids`, `token_type_ids` and `attention_mask`.
 
     Raises:
-        TypeError: if `texts` is one string, has an item that is no string, or `vocab_size` is no integer.
-        ValueError: if there is no text, a text has a lone surrogate, or a number is too small: `vocab_size` must hold
-            the characters of the text at least.
+        TypeError: if `texts` is a single string or has an item that is not a string, or `vocab_size` is not an
+            integer.
+        ValueError: if there is no text, a text has a lone surrogate, or a number is too small: `vocab_size` must be at
+            least the number of characters of the text.
 
     Source: Devlin et al. 2018, section 3; Wu et al. 2016, 4.1.
     """
@@ -230,7 +218,7 @@ def train_wordpiece_tokenizer(
 
 
 def _check_arguments(texts: Iterable[str], vocab_size: int, minimum: int) -> None:
-    """Raise on anything that the training would only stumble over later."""
+    """Raise on arguments that would fail only during training."""
     if isinstance(texts, str | bytes):
         raise TypeError(
             f"`texts` must be an iterable of strings, got a single {type(texts).__name__}; pass a list with it inside."
@@ -239,12 +227,12 @@ def _check_arguments(texts: Iterable[str], vocab_size: int, minimum: int) -> Non
         raise TypeError(f"`vocab_size` must be an integer, got {vocab_size!r}.")
     if vocab_size < minimum:
         raise ValueError(
-            f"`vocab_size` must be at least {minimum} (special tokens and single signs), got {vocab_size}."
+            f"`vocab_size` must be at least {minimum} (special tokens and single characters), got {vocab_size}."
         )
 
 
 def _check_algorithm(algorithm: str, min_frequency: int | None) -> None:
-    """Raise on an algorithm that does not exist, or does not count pairs."""
+    """Raise if the algorithm is unknown or has no minimum frequency."""
     if algorithm not in ("bpe", "unigram"):
         raise ValueError(f'`algorithm` must be "bpe" or "unigram", got {algorithm!r}.')
     if min_frequency is None:
@@ -267,10 +255,10 @@ def _count_words(texts: Iterable[str], normalizer: normalizers.Normalizer) -> Co
 def _train_wordpiece(
     words: Counter[str], vocab_size: int, min_frequency: int, alphabet_size: int, show_progress: bool
 ) -> dict[str, int]:
-    """Learn the pieces of words; returns their ids.
+    """Learn the subwords of words; return their ids.
 
-    The trainer gives ids to inner characters in the order in which it meets them, which differs from run to run, and
-    lets ids decide between equally frequent pairs. So the characters get their ids beforehand.
+    The trainer assigns ids to characters in an order that differs between runs, and breaks ties between equally
+    frequent pairs by id. So characters get their ids here.
     """
     characters: Counter[str] = Counter()
     for word, count in words.items():
@@ -296,18 +284,18 @@ def _train_wordpiece(
 
 
 def _warn_of_small_vocabulary(backend: Tokenizer, vocab_size: int) -> None:
-    """Tell when the text had too few pieces."""
+    """Warn if the text had too few subwords."""
     if backend.get_vocab_size() < vocab_size:
         logger.warning(
             f"The vocabulary has {backend.get_vocab_size()} entries, not the {vocab_size} of `vocab_size`: the text "
-            "has no more pieces to learn. Give more text or a smaller `vocab_size`."
+            "has no more subwords to learn. Give more text or a smaller `vocab_size`."
         )
 
 
 def _train_backend(
     texts: Iterator[str], trainer: trainers.Trainer, *, lowercase: bool, length: int | None
 ) -> Tokenizer:
-    """Put the steps from text to ids and back together, and train the one that is learnt."""
+    """Build the steps from text to ids and back, and train the model."""
     backend = Tokenizer(models.BPE() if isinstance(trainer, trainers.BpeTrainer) else models.Unigram())
     prepend_space = normalizers.Prepend(" ")
     backend.normalizer = normalizers.Sequence([normalizers.Lowercase(), prepend_space]) if lowercase else prepend_space
@@ -325,11 +313,11 @@ def _train_backend(
 
 
 def _checked_texts(texts: Iterable[str]) -> Iterator[str]:
-    """Yield each text once it is known to be a string that has a UTF-8 form."""
+    """Yield each text after checking that it is a string with a UTF-8 form."""
     characters = 0
     for number, text in enumerate(texts, start=1):
         if not isinstance(text, str):
-            raise TypeError(f"`texts` must hold strings only, but item {number} is {text!r} ({type(text).__name__}).")
+            raise TypeError(f"`texts` must be strings, but item {number} is {text!r} ({type(text).__name__}).")
         try:
             text.encode("utf-8")
         except UnicodeEncodeError as error:
@@ -340,14 +328,14 @@ def _checked_texts(texts: Iterable[str]) -> Iterator[str]:
         characters += len(text)
         yield text
     if not characters:
-        raise ValueError("`texts` must hold some text, but it has no item or only empty ones.")
+        raise ValueError("`texts` must have some text, but it has no item or only empty ones.")
 
 
 def _pre_tokenizer(pattern: str) -> pre_tokenizers.PreTokenizer:
-    """Split into the matches of `pattern`, then write bytes as letters."""
+    """Split into the matches of `pattern`, then map bytes to letters."""
     return pre_tokenizers.Sequence(
         [
-            # The space in front helps only scripts that write spaces; before the others it would be a lone piece.
+            # The leading space helps only scripts with spaces; before others it would be a subword of its own.
             pre_tokenizers.Split(Regex(rf"\A (?=[{_SPACELESS}])"), behavior="removed"),
             pre_tokenizers.Split(Regex(pattern), behavior="isolated"),
             pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
@@ -356,7 +344,7 @@ def _pre_tokenizer(pattern: str) -> pre_tokenizers.PreTokenizer:
 
 
 def _trainer(vocab_size: int, algorithm: str, min_frequency: int | None, show_progress: bool) -> trainers.Trainer:
-    """Make the trainer whose vocabulary starts with the special tokens and holds all 256 bytes."""
+    """Make a trainer whose vocabulary starts with the special tokens and has all 256 bytes."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     if algorithm == "bpe":
         return trainers.BpeTrainer(
@@ -376,23 +364,23 @@ def _trainer(vocab_size: int, algorithm: str, min_frequency: int | None, show_pr
     )
 
 
-def _settled_unigram(backend: Tokenizer, vocab_size: int) -> models.Unigram:
-    """Rebuild a trained unigram model so that the same text always gives the same ids and no more than `vocab_size`.
+def _reproducible_unigram(backend: Tokenizer, vocab_size: int) -> models.Unigram:
+    """Rebuild a trained unigram model so that it is the same in every run and has at most `vocab_size` entries.
 
-    The trainer ranks the bytes that it did not see by chance, sums scores in no fixed order, and keeps surplus pieces
-    of a very small vocabulary.
+    The trainer ranks unseen bytes at random, sums scores in no fixed order, and keeps more subwords than it should in
+    a very small vocabulary.
     """
     trained = json.loads(backend.to_str())["model"]["vocab"][len(SPECIAL_TOKENS) :]
     scores = {piece: round(score, 6) for piece, score in trained}
     alphabet = pre_tokenizers.ByteLevel.alphabet()
-    # The trainer puts the bytes that it did not see at the lowest score, and 0.0001 more for each further one.
+    # The trainer gives unseen bytes the lowest score, plus 0.0001 for each further one.
     floor = min(scores.values())
     for byte in alphabet:
         if scores[byte] < floor + 0.0001 * len(alphabet):
             scores[byte] = floor
     ranked = sorted(scores, key=lambda piece: (-scores[piece], piece))
-    learnt = [piece for piece in ranked if len(piece) > 1][: vocab_size - MINIMUM_VOCAB_SIZE]
-    kept = {*learnt, *alphabet}
+    learned = [piece for piece in ranked if len(piece) > 1][: vocab_size - MINIMUM_VOCAB_SIZE]
+    kept = {*learned, *alphabet}
     vocabulary = [(token, 0.0) for token in SPECIAL_TOKENS]
     vocabulary += [(piece, scores[piece]) for piece in ranked if piece in kept]
     return models.Unigram(vocabulary, SPECIAL_TOKENS.index("<unk>"))

@@ -1,7 +1,8 @@
-"""What stock `generate()` lacks: the paper's beam search, forced scoring, word alignments, translating whole texts."""
+"""Beam search of the paper, forced scoring, word alignments, and translation of whole texts."""
 
-from ..models.alignment import WordAlignment, beam_attention, forced_attention, word_alignments
-from ..models.translating import Translation, length_penalty_of
+from ..models.alignment import WordAlignment, forced_attention, word_alignments
+from ..models.translating import SearchOptions, Translation, length_penalty_of
+from .beam_attention import beam_attention
 from .beam_search import beam_search
 from .cpu_layers import fast_model
 from .scoring import ScoreOutput, TextScore, labels_of_beams, score, score_texts
@@ -10,6 +11,7 @@ from .translation import load_translator, translate
 
 __all__ = [
     "ScoreOutput",
+    "SearchOptions",
     "TextScore",
     "Translation",
     "WordAlignment",

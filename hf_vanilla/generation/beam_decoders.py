@@ -1,7 +1,7 @@
-"""How a beam search asks a model for the next words: the way any model understands, and a faster one for our own.
+"""The decoding steps of a beam search: one implementation for any model, and a faster one for those of this package.
 
-Shapes: `rows` is the number of beams of each sentence that are asked about: 1 at the first step, where all beams are
-still the same, or `num_beams`.
+Shapes: `rows` is the number of beams per sentence that a step computes: 1 at the first step, where all beams are the
+same, otherwise `num_beams`.
 """
 
 from typing import Any, Protocol
@@ -14,44 +14,43 @@ from transformers.masking_utils import create_bidirectional_mask
 from transformers.modeling_utils import PreTrainedModel
 from transformers.utils import ModelOutput
 
-from ..models.modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from .cpu_layers import for_cpu
 
 
-# There is room for this many steps until dead slots are cleared away.
+# Number of steps after which slots without descendants are reused.
 SPARE_STEPS = 8
-# What the side-by-side decoder understands of the things that `generate()` prepares for a model.
-_UNDERSTOOD = {"encoder_outputs", "attention_mask", "past_key_values", "use_cache"}
+# Inputs prepared by `generate()` that the side-by-side decoder supports.
+_SUPPORTED_INPUTS = {"encoder_outputs", "attention_mask", "past_key_values", "use_cache"}
 
 
 class BeamDecoder(Protocol):
-    """What a beam search needs of a model."""
+    """The interface between a beam search and a model."""
 
     can_drop: bool
     recorded: dict[str, tuple]
 
     @property
     def past_key_values(self) -> Cache | None:
-        """The model's cache, if there is one that makes sense to others."""
+        """The model's cache, if it has transformers' layout."""
 
     def start(self) -> torch.Tensor:
-        """Read the prompt: the logits of the first word, of shape `(batch, rows, vocab)`."""
+        """Process the prompt: the logits of the first token, of shape `(batch, rows, vocab)`."""
 
     def step(self, sequences: torch.Tensor, parents: torch.Tensor) -> torch.Tensor:
-        """Read the last word of each beam: the logits of the next, of shape `(batch, num_beams, vocab)`."""
+        """Process the last token of each beam: the logits of the next, of shape `(batch, num_beams, vocab)`."""
 
     def keep(self, sentences: torch.Tensor) -> None:
-        """Drop all sentences but these."""
+        """Drop all sentences except these."""
 
 
 class PlainDecoder:
-    """Asks a model through its `forward`, as transformers' beam search does.
+    """Calls a model's `forward`, as transformers' beam search does.
 
     Args:
         model (`PreTrainedModel`): An encoder-decoder model.
-        input_ids (`torch.LongTensor` of shape `(batch * num_beams, tgt_len)`): What the decoder starts with.
-        generation_config (`GenerationConfig`): Says what to record besides the logits.
-        model_kwargs (`dict[str, Any]`): What `generate()` has prepared for the model.
+        input_ids (`torch.LongTensor` of shape `(batch * num_beams, tgt_len)`): The decoder's prompt.
+        generation_config (`GenerationConfig`): The options, with those of what to record besides the logits.
+        model_kwargs (`dict[str, Any]`): The model's inputs as prepared by `generate()`.
     """
 
     can_drop = False
@@ -79,10 +78,10 @@ class PlainDecoder:
         return self.model_kwargs.get("past_key_values")
 
     def start(self) -> torch.Tensor:
-        """Read the prompt.
+        """Process the prompt.
 
         Returns:
-            `torch.Tensor` of shape `(batch, num_beams, vocab)`: the logits of the first word.
+            `torch.Tensor` of shape `(batch, num_beams, vocab)`: the logits of the first token.
         """
         outputs = self.model._prefill(
             self.input_ids, self.generation_config, self.model_kwargs, is_first_iteration=True
@@ -90,14 +89,15 @@ class PlainDecoder:
         return self._take(outputs)
 
     def step(self, sequences: torch.Tensor, parents: torch.Tensor) -> torch.Tensor:
-        """Let the cache follow the beams, and read the last word of each.
+        """Reorder the cache, and process the last token of each beam.
 
         Args:
             sequences (`torch.LongTensor` of shape `(batch, num_beams, tgt_len)`): The beams.
-            parents (`torch.LongTensor` of shape `(batch, num_beams)`): Which beam of the step before each continues.
+            parents (`torch.LongTensor` of shape `(batch, num_beams)`): The beam of the previous step that each
+                continues.
 
         Returns:
-            `torch.Tensor` of shape `(batch, num_beams, vocab)`: the logits of the next word.
+            `torch.Tensor` of shape `(batch, num_beams, vocab)`: the logits of the next token.
         """
         cache = self.past_key_values
         if cache is not None:
@@ -115,14 +115,14 @@ class PlainDecoder:
         return self._take(self.model(**inputs, return_dict=True))
 
     def keep(self, sentences: torch.Tensor) -> None:
-        """Do nothing: what is recorded must have all sentences at all steps.
+        """Do nothing: recorded outputs need all sentences at all steps.
 
         Args:
             sentences (`torch.LongTensor`): Not used.
         """
 
     def _take(self, outputs: ModelOutput) -> torch.Tensor:
-        """Record what was asked for, and return the logits of the last position: (batch, num_beams, vocab)."""
+        """Record outputs, and return the logits of the last position: (batch, num_beams, vocab)."""
         self.model_kwargs = self.model._update_model_kwargs_for_generation(
             outputs, self.model_kwargs, is_encoder_decoder=True
         )
@@ -132,25 +132,25 @@ class PlainDecoder:
 
 
 class SideBySideDecoder:
-    """Runs the decoder's layers on the beams of a sentence side by side, as if they were one sequence.
+    """Runs the decoder's layers on the beams of a sentence side by side, in one row of the batch.
 
-    A sentence is one row of the batch. The keys and values of its beams are written one behind another, step after
-    step, and stay where they are when beams change places: a mask says what each beam descends from. Once the slots
-    are used up, those that no beam descends from are cleared away: the past of the beams is mostly one and the same.
+    Each step writes the keys and values of all beams into new slots, where they stay when beams are reordered: a mask
+    marks the ancestors of each beam. When no slots are left, those without descendants are reused, which are most, as
+    beams share most of their past.
 
     ```
                        step 1     step 2     step 3
         slots        a1 b1 c1   a2 b2 c2   a3 b3 c3
         beam a sees   x            x        x           a3 continues b2, b2 continues a1
         beam b sees   x            x           x
-        beam c sees      x   x                    x     b1 and a2 live through c alone, c1 and c2 are dead
+        beam c sees      x   x                    x     only c descends from b1 and a2, no beam from c1 and c2
     ```
 
     Args:
-        model (`VanillaTransformerForConditionalGeneration`): The model.
-        input_ids (`torch.LongTensor` of shape `(batch * num_beams, tgt_len)`): What the decoder starts with; the beams
-            of a sentence start with the same.
-        generation_config (`GenerationConfig`): Says how many beams there are.
+        model (`PreTrainedModel`): A model whose class declares `supports_fast_search`.
+        input_ids (`torch.LongTensor` of shape `(batch * num_beams, tgt_len)`): The decoder's prompt, the same for all
+            beams of a sentence.
+        generation_config (`GenerationConfig`): The options, with the number of beams.
         model_kwargs (`dict[str, Any]`): `encoder_outputs` and `attention_mask`, with one row for each sentence.
     """
 
@@ -159,7 +159,7 @@ class SideBySideDecoder:
 
     def __init__(
         self,
-        model: VanillaTransformerForConditionalGeneration,
+        model: PreTrainedModel,
         input_ids: torch.Tensor,
         generation_config: GenerationConfig,
         model_kwargs: dict[str, Any],
@@ -179,13 +179,13 @@ class SideBySideDecoder:
             encoder_hidden_states=self.encoder_hidden_states,
         )
         self.length = 0
-        self.used = self.prompt.shape[1]  # slots in use, of each sentence; the mask hides the others
+        self.used = self.prompt.shape[1]  # slots in use per sentence; the mask hides the others
         self.capacity = self.used + SPARE_STEPS * self.num_beams
         self.slot_layers = [_SlotLayer(self.capacity) for _ in self.decoder.layers]
         self.source_layers = [DynamicLayer() for _ in self.decoder.layers]
         self.cache = EncoderDecoderCache(Cache(layers=self.slot_layers), Cache(layers=self.source_layers))
         hidden = self.encoder_hidden_states
-        self.hides = torch.finfo(hidden.dtype).min  # what the mask adds to the score of a slot that is not to be seen
+        self.hides = torch.finfo(hidden.dtype).min  # added to the scores of hidden slots
         self.mask = hidden.new_full((len(self.prompt), self.num_beams, self.capacity), self.hides)
         self.mask[:, :, : self.used] = 0
         self.own_slot = hidden.new_full((self.num_beams, self.num_beams), self.hides).fill_diagonal_(0)
@@ -198,22 +198,22 @@ class SideBySideDecoder:
         generation_config: GenerationConfig,
         model_kwargs: dict[str, Any],
     ) -> bool:
-        """Whether this decoder can do what is asked for.
+        """Return whether this decoder supports the model and the options.
 
         Args:
             model (`PreTrainedModel`): The model.
-            input_ids (`torch.LongTensor` of shape `(batch * num_beams, tgt_len)`): What the decoder starts with.
+            input_ids (`torch.LongTensor` of shape `(batch * num_beams, tgt_len)`): The decoder's prompt.
             generation_config (`GenerationConfig`): The options.
-            model_kwargs (`dict[str, Any]`): What `generate()` has prepared for the model.
+            model_kwargs (`dict[str, Any]`): The model's inputs as prepared by `generate()`.
 
         Returns:
-            `bool`: true if so.
+            `bool`: whether it does.
         """
         cache = model_kwargs.get("past_key_values")
         return (
-            isinstance(model, VanillaTransformerForConditionalGeneration)
+            getattr(type(model), "supports_fast_search", False)
             and model.config._attn_implementation in ("eager", "sdpa")
-            and model_kwargs.keys() <= _UNDERSTOOD
+            and model_kwargs.keys() <= _SUPPORTED_INPUTS
             and cache is not None
             and cache.get_seq_length() == 0
             and model_kwargs["encoder_outputs"][0].shape[0] * generation_config.num_beams == input_ids.shape[0]
@@ -222,10 +222,10 @@ class SideBySideDecoder:
         )
 
     def start(self) -> torch.Tensor:
-        """Read the prompt once for all beams.
+        """Process the prompt, once for all beams of a sentence.
 
         Returns:
-            `torch.Tensor` of shape `(batch, 1, vocab)`: the logits of the first word.
+            `torch.Tensor` of shape `(batch, 1, vocab)`: the logits of the first token.
         """
         length = self.prompt.shape[1]
         position_ids = torch.arange(length, device=self.prompt.device)[None]
@@ -233,29 +233,30 @@ class SideBySideDecoder:
         return self._decode(self.prompt, position_ids, causal_mask)[:, -1:]
 
     def step(self, sequences: torch.Tensor, parents: torch.Tensor) -> torch.Tensor:
-        """Let the mask follow the beams, and read the last word of each.
+        """Reorder the mask, and process the last token of each beam.
 
         Args:
             sequences (`torch.LongTensor` of shape `(batch, num_beams, tgt_len)`): The beams.
-            parents (`torch.LongTensor` of shape `(batch, num_beams)`): Which beam of the step before each continues.
+            parents (`torch.LongTensor` of shape `(batch, num_beams)`): The beam of the previous step that each
+                continues.
 
         Returns:
-            `torch.Tensor` of shape `(batch, num_beams, vocab)`: the logits of the next word.
+            `torch.Tensor` of shape `(batch, num_beams, vocab)`: the logits of the next token.
         """
         batch, num_beams = parents.shape
         self.mask = self.mask[torch.arange(batch, device=parents.device)[:, None], parents]
         if self.kept is not None or self.used + num_beams > self.capacity:
-            self._clear_away()
+            self.reuse_slots()
         self.mask[:, :, self.used : self.used + num_beams] = self.own_slot
         self.used += num_beams
         position_ids = torch.full((1, 1), self.length, device=parents.device)
         return self._decode(sequences[..., -1], position_ids, self.mask[:, None])
 
     def keep(self, sentences: torch.Tensor) -> None:
-        """Drop all sentences but these.
+        """Drop all sentences except these.
 
         Args:
-            sentences (`torch.LongTensor`): Their numbers in the present batch.
+            sentences (`torch.LongTensor`): Their indices in the current batch.
         """
         self.encoder_hidden_states = self.encoder_hidden_states[sentences]
         if isinstance(self.encoder_mask, torch.Tensor):
@@ -263,7 +264,7 @@ class SideBySideDecoder:
         for layer in self.source_layers:
             layer.batch_select_indices(sentences)
         self.mask = self.mask[sentences]
-        self.kept = sentences  # their slots are moved with the next step, when more of them may be dead
+        self.kept = sentences  # their slots are moved in the next step
 
     def _decode(self, tokens: torch.Tensor, position_ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         """Run the layers on tokens (batch, length) of these positions, and return logits (batch, length, vocab)."""
@@ -274,12 +275,12 @@ class SideBySideDecoder:
             hidden_states = layer(hidden_states, mask, self.encoder_hidden_states, self.encoder_mask, self.cache)
         return self.lm_head(self.decoder.norm(hidden_states))
 
-    def _clear_away(self) -> None:
-        """Keep the slots that some beam descends from, of the sentences that are left, and make room for more."""
-        is_live = (self.mask == 0).any(1)  # (batch, slots)
-        self.used = int(is_live.sum(1).max())
+    def reuse_slots(self) -> None:
+        """Keep the slots that have descendants, of the remaining sentences, and replace the others by free ones."""
+        has_descendants = (self.mask == 0).any(1)  # (batch, slots)
+        self.used = int(has_descendants.sum(1).max())
         self.capacity = self.used + SPARE_STEPS * self.num_beams
-        slots = is_live.byte().argsort(dim=1, descending=True, stable=True)[:, : self.used]  # (batch, used)
+        slots = has_descendants.byte().argsort(dim=1, descending=True, stable=True)[:, : self.used]  # (batch, used)
         mask = self.mask.gather(2, slots[:, None].expand(-1, self.num_beams, -1))  # (batch, num_beams, used)
         self.mask = nn.functional.pad(mask, (0, self.capacity - self.used), value=self.hides)
         sentences = torch.arange(len(slots), device=slots.device) if self.kept is None else self.kept
@@ -289,10 +290,10 @@ class SideBySideDecoder:
 
 
 class _SlotLayer(DynamicLayer):
-    """A cache layer with spare slots behind those in use: new keys and values are written without copying the old.
+    """A cache layer with free slots after those in use: new keys and values are written without copying the old.
 
-    Attention gets all slots, zeros in the spare ones, which its mask hides: the products of what lies side by side
-    without a gap need no copy.
+    Attention gets all slots, with zeros in the free ones, which its mask hides: products of contiguous tensors need no
+    copy.
     """
 
     def __init__(self, capacity: int):

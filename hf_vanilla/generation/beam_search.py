@@ -1,31 +1,31 @@
-r"""Beam search for `generate()` with the length penalty of the paper, and faster than transformers' own.
+r"""Beam search for `generate()` with the paper's length penalty, faster than transformers' own.
 
 ```
           the beams of one sentence            one step
     source  <---- cross-attention ----+   1. the decoder reads each beam's last token
     (stored once)                     |   2. the best `2 * num_beams` continuations of all beams
     "Ein"  "Hund"  "läuft" -----------+   3. those that end in </s> become hypotheses: score / penalty(length)
-      |       \                       |   4. the best `num_beams` of the others go on
-      |        "rennt" ---------------+   5. a sentence that can't improve any more leaves the batch
+      |       \                       |   4. the best `num_beams` of the others continue
+      |        "rennt" ---------------+   5. sentences that can't improve leave the batch
     "Der" ...
 ```
 
-What makes it fast, without changing a result:
-- The beams of a sentence lie side by side, as if they were one sequence whose positions can't all see each other. So
-  the keys and values of a sentence are written once and never moved when beams change places: a mask of who descends
-  from whom says what each beam may look at.
-- A sentence's source is stored, and its keys and values are computed, once.
-- The best words are looked for among logits; of all the words of the vocabulary only a log-sum-exp is computed.
-- Sentences that are finished leave the batch.
+What makes it fast, with equal results:
+- The beams of a sentence are side by side in one row of the batch. Keys and values are written once and not moved when
+  beams are reordered: a mask of their ancestors defines what each beam attends to.
+- Source keys and values are computed and stored once per sentence.
+- The best tokens are found among logits; the only pass over the vocabulary is one log-sum-exp.
+- Finished sentences leave the batch.
 
-Departures from transformers' beam search: none in the results, except where fewer continuations exist than beams.
-There transformers goes on with copies of a beam at a score of -1e9; here such a beam is dropped.
+Departures from transformers' beam search: none in the results, unless fewer continuations exist than beams. There
+transformers continues with copies of a beam at a score of -1e9; here such beams are dropped.
 """
 
 import math
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from numbers import Integral
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -41,15 +41,40 @@ from transformers.generation import (
 from transformers.modeling_utils import PreTrainedModel
 from transformers.utils import ModelOutput
 
+from ..models.checks import check_input_ids
 from ..models.translating import NOT_FOUND, length_penalty_of
 from .beam_decoders import BeamDecoder, PlainDecoder, SideBySideDecoder
 
 
-# The best words are looked for in runs of this many: first the runs that hold the best, then the words in these.
+if TYPE_CHECKING:
+    from transformers.generation.streamers import BaseStreamer
+
+# Options of transformers' other generation modes, with the values that disable them.
+OTHER_MODES: dict[str, tuple[Any, ...]] = {
+    "constraints": (None,),
+    "force_words_ids": (None,),
+    "num_beam_groups": (None, 1),
+    "diversity_penalty": (None, 0.0),
+    "penalty_alpha": (None, 0.0),
+    "dola_layers": (None,),
+    "prompt_lookup_num_tokens": (None,),
+    "assistant_early_exit": (None,),
+    "use_mtp": (None, False),
+}
+# Options that are ids of the target vocabulary, or lists of them.
+ID_OPTIONS = (
+    "decoder_start_token_id",
+    "forced_bos_token_id",
+    "forced_eos_token_id",
+    "suppress_tokens",
+    "begin_suppress_tokens",
+)
+
+# The vocabulary is searched in runs of this many tokens: first for the best runs, then for the best tokens in them.
 RUN_LENGTH = 64
-# Logits that are normalised at a time: 1 MiB of them.
+# Number of logits that are normalized at once: 1 MiB.
 BLOCK_SIZE = 2**18
-# Dropping finished sentences copies all others, so it waits until this share of the batch is finished.
+# Share of finished sentences at which they are dropped: dropping copies all others.
 DROPPED_SHARE = 1 / 8
 
 
@@ -62,11 +87,12 @@ def beam_search(
     length_penalty: float | None = None,
     length_penalty_type: str = "power",
     max_length_offset: int | None = None,
+    streamer: "BaseStreamer | None" = None,
     **model_kwargs: Any,
 ) -> GenerateBeamEncoderDecoderOutput | torch.Tensor:
-    """Search the best sequences; to be passed to `generate()` as its `custom_generate`.
+    """Beam search, to be passed to `generate()` as its `custom_generate`.
 
-    All of `generate()`'s beam options work as they do without it: `early_stopping`, `max_length`, `min_length`,
+    All of `generate()`'s options for beams work as usual: `early_stopping`, `max_length`, `min_length`,
     `num_return_sequences`, logits processors, stopping criteria, `output_scores`, `output_attentions` and so on.
     `num_beams=1` is greedy search. The paper's search is
 
@@ -77,36 +103,41 @@ def beam_search(
     ```
 
     Args:
-        model (`PreTrainedModel`): An encoder-decoder model. Models of this package are fast; others just work.
-        input_ids (`torch.LongTensor` of shape `(batch * num_beams, tgt_len)`): What the decoder starts with.
-        logits_processor (`LogitsProcessorList`): Changes of the log probabilities.
-        stopping_criteria (`StoppingCriteriaList`): When a sequence ends.
+        model (`PreTrainedModel`): An encoder-decoder model. The faster search is for models of this package; others
+            work, too.
+        input_ids (`torch.LongTensor` of shape `(batch * num_beams, tgt_len)`): The decoder's prompt.
+        logits_processor (`LogitsProcessorList`): Processors of the log probabilities.
+        stopping_criteria (`StoppingCriteriaList`): Criteria for the end of a sequence.
         generation_config (`GenerationConfig`): All other options.
         length_penalty (`float`, *optional*): Exponent of the length penalty; `generation_config.length_penalty` by
             default.
-        length_penalty_type (`str`, defaults to `"power"`): `"power"` divides a log probability by
-            length^length_penalty as transformers does, `"gnmt"` by ((5 + length) / 6)^length_penalty as the paper.
-        max_length_offset (`int`, *optional*): How many tokens longer than its own source, padding not counted, a
-            sequence may be. `max_length`, which is one for all sentences of a batch, holds besides.
-        **model_kwargs: What `generate()` has prepared for the model: `encoder_outputs`, `attention_mask` and so on.
+        length_penalty_type (`str`, defaults to `"power"`): `"power"` divides log probabilities by
+            length^length_penalty as in transformers, `"gnmt"` by ((5 + length) / 6)^length_penalty as in the paper.
+        max_length_offset (`int`, *optional*): How many tokens longer than its own source, without padding, a sequence
+            may be. `max_length`, which is the same for all sentences of a batch, also applies.
+        streamer (`BaseStreamer`, *optional*): Gets the new token of each sentence, of shape `(batch,)`, after each
+            step; only for `num_beams=1`. `generate()` of other libraries' models doesn't pass it on, so bind it, too:
+            `model.generate(..., streamer=streamer, custom_generate=partial(beam_search, streamer=streamer))`.
+        **model_kwargs: The model's inputs as prepared by `generate()`: `encoder_outputs`, `attention_mask` and so on.
 
     Returns:
         `torch.LongTensor` of shape `(batch * num_return_sequences, tgt_len)`: the sequences, best first; or with
-        `return_dict_in_generate` a `GenerateBeamEncoderDecoderOutput`, which always has the `sequences_scores`.
+        `return_dict_in_generate` a `GenerateBeamEncoderDecoderOutput`, always with `sequences_scores`.
 
     Raises:
-        ValueError: if the model is no encoder-decoder, `do_sample` is set, `length_penalty_type` is unknown, or
-            `max_length_offset` is negative.
+        ValueError: if the model is not an encoder-decoder, an option is out of its range or of another generation
+            mode, an id is outside the vocabulary, or a streamer is combined with several beams.
+        TypeError: if ids or numbers of beams are not integers.
 
     Source: Vaswani et al. 2017, 6.1; Wu et al. 2016, 7.
     """
     length_penalty_of(1, 1.0, length_penalty_type)
     if not model.config.is_encoder_decoder:
         raise ValueError(f"`model` must be an encoder-decoder, got {type(model).__name__}.")
-    if generation_config.do_sample:
-        raise ValueError("`do_sample` must be false: `beam_search` doesn't sample. To sample, drop `custom_generate`.")
     if max_length_offset is not None and max_length_offset < 0:
         raise ValueError(f"`max_length_offset` must not be negative, got {max_length_offset}.")
+    _check_mode(generation_config, streamer)
+    _check_ids(model, generation_config, input_ids)
     penalty = partial(
         length_penalty_of,
         length_penalty=generation_config.length_penalty if length_penalty is None else length_penalty,
@@ -118,17 +149,61 @@ def beam_search(
     decoder: BeamDecoder = (SideBySideDecoder if is_fast else PlainDecoder)(
         model, input_ids, generation_config, model_kwargs
     )
-    record = _Record(options)
-    with torch.inference_mode(is_fast and options.is_bare):
+    record = _Record(options, streamer, len(input_ids))
+    # A streamer may change in place what it gets, which inference mode forbids.
+    with torch.inference_mode(is_fast and options.is_bare and streamer is None):
         finished = _search(decoder, _Beams.start(input_ids, limits, options), options, record)
+    if streamer is not None:
+        streamer.end()
     return _output(finished, options, record, decoder, model_kwargs["encoder_outputs"])
+
+
+def _check_mode(config: GenerationConfig, streamer: "BaseStreamer | None") -> None:
+    """Raise on options of other generation modes, and on numbers of beams below 1."""
+    if config.do_sample:
+        raise ValueError("`do_sample` must be false: `beam_search` doesn't sample. To sample, drop `custom_generate`.")
+    for name, off in OTHER_MODES.items():
+        given = getattr(config, name, None)
+        if given not in off:
+            raise ValueError(
+                f"`{name}` ({given}) belongs to another generation mode than beam search; drop it, or drop "
+                "`custom_generate`."
+            )
+    for name in ("num_beams", "num_return_sequences"):
+        number = getattr(config, name)
+        if not isinstance(number, Integral) or isinstance(number, bool):
+            raise TypeError(f"`{name}` must be an integer, got {number!r}.")
+        if int(number) < 1:
+            raise ValueError(f"`{name}` must be at least 1, got {number}.")
+    if streamer is not None and config.num_beams > 1:
+        raise ValueError(
+            f"`streamer` can't be combined with `num_beams` ({config.num_beams}): no token is final before the search "
+            "ends. Drop it, or set `num_beams=1`."
+        )
+
+
+def _check_ids(model: PreTrainedModel, config: GenerationConfig, input_ids: torch.Tensor) -> None:
+    """Raise if an id of the decoder's prompt or of an option is outside the target vocabulary."""
+    text_config = model.config.get_text_config(decoder=True)
+    size = getattr(text_config, "decoder_vocab_size", None) or text_config.vocab_size
+    for name in ID_OPTIONS:
+        given: Any = getattr(config, name, None)
+        given = given.tolist() if hasattr(given, "tolist") else given
+        for token_id in given if isinstance(given, list | tuple) else [given]:
+            if token_id is None:
+                continue
+            if not isinstance(token_id, Integral) or isinstance(token_id, bool):
+                raise TypeError(f"`{name}` must be token ids, which are integers, got {token_id!r}.")
+            if not 0 <= int(token_id) < size:
+                raise ValueError(f"`{name}` must be in [0, {size}), the ids of the target vocabulary; got {token_id}.")
+    check_input_ids("decoder_input_ids", input_ids[:: config.num_beams], size)
 
 
 class _Options:
     """The options of one search, in the form that its steps need.
 
-    A search is bare if nothing but suppressed tokens changes the log probabilities, nothing but `</s>` or the length
-    ends a sequence, and nobody asked to see the log probabilities.
+    A search is bare if only suppressed tokens change the log probabilities, only `</s>` or the length ends a sequence,
+    and log probabilities are not returned.
     """
 
     def __init__(
@@ -145,7 +220,7 @@ class _Options:
         self.penalty = penalty  # of a length
         self.rewards_length = penalty.keywords["length_penalty"] > 0
         self.prompt_length = input_ids.shape[1]
-        # what a history holds behind its end; made once, as an accelerator is waited for and copied to
+        # Padding of a history; made once, as creating it synchronizes with an accelerator.
         self.blank = torch.tensor([[_padding(generation_config)], [-1]], device=input_ids.device)  # (2, 1)
         self.logits_processor, self.stopping_criteria = logits_processor, stopping_criteria
         lengths = [criterion.max_length for criterion in stopping_criteria if type(criterion) is MaxLengthCriteria]
@@ -154,7 +229,8 @@ class _Options:
         suppressed = [processor.suppress_tokens for processor in logits_processor if type(processor) is kind]
         self.max_length: int = min(lengths, default=generation_config.max_length)
         self.ends = torch.cat([end.flatten() for end in ends]) if ends else None
-        self.suppressed = torch.cat([tokens.flatten() for tokens in suppressed]) if suppressed else None
+        # The tensor of an empty list is a floating-point one.
+        self.suppressed = torch.cat([tokens.flatten().long() for tokens in suppressed]) if suppressed else None
         self.only_plain_ends = len(lengths) + len(ends) == len(stopping_criteria)
         shows = generation_config.return_dict_in_generate
         self.shows_scores = bool(shows and generation_config.output_scores)
@@ -164,13 +240,13 @@ class _Options:
 
     @property
     def candidates(self) -> int:
-        """How many continuations of a sentence are looked at: enough that `num_beams` of them don't end."""
+        """Number of continuations of a sentence to rank: at least `num_beams` of them don't end."""
         ends = self.config._eos_token_tensor
         return self.num_beams * max(2, 1 + (0 if ends is None else len(ends)))
 
 
 def _padding(config: GenerationConfig) -> int:
-    """Find the token behind a finished sequence: transformers takes `</s>` if the id of padding is 0."""
+    """Return the padding of finished sequences: as in transformers, `</s>` if the padding id is 0."""
     if config._eos_token_tensor is None:
         return -1
     return int(config._pad_token_tensor or config._eos_token_tensor[0])
@@ -179,7 +255,7 @@ def _padding(config: GenerationConfig) -> int:
 def _length_limits(
     input_ids: torch.Tensor, options: _Options, max_length_offset: int | None, model_kwargs: dict[str, Any]
 ) -> torch.Tensor:
-    """How long each sentence's sequences may become, the prompt included: (batch,)."""
+    """Return the maximum length of each sentence's sequences, the prompt included: (batch,)."""
     batch = len(input_ids) // options.num_beams
     limits = torch.full((batch,), options.max_length, device=input_ids.device)
     if max_length_offset is None:
@@ -187,7 +263,7 @@ def _length_limits(
     attention_mask = model_kwargs.get("attention_mask")
     if attention_mask is None:
         attention_mask = torch.ones_like(model_kwargs["encoder_outputs"][0][..., 0])
-    # one row for each sentence or for each beam, as the model wants it
+    # One row for each sentence or for each beam, depending on the model.
     source_lengths = (attention_mask != 0).sum(1).view(batch, -1)[:, 0]
     return limits.minimum(options.prompt_length + source_lengths + max_length_offset)
 
@@ -196,20 +272,20 @@ def _length_limits(
 class _Beams:
     """The beams and the hypotheses of some sentences.
 
-    A history holds two rows: the tokens, and for each generated one the beam that it was appended to (else -1).
+    A history has two rows: the tokens, and for each generated token the beam that it was appended to (else -1).
     """
 
-    sentences: torch.Tensor  # (batch,), their numbers in the whole batch
+    sentences: torch.Tensor  # (batch,), their indices in the whole batch
     histories: torch.Tensor  # (batch, num_beams, 2, length)
     scores: torch.Tensor  # (batch, num_beams), sums of log probabilities, highest first
     hypotheses: torch.Tensor  # (batch, num_beams, 2, length)
     hypothesis_scores: torch.Tensor  # (batch, num_beams), with the penalty, highest first
     limits: torch.Tensor  # (batch,), the length at which every sequence ends
-    is_open: torch.Tensor  # (batch,), false where no hypothesis can improve any more
+    is_open: torch.Tensor  # (batch,), false where no hypothesis can improve
 
     @classmethod
     def start(cls, input_ids: torch.Tensor, limits: torch.Tensor, options: _Options) -> "_Beams":
-        """Start all beams of a sentence with the same prompt; the first one alone counts."""
+        """Start all beams of a sentence with the same prompt; only the first one has a finite score."""
         prompts = input_ids.unflatten(0, (-1, options.num_beams))  # (batch, num_beams, length)
         histories = torch.stack((prompts, torch.full_like(prompts, -1)), dim=2)  # (batch, num_beams, 2, length)
         scores = torch.full(prompts.shape[:2], -math.inf, device=prompts.device)
@@ -235,27 +311,29 @@ class _Beams:
         return self.histories[:, :, 1, -1]
 
     def select(self, chosen: torch.Tensor) -> "_Beams":
-        """Take some of the sentences."""
+        """Select some of the sentences."""
         return _Beams(*(getattr(self, name)[chosen] for name in self.__dataclass_fields__))
 
 
 def _search(decoder: BeamDecoder, beams: _Beams, options: _Options, record: "_Record") -> list[_Beams]:
-    """Search until no sentence can improve. Return all sentences, in groups that were finished together.
+    """Search until no sentence can improve. Return all sentences, in groups that finished together.
 
-    A step reads how many sentences are open, and so waits for an accelerator once; now and then the decoder does too.
+    Each step synchronizes with an accelerator once, to read the number of open sentences; the decoder sometimes does,
+    too.
     """
     finished: list[_Beams] = []
     logits = decoder.start()
     while True:
         log_probs, normalizers = _log_probs(logits, beams, options, record)
         scores = beams.scores[:, : log_probs.shape[1]]
-        _advance(beams, _best_continuations(log_probs, normalizers, scores, options.candidates), options, record)
+        _advance(beams, best_continuations(log_probs, normalizers, scores, options.candidates), options, record)
+        record.stream(beams)
         is_open = beams.is_open
         closed = len(is_open) - int(is_open.sum())
         if closed == len(is_open):
             return [*finished, beams]
         if decoder.can_drop and options.is_bare and closed >= len(is_open) * DROPPED_SHARE:
-            order = is_open.byte().argsort(stable=True)  # numbers: the true ones of a mask would be counted each time
+            order = is_open.byte().argsort(stable=True)  # indices, as a boolean mask would synchronize
             finished.append(beams.select(order[:closed]))
             beams = beams.select(order[closed:])
             decoder.keep(order[closed:])
@@ -265,7 +343,7 @@ def _search(decoder: BeamDecoder, beams: _Beams, options: _Options, record: "_Re
 def _log_probs(
     logits: torch.Tensor, beams: _Beams, options: _Options, record: "_Record"
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Turn logits (batch, rows, vocab) into log probabilities plus normalizers (batch, rows), which may be 0."""
+    """Convert logits (batch, rows, vocab) to log probabilities plus normalizers (batch, rows), which may be 0."""
     if options.is_bare:
         normalizers = log_sum_exp(logits)
         if options.suppressed is not None:
@@ -282,8 +360,8 @@ def _log_probs(
 def log_sum_exp(logits: torch.Tensor) -> torch.Tensor:
     """Compute log(sum(exp(logits))) over the vocabulary.
 
-    A few rows at a time stay in the processor's cache, where `torch.logsumexp` would allocate several times the memory
-    of all logits; and a power of 2 is cheaper than one of e.
+    A few rows at a time fit into the processor's cache, while `torch.logsumexp` allocates several times the memory of
+    all logits. Powers of 2 are cheaper than powers of e.
 
     Args:
         logits (`torch.Tensor` of shape `(..., vocab)`): The logits, of any floating point type.
@@ -300,22 +378,22 @@ def log_sum_exp(logits: torch.Tensor) -> torch.Tensor:
     return torch.cat(sums).view(logits.shape[:-1])
 
 
-def _best_continuations(
+def best_continuations(
     log_probs: torch.Tensor, normalizers: torch.Tensor, scores: torch.Tensor, count: int
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Find the best continuations of the beams of each sentence.
 
-    The `count` best words lie in the `count` runs of words whose best words are best: only these are looked through.
+    The `count` best tokens are in the `count` runs of tokens with the highest maxima, so only these are searched.
 
     Args:
         log_probs (`torch.Tensor` of shape `(batch, rows, vocab)`): Log probabilities plus `normalizers`.
-        normalizers (`torch.Tensor` of shape `(batch, rows)`): What is to be subtracted.
+        normalizers (`torch.Tensor` of shape `(batch, rows)`): Normalizers to subtract.
         scores (`torch.Tensor` of shape `(batch, rows)`): Log probabilities of the beams.
-        count (`int`): How many to find.
+        count (`int`): Number of continuations.
 
     Returns:
-        `tuple[torch.Tensor, torch.Tensor, torch.Tensor]`: the scores, highest first, the beams and the words, all of
-        shape `(batch, count)`. Where there are fewer continuations, the scores of the rest are -inf.
+        `tuple[torch.Tensor, torch.Tensor, torch.Tensor]`: the scores, highest first, the beams and the tokens, all of
+        shape `(batch, count)`. If fewer continuations exist, the other scores are -inf.
     """
     rows, vocab = log_probs.shape[1:]
     whole_runs = vocab // RUN_LENGTH
@@ -329,39 +407,39 @@ def _best_continuations(
     chosen = best_of_runs.flatten(1).topk(min(count, rows * runs), sorted=False).indices  # (batch, chosen)
     beams, first = chosen // runs, chosen % runs * RUN_LENGTH
 
-    words = first[..., None] + torch.arange(RUN_LENGTH, device=first.device)  # (batch, chosen, RUN_LENGTH)
-    places = (beams[..., None] * vocab + words.clamp(max=vocab - 1)).flatten(1)
-    found = log_probs.flatten(1).gather(1, places).view_as(words)
+    tokens = first[..., None] + torch.arange(RUN_LENGTH, device=first.device)  # (batch, chosen, RUN_LENGTH)
+    places = (beams[..., None] * vocab + tokens.clamp(max=vocab - 1)).flatten(1)
+    found = log_probs.flatten(1).gather(1, places).view_as(tokens)
     found = found - normalizers.gather(1, beams)[..., None] + scores.gather(1, beams)[..., None]
-    found = found.masked_fill(words >= vocab, -math.inf).flatten(1)  # (batch, chosen * RUN_LENGTH)
+    found = found.masked_fill(tokens >= vocab, -math.inf).flatten(1)  # (batch, chosen * RUN_LENGTH)
     best, indices = found.topk(min(count, found.shape[1]))  # (batch, count)
-    beams, words = beams.gather(1, indices // RUN_LENGTH), words.flatten(1).gather(1, indices)
+    beams, tokens = beams.gather(1, indices // RUN_LENGTH), tokens.flatten(1).gather(1, indices)
     missing = (0, count - best.shape[1])
     return (
         nn.functional.pad(best, missing, value=-math.inf),
         nn.functional.pad(beams, missing),
-        nn.functional.pad(words.clamp(max=vocab - 1), missing),
+        nn.functional.pad(tokens.clamp(max=vocab - 1), missing),
     )
 
 
 def _advance(
     beams: _Beams, continuations: tuple[torch.Tensor, torch.Tensor, torch.Tensor], options: _Options, record: "_Record"
 ) -> None:
-    """Append a token to the beams: the best continuations that have ended become hypotheses, the best others go on."""
-    scores, parents, words = continuations  # (batch, candidates)
+    """Append a token to the beams: the best finished continuations become hypotheses, the best others continue."""
+    scores, parents, tokens = continuations  # (batch, candidates)
     sentences = torch.arange(len(scores), device=scores.device)[:, None]
-    new = torch.stack((words, parents), dim=-1)[..., None]  # (batch, candidates, 2, 1)
+    new = torch.stack((tokens, parents), dim=-1)[..., None]  # (batch, candidates, 2, 1)
     histories = torch.cat((beams.histories[sentences, parents], new), dim=-1)  # (batch, candidates, 2, length + 1)
     has_ended = _has_ended(histories[:, :, 0], beams.limits, options, record)
     num_beams = options.num_beams
     _add_hypotheses(beams, histories[:, :num_beams], scores[:, :num_beams], has_ended[:, :num_beams], options)
-    beams.scores, going_on = scores.masked_fill(has_ended, -math.inf).topk(num_beams)
-    beams.histories = histories[sentences, going_on]
+    beams.scores, continued = scores.masked_fill(has_ended, -math.inf).topk(num_beams)
+    beams.histories = histories[sentences, continued]
     beams.is_open = beams.is_open & _can_improve(beams, options)
 
 
 def _has_ended(sequences: torch.Tensor, limits: torch.Tensor, options: _Options, record: "_Record") -> torch.Tensor:
-    """Whether each sequence of (batch, candidates, length) ends with its last token."""
+    """Return whether each sequence of (batch, candidates, length) ends with its last token."""
     has_ended = (limits <= sequences.shape[-1])[:, None].expand(sequences.shape[:2])
     if not options.only_plain_ends:
         ended_by_criteria = options.stopping_criteria(sequences.flatten(0, 1), record.scores)
@@ -374,7 +452,7 @@ def _has_ended(sequences: torch.Tensor, limits: torch.Tensor, options: _Options,
 def _add_hypotheses(
     beams: _Beams, histories: torch.Tensor, scores: torch.Tensor, has_ended: torch.Tensor, options: _Options
 ) -> None:
-    """Keep the best `num_beams` of the hypotheses so far and those of (batch, num_beams) that have just ended."""
+    """Keep the best `num_beams` of previous hypotheses and of those of (batch, num_beams) that have just ended."""
     length = histories.shape[-1] - options.prompt_length
     counts = has_ended & beams.is_open[:, None]
     scores = (scores / options.penalty(length)).masked_fill(~counts, -math.inf)
@@ -385,10 +463,10 @@ def _add_hypotheses(
 
 
 def _can_improve(beams: _Beams, options: _Options) -> torch.Tensor:
-    """Whether the best beam may still beat the worst hypothesis of its sentence: (batch,).
+    """Return whether the best beam may still beat the worst hypothesis of its sentence: (batch,).
 
     The bound is transformers': with `early_stopping="never"` the highest score that the beam can reach, otherwise its
-    score if it ended here, which is a guess. With `early_stopping=True` the first `num_beams` hypotheses are final.
+    score at the current length, a heuristic. With `early_stopping=True` the first `num_beams` hypotheses are final.
     """
     length: int | torch.Tensor = beams.length - options.prompt_length
     if options.early_stopping == "never" and options.rewards_length:
@@ -401,24 +479,33 @@ def _can_improve(beams: _Beams, options: _Options) -> torch.Tensor:
 
 
 class _Record:
-    """What `generate()` was asked to return of every step."""
+    """Collects what `generate()` returns of every step, and streams tokens."""
 
-    def __init__(self, options: _Options):
+    def __init__(self, options: _Options, streamer: "BaseStreamer | None", batch: int):
+        self.streamer = streamer
+        self.padding = options.blank[0].expand(batch)
         self.scores: tuple[torch.Tensor, ...] | None = () if options.shows_scores else None
         self.logits: tuple[torch.Tensor, ...] | None = () if options.shows_logits else None
 
     def add(self, logits: torch.Tensor, log_probs: torch.Tensor) -> None:
-        """Take in one step: (batch * num_beams, vocab) each."""
+        """Record one step: (batch * num_beams, vocab) each."""
         if self.logits is not None:
             self.logits += (logits.clone(),)
         if self.scores is not None:
             self.scores += (log_probs.clone(),)
 
+    def stream(self, beams: _Beams) -> None:
+        """Stream the newest token of each sentence, or padding if it finished before."""
+        if self.streamer is None:
+            return
+        newest = torch.where(beams.is_open, beams.sequences[:, 0, -1], beams.hypotheses[:, 0, 0, -1])
+        self.streamer.put(self.padding.scatter(0, beams.sentences, newest).cpu())  # (batch,)
+
 
 def _output(
     finished: list[_Beams], options: _Options, record: _Record, decoder: BeamDecoder, encoder_outputs: ModelOutput
 ) -> GenerateBeamEncoderDecoderOutput | torch.Tensor:
-    """Put the best hypotheses of all sentences into what `generate()` returns."""
+    """Return the best hypotheses of all sentences in the output format of `generate()`."""
     config, prompt_length = options.config, options.prompt_length
     length = max(beams.length for beams in finished)
     count = sum(len(beams.sentences) for beams in finished)
@@ -448,4 +535,4 @@ def _output(
     )
 
 
-__all__ = ["beam_search", "log_sum_exp"]
+__all__ = ["beam_search", "best_continuations", "log_sum_exp"]

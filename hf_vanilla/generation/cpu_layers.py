@@ -1,11 +1,12 @@
-"""Layers as a CPU decodes fastest with them: packed weights, and attention without the set-up of a fused kernel.
+"""Faster layers for decoding on a CPU: packed weights, and attention without the overhead of a fused kernel.
 
-Decoding multiplies the same weights with a few hundred rows, again and again. oneDNN is up to three times faster with
-weights that it has laid out for itself than `torch.nn.Linear`, which hands plain ones to it or to MKL. And for a few
-queries, two matrix products and a softmax are faster than `scaled_dot_product_attention`.
+Decoding repeatedly multiplies the same weights with a few hundred rows. With weights in oneDNN's own layout this is up
+to three times faster than `torch.nn.Linear`, which uses plain weights. For a few queries, two matrix products and a
+softmax are faster than `scaled_dot_product_attention`.
 """
 
 import copy
+import functools
 from typing import Any
 
 import torch
@@ -13,19 +14,18 @@ from torch import nn
 from transformers.modeling_utils import PreTrainedModel
 
 from ..models.layers import CrossAttention, FusedLinear, SelfAttention
-from ..models.modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 
 
-# With fewer rows than this, packing costs more time than a translation gains by it.
-FEWEST_ROWS = 32
+# With fewer rows, packing takes longer than it saves.
+MIN_ROWS = 32
 
 
 class PackedLinear(nn.Module):
     """A linear map for inference, with its weight in oneDNN's own layout.
 
     Args:
-        linear (`nn.Linear`): The map; a `FusedLinear` keeps its `sizes`.
-        rows (`int`): About how many rows it will be applied to at a time.
+        linear (`nn.Linear`): The linear map; a `FusedLinear` keeps its `sizes`.
+        rows (`int`): Approximate number of rows of its inputs.
     """
 
     def __init__(self, linear: nn.Linear, rows: int):
@@ -47,44 +47,62 @@ class PackedLinear(nn.Module):
 
 
 def can_pack(weight: torch.Tensor, rows: int) -> bool:
-    """Tell whether packing such weights is possible and worth while.
+    """Return whether this CPU can pack such weights, and gains from it.
 
     Args:
         weight (`torch.Tensor`): One of the weights.
-        rows (`int`): About how many rows they will be applied to at a time.
+        rows (`int`): Approximate number of rows of the inputs.
 
     Returns:
-        `bool`: true if so.
+        `bool`: whether it does.
     """
-    has_kernel = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
-    return has_kernel and rows >= FEWEST_ROWS and weight.dtype in (torch.float32, torch.bfloat16)
+    return rows >= MIN_ROWS and weight.dtype in (torch.float32, torch.bfloat16) and _has_packed_kernel(weight.dtype)
+
+
+@functools.cache
+def _has_packed_kernel(dtype: torch.dtype) -> bool:
+    """Test a packed product: which dtypes oneDNN packs depends on the CPU, torch's build and the environment.
+
+    Args:
+        dtype (`torch.dtype`): The dtype of the weights.
+
+    Returns:
+        `bool`: whether it works.
+    """
+    linear = nn.utils.skip_init(nn.Linear, 16, 16, device="cpu", dtype=dtype)
+    try:
+        PackedLinear(linear, MIN_ROWS)(torch.zeros(MIN_ROWS, 16, device="cpu", dtype=dtype))
+    except (AttributeError, RuntimeError):  # torch lacks the operator, or the CPU lacks the instructions
+        return False
+    return True
 
 
 def fast_model(model: PreTrainedModel, rows: int) -> PreTrainedModel:
-    """Copy a model for inference if there is something to gain by it. Later changes of its weights need a new copy.
+    """Copy a model for faster inference. After changes of the model's weights, make a new copy.
 
     Args:
         model (`PreTrainedModel`): The model.
-        rows (`int`): About how many rows its linear maps will be applied to at a time, such as the tokens of a batch.
+        rows (`int`): Approximate number of rows of the inputs of linear maps, such as the tokens of a batch.
 
     Returns:
-        `PreTrainedModel`: the copy, or the model itself if it is not of this package or not on a CPU.
+        `PreTrainedModel`: the copy, or the model itself if its class does not declare `supports_fast_search` or it is
+        not on a CPU.
     """
-    if isinstance(model, VanillaTransformerForConditionalGeneration) and model.device.type == "cpu":
+    if getattr(type(model), "supports_fast_search", False) and model.device.type == "cpu":
         return for_cpu(model, rows)
     return model
 
 
 def for_cpu(module: nn.Module, rows: int) -> Any:
-    """Copy a module for inference on a CPU. The copy shares all weights but packed ones, and the module stays as is.
+    """Copy a module for inference on a CPU. The copy shares all weights except packed ones; the module is unchanged.
 
     Args:
         module (`nn.Module`): The module, on a CPU.
-        rows (`int`): About how many rows its linear maps will be applied to at a time.
+        rows (`int`): Approximate number of rows of the inputs of linear maps.
 
     Returns:
-        `nn.Module`: the copy. Linear maps of other classes (adapters, quantised ones) and those with hooks are as they
-        were.
+        `nn.Module`: the copy. Linear maps of other classes (such as adapters and quantized ones) and those with hooks
+        are not replaced.
     """
     if isinstance(module, nn.Linear) and type(module) in (nn.Linear, FusedLinear):
         has_hooks = module._forward_hooks or module._forward_pre_hooks

@@ -1,4 +1,4 @@
-"""Vectors of texts and of their tokens, from any layers of an encoder: the feature-based use of BERT."""
+"""Feature-based use of BERT: vectors of texts and tokens, from any layers of an encoder."""
 
 from collections.abc import Sequence
 
@@ -7,6 +7,7 @@ import torch
 from tqdm.auto import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from ..models.checks import check_evaluation_mode
 from ..models.text_batches import batches_by_length
 
 
@@ -36,14 +37,15 @@ def extract_features(
     ```
 
     Args:
-        model (`PreTrainedModel`): An encoder, such as `AutoModel` gives it, in evaluation mode.
+        model (`PreTrainedModel`): An encoder, as loaded by `AutoModel`, in evaluation mode.
         tokenizer (`PreTrainedTokenizerBase`): Its tokenizer.
-        texts (`Sequence[str]`): Any texts; what is too long is cut.
-        layers (`Sequence[int]`, defaults to `(-1,)`): Which layers' outputs: 0 is the embeddings, -1 the last layer.
-        mix (`str`, defaults to `"mean"`): What becomes of several layers: their `"mean"`, or side by side
-            (`"concatenate"`; the paper's best are the last four).
+        texts (`Sequence[str]`): Any texts; long ones are truncated.
+        layers (`Sequence[int]`, defaults to `(-1,)`): Layers whose outputs are used: 0 is the embeddings, -1 the last
+            layer.
+        mix (`str`, defaults to `"mean"`): How several layers are combined: their `"mean"`, or `"concatenate"` (the
+            paper's best are the last four layers).
         pooling (`str`, defaults to `"mean"`): `"mean"` or `"max"` over a text's tokens, the first token's vector
-            (`"cls"`), or all of them (`"tokens"`).
+            (`"cls"`), or all vectors (`"tokens"`).
         max_length (`int`, *optional*): Most tokens of a text; the model's limit by default.
         max_tokens_per_batch (`int`, defaults to 4096): Most tokens of a batch, padding included.
         show_progress (`bool`, defaults to `False`): Whether to draw a progress bar on standard error.
@@ -55,7 +57,7 @@ def extract_features(
 
     Raises:
         TypeError: if `texts` is a single string.
-        ValueError: if the model is in training mode, or an argument is none of those that exist.
+        ValueError: if the model is in training mode, or an argument is unknown or out of its range.
 
     Source: Devlin et al. 2018, 5.3, Table 7.
     """
@@ -67,7 +69,7 @@ def extract_features(
     shortest = tokenizer.num_special_tokens_to_add() + 1
     if not shortest <= longest <= limit:
         raise ValueError(
-            f"`max_length` must be in [{shortest}, {limit}], from one token beside the special ones to the model's "
+            f"`max_length` must be in [{shortest}, {limit}], from one token besides the special ones to the model's "
             f"limit; got {max_length}."
         )
     encoded = tokenizer(list(texts), truncation=True, max_length=longest) if texts else {"input_ids": []}
@@ -87,7 +89,7 @@ def extract_features(
 
 
 def _pooled(vectors: torch.Tensor, pooling: str) -> torch.Tensor:
-    """Reduce the vectors (tokens, width) of a text."""
+    """Pool the vectors (tokens, width) of a text."""
     if pooling == "tokens":
         return vectors
     if pooling == "cls":
@@ -96,9 +98,8 @@ def _pooled(vectors: torch.Tensor, pooling: str) -> torch.Tensor:
 
 
 def _check_choices(model: PreTrainedModel, layers: Sequence[int], mix: str, pooling: str) -> None:
-    """Refuse layers that the model has not, and names that mean nothing."""
-    if model.training:
-        raise ValueError("`model` must be in evaluation mode; call `model.eval()`.")
+    """Raise if a layer does not exist or a name is unknown."""
+    check_evaluation_mode(model)
     count = model.config.num_hidden_layers
     for layer in layers:
         if not -count - 1 <= layer <= count:

@@ -1,7 +1,7 @@
-"""Forced scoring: how probable a model finds given translations.
+"""Forced scoring: the probability of given translations.
 
-The log probability of a pair is the sum over the tokens of the target, `</s>` included, of log p(token | the tokens
-before it, source). Label smoothing plays no part.
+The log probability of a pair is the sum over the tokens of the target, `</s>` included, of log p(token | previous
+tokens, source), without label smoothing.
 """
 
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ from .cpu_layers import fast_model
 
 @dataclass
 class ScoreOutput(ModelOutput):
-    """What `score` returns.
+    """Output of [`score`].
 
     Args:
         scores (`torch.Tensor` of shape `(batch,)`): Log probabilities of the targets in nats, divided by the length
@@ -33,7 +33,7 @@ class ScoreOutput(ModelOutput):
             is -100.
     """
 
-    scores: torch.Tensor = None  # type: ignore[assignment]  # ModelOutput wants defaults
+    scores: torch.Tensor = None  # type: ignore[assignment]  # ModelOutput needs defaults
     token_counts: torch.Tensor = None  # type: ignore[assignment]
     token_log_probs: torch.Tensor = None  # type: ignore[assignment]
 
@@ -50,24 +50,24 @@ def score(
 ) -> ScoreOutput:
     """Score given targets.
 
-    With the penalty of a beam search, the scores are those that the search gives its hypotheses.
+    With the length penalty of a beam search, the scores are those of its hypotheses.
 
     Args:
         model (`PreTrainedModel`): An encoder-decoder model, in evaluation mode.
         input_ids (`torch.LongTensor` of shape `(batch, src_len)`): Source tokens.
         attention_mask (`torch.Tensor` of shape `(batch, src_len)`, *optional*): 1 for tokens, 0 for padding.
-        labels (`torch.LongTensor` of shape `(batch, tgt_len)`): Target tokens without the decoder's start; -100 is
+        labels (`torch.LongTensor` of shape `(batch, tgt_len)`): Target tokens without the start token; -100 is
             padding.
-        length_penalty (`float`, defaults to 0.0): Exponent of the penalty. 0 leaves the log probability as it is.
-        length_penalty_type (`str`, defaults to `"gnmt"`): `"gnmt"` or `"power"`, as in `beam_search`.
+        length_penalty (`float`, defaults to 0.0): Exponent of the length penalty; 0 means none.
+        length_penalty_type (`str`, defaults to `"gnmt"`): `"gnmt"` or `"power"`, as in [`length_penalty_of`].
 
     Returns:
         `ScoreOutput`: `scores` and `token_counts` of shape `(batch,)`, `token_log_probs` of shape `(batch, tgt_len)`.
-        A target without tokens has the score 0.
+        A target without tokens has score 0.
 
     Raises:
-        ValueError: if the model is in training mode, `labels` have another batch than `input_ids`, a label is outside
-            the vocabulary, or `length_penalty_type` is unknown.
+        ValueError: if the model is in training mode, `labels` and `input_ids` have different batch sizes, a label is
+            outside the vocabulary, or `length_penalty_type` is unknown.
     """
     length_penalty_of(1, length_penalty, length_penalty_type)
     check_evaluation_mode(model)
@@ -87,13 +87,13 @@ def score(
 
 
 def labels_of_beams(outputs: GenerateBeamEncoderDecoderOutput) -> torch.LongTensor:
-    """Turn the hypotheses of a beam search into labels, for `score` or `forced_attention`.
+    """Convert the hypotheses of a beam search to labels, for `score` or `forced_attention`.
 
     Args:
-        outputs (`GenerateBeamEncoderDecoderOutput`): What `generate()` returned with `return_dict_in_generate=True`.
+        outputs (`GenerateBeamEncoderDecoderOutput`): Output of `generate()` with `return_dict_in_generate=True`.
 
     Returns:
-        `torch.LongTensor` of shape `(batch * num_return_sequences, tgt_len)`: the generated tokens; then -100.
+        `torch.LongTensor` of shape `(batch * num_return_sequences, tgt_len)`: the generated tokens, padded with -100.
     """
     generated = outputs.sequences[:, -outputs.beam_indices.shape[1] :]
     return generated.masked_fill(outputs.beam_indices < 0, IGNORED_LABEL)
@@ -101,7 +101,7 @@ def labels_of_beams(outputs: GenerateBeamEncoderDecoderOutput) -> torch.LongTens
 
 @dataclass
 class TextScore:
-    """How probable a text is.
+    """Log probability of a text.
 
     Args:
         score (`float`): Log probability in nats, divided by the length penalty if there is one.
@@ -125,7 +125,7 @@ def score_texts(
     max_tokens_per_batch: int = 4096,
     show_progress: bool = False,
 ) -> list[TextScore]:
-    """Score pairs of texts, sorted by length and in batches.
+    """Score pairs of texts, in batches of similar length.
 
     Args:
         model (`PreTrainedModel`): An encoder-decoder model, in evaluation mode.
@@ -133,10 +133,10 @@ def score_texts(
         sources (`Sequence[str]`): Sentences.
         targets (`Sequence[str]`): Their translations.
         target_tokenizer (`PreTrainedTokenizerBase`, *optional*): The target's tokenizer, if it is another one.
-        length_penalty (`float`, defaults to 0.0): Exponent of the penalty. 0 leaves the log probability as it is.
-        length_penalty_type (`str`, defaults to `"gnmt"`): `"gnmt"` or `"power"`, as in `beam_search`.
-        max_length (`int`, *optional*): Most tokens of a text; what is longer is cut, and counted in a warning. The
-            model's limit by default.
+        length_penalty (`float`, defaults to 0.0): Exponent of the length penalty; 0 means none.
+        length_penalty_type (`str`, defaults to `"gnmt"`): `"gnmt"` or `"power"`, as in [`length_penalty_of`].
+        max_length (`int`, *optional*): Most tokens of a text; longer ones are truncated, with a warning that counts
+            them. The model's limit by default.
         max_tokens_per_batch (`int`, defaults to 4096): Most tokens of a batch, padding included, source and target
             together.
         show_progress (`bool`, defaults to `False`): Whether to draw a progress bar on standard error.

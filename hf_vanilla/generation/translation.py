@@ -1,7 +1,6 @@
-"""Translate lists of texts: tokenize, sort by length, search, put back into order."""
+"""Translate lists of texts: tokenize, sort by length, search, restore the order."""
 
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 import torch
@@ -9,15 +8,9 @@ from tqdm.auto import tqdm
 from transformers import AutoModelForSeq2SeqLM, PreTrainedTokenizerBase
 from transformers.modeling_utils import PreTrainedModel
 
-from ..models.text_batches import (
-    TARGET_TOKENIZER,
-    as_texts,
-    default_max_length,
-    load_tokenizers,
-    map_batches,
-    token_ids,
-)
-from ..models.translating import Translation, align_translations, check_search, decode_n_best, source_batch
+from ..models.checks import as_texts
+from ..models.text_batches import TARGET_TOKENIZER, load_tokenizers, map_batches
+from ..models.translating import SearchOptions, Translation, decode_n_best, source_batch, translate_texts
 from .beam_search import beam_search
 from .cpu_layers import fast_model
 
@@ -31,16 +24,16 @@ def load_translator(
         model_name_or_path (`str`): A folder or a name on the Hub.
         dtype (`str` or `torch.dtype`, defaults to `"auto"`): Type of the weights, such as `"float32"` or `"bfloat16"`;
             `"auto"` is the type they were saved in.
-        device (`str` or `torch.device`, defaults to `"cpu"`): Where the model shall run.
+        device (`str` or `torch.device`, defaults to `"cpu"`): Device of the model.
 
     Returns:
         `tuple[PreTrainedModel, PreTrainedTokenizerBase, PreTrainedTokenizerBase]`: the model in evaluation mode, the
-        tokenizer of the source and that of the target. They are one and the same unless there is another one in the
-        model's subfolder `target_tokenizer`.
+        tokenizers of source and target. They are one object unless the model's subfolder `target_tokenizer` has
+        another one.
 
     Raises:
         OSError: if there is no such model.
-        ValueError: if the model has two vocabularies, but no tokenizer for the second.
+        ValueError: if the model has two vocabularies but only one tokenizer.
     """
     model = AutoModelForSeq2SeqLM.from_pretrained(model_name_or_path, dtype=dtype).to(device).eval()
     tokenizer, target_tokenizer = load_tokenizers(model_name_or_path)
@@ -59,16 +52,9 @@ def translate(
     texts: Sequence[str],
     *,
     target_tokenizer: PreTrainedTokenizerBase | None = None,
-    num_beams: int = 4,
-    length_penalty: float = 0.6,
-    length_penalty_type: str = "gnmt",
-    max_length_offset: int = 50,
-    n_best: int = 1,
     with_alignments: bool = False,
-    max_source_length: int | None = None,
-    max_tokens_per_batch: int = 2048,
     show_progress: bool = False,
-    **generate_kwargs: Any,
+    **options: Any,
 ) -> list[list[Translation]]:
     """Translate texts with the paper's beam search (Vaswani et al. 2017, 6.1).
 
@@ -81,85 +67,66 @@ def translate(
     Args:
         model (`PreTrainedModel`): An encoder-decoder model, in evaluation mode.
         tokenizer (`PreTrainedTokenizerBase`): The tokenizer, of the source and, unless another is given, the target.
-        texts (`Sequence[str]`): Any texts. Special tokens in them are text; lone surrogates become U+FFFD. A text
-            without words is translated to one empty text with the score 0.
+        texts (`Sequence[str]`): Any texts. Special tokens in them are read as plain text; lone surrogates become
+            U+FFFD. A text without words has one empty translation with the score 0.
         target_tokenizer (`PreTrainedTokenizerBase`, *optional*): The target's tokenizer, if it is another one.
-        num_beams (`int`, defaults to 4): Beams of the search; 1 is greedy.
-        length_penalty (`float`, defaults to 0.6): Exponent alpha of the length penalty.
-        length_penalty_type (`str`, defaults to `"gnmt"`): `"gnmt"` or `"power"`, as in `beam_search`.
-        max_length_offset (`int`, defaults to 50): How many tokens longer than its source a translation may be.
-        n_best (`int`, defaults to 1): Translations of each text, at most `num_beams`.
         with_alignments (`bool`, defaults to `False`): Whether to align words.
-        max_source_length (`int`, *optional*): Most tokens of a text; what is longer is cut, and counted in a warning.
-            The model's limit by default.
-        max_tokens_per_batch (`int`, defaults to 2048): Most source tokens of a batch, padding included.
         show_progress (`bool`, defaults to `False`): Whether to draw a progress bar on standard error.
-        **generate_kwargs: Passed on to `generate()`, such as `early_stopping`; not what is set here, such as
-            `max_new_tokens` and `do_sample`.
+        **options (`Any`): Fields of [`SearchOptions`], such as `num_beams`, `length_penalty` and `n_best`, and further
+            options of `generate()`, such as `early_stopping`.
 
     Returns:
-        `list[list[Translation]]`: for each text its translations, best first: `n_best` of them, or fewer
-        where fewer exist.
+        `list[list[Translation]]`: for each text its translations, best first: `n_best` of them, or fewer where fewer
+        exist.
 
     Raises:
-        TypeError: if `texts` is a single string, or holds something else than strings.
-        ValueError: if the model is in training mode, or an option is out of its range or set here.
+        TypeError: if `texts` is a single string, or contains anything but strings.
+        ValueError: if the model is in training mode, or an option is unknown, fixed or out of its range.
     """
     if isinstance(texts, str):
         raise TypeError("`texts` must be a list of strings, got a single string; pass a list with it inside.")
     texts = as_texts("texts", texts)
-    check_search(
-        model,
-        num_beams=num_beams,
-        n_best=n_best,
-        max_length_offset=max_length_offset,
-        length_penalty=length_penalty,
-        length_penalty_type=length_penalty_type,
-        max_source_length=max_source_length,
-        generate_kwargs=generate_kwargs,
-    )
+    search_options = SearchOptions.from_kwargs(**options)
     target_tokenizer = tokenizer if target_tokenizer is None else target_tokenizer
-    max_source_length = default_max_length(model, tokenizer) if max_source_length is None else max_source_length
-    ids = token_ids(tokenizer, [text for text in texts if text.strip()], max_source_length, "texts")
-    with tqdm(total=len(ids), unit="text", disable=not show_progress) as progress:
-        translate_batch = partial(
-            _translate_batch,
-            fast_model(model, sum(len(sequence) for sequence in ids)),
-            target_tokenizer,
-            progress,
-            num_beams=num_beams,
-            length_penalty=length_penalty,
-            length_penalty_type=length_penalty_type,
-            max_length_offset=max_length_offset,
-            num_return_sequences=n_best,
-            **generate_kwargs,
-        )
-        translated = iter(map_batches(translate_batch, ids, max_tokens_per_batch))
-    found = [next(translated) if text.strip() else [Translation("", 0.0)] for text in texts]
-    if with_alignments:
-        align_translations(model, tokenizer, target_tokenizer, texts, found, max_source_length)
-    return found
+
+    def search(ids: list[list[int]]) -> list[list[Translation]]:
+        fast = fast_model(model, sum(len(sequence) for sequence in ids))
+        with tqdm(total=len(ids), unit="text", disable=not show_progress) as progress:
+
+            def translate_batch(batch: list[list[int]]) -> list[list[Translation]]:
+                found = _search_batch(fast, batch, search_options)
+                progress.update(len(batch))
+                return decode_n_best(target_tokenizer, *found, search_options.n_best)
+
+            return map_batches(translate_batch, ids, search_options.max_tokens_per_batch)
+
+    return translate_texts(
+        model,
+        (tokenizer, target_tokenizer),
+        texts,
+        search,
+        max_source_length=search_options.max_source_length,
+        with_alignments=with_alignments,
+    )
 
 
-def _translate_batch(
-    model: PreTrainedModel,
-    target_tokenizer: PreTrainedTokenizerBase,
-    progress: tqdm,
-    ids: list[list[int]],
-    **options: Any,
-) -> list[list[Translation]]:
-    """Translate token ids to texts: for each source its translations, best first."""
+def _search_batch(
+    model: PreTrainedModel, ids: list[list[int]], options: SearchOptions
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Search with `beam_search`: sequences (batch * n_best, tgt_len) and their scores (batch * n_best,)."""
     outputs = model.generate(
-        **source_batch(model, ids, options["max_length_offset"]),
+        **source_batch(model, ids, options.max_length_offset),
         custom_generate=beam_search,
+        num_beams=options.num_beams,
+        length_penalty=options.length_penalty,
+        length_penalty_type=options.length_penalty_type,
+        max_length_offset=options.max_length_offset,
+        num_return_sequences=options.n_best,
         do_sample=False,
         return_dict_in_generate=True,
-        **options,
+        **options.generate_kwargs,
     )
-    progress.update(len(ids))
-    return decode_n_best(
-        target_tokenizer, outputs.sequences, outputs.sequences_scores, options["num_return_sequences"]
-    )
+    return outputs.sequences, outputs.sequences_scores
 
 
 __all__ = ["load_translator", "translate"]

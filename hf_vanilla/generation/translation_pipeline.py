@@ -1,11 +1,12 @@
-"""The translation pipeline of the package: with the faster search, and sentence by sentence on request.
+"""The translation pipeline of the package: with the faster search, and optionally sentence by sentence.
 
 ```python
 translator = pipeline("vanilla-translation", model="runs/en-de")
 translator("A man runs.", n_best=2)  # [{"translation_text": "Ein Mann rennt.", "score": -0.3}, ...]
 ```
 
-Checkpoints carry a pipeline of their own, `models/pipeline_vanilla_transformer.py`, which searches with `generate()`.
+Checkpoints come with a pipeline of their own, `models/pipeline_vanilla_transformer.py`, which uses transformers'
+search.
 """
 
 from typing import Any
@@ -18,20 +19,16 @@ from .translation import translate
 
 
 class TranslationPipeline(pipeline_vanilla_transformer.TranslationPipeline):
-    """Translate texts, with all that [`~hf_vanilla.generation.translate`] can do.
+    """Translate texts with [`~hf_vanilla.generation.translate`].
 
-    Called with a text or a list of texts, and these options, which may also be given when it is made:
+    Called with a text or a list of texts, and these options, which can also be given to the constructor:
 
-    - `n_best`: translations of each text; with it, or without, each has its `score`.
-    - `num_beams`, `length_penalty`, `length_penalty_type`: the search; by default the paper's, 4 beams and GNMT's 0.6.
-    - `return_alignments`: whether each has an `alignment`, the pairs of source and target words that belong together.
-    - `target_tokenizer`, when it is made: as in the base class.
-    - `split_into_sentences`: whether a long text is translated sentence by sentence, and its lines stay lines.
-    - any other argument of `translate`, such as `max_tokens_per_batch`, and those of `generate()` that it does not set
-      itself: for `max_new_tokens` and `max_length` give `max_length_offset`, for `num_return_sequences` `n_best`.
+    - those of [`~hf_vanilla.generation.SearchOptions`] and further ones of `generate()`, as for `translate`;
+    - `return_alignments` and, only for the constructor, `target_tokenizer`, as in the base class;
+    - `split_into_sentences`: whether to translate a long text sentence by sentence; its lines stay lines.
 
-    Returns for each text a list of `{"translation_text": ..., "score": ...}`, best first. For a single text it is that
-    list alone, and for a `list` of texts with one translation each one flat list, as transformers 4 gave it.
+    Returns for each text a list of `{"translation_text": ..., "score": ...}`, best first. For a single text it returns
+    that list, and for a `list` of texts with one translation each a flat list, as transformers 4 did.
     """
 
     def _forward(
@@ -51,19 +48,28 @@ class TranslationPipeline(pipeline_vanilla_transformer.TranslationPipeline):
             )
         return [[self._as_dict(each)] for each in self._translate_by_sentences(texts, options)]
 
-    def _translate(self, texts: list[str], **options: Any) -> list[list[Translation]]:
-        return translate(self.model, self.tokenizer, texts, target_tokenizer=self.target_tokenizer, **options)
+    def _translate(self, texts: list[str], with_alignments: bool, options: dict[str, Any]) -> list[list[Translation]]:
+        """Translate with the search of the package."""
+        return translate(
+            self.model,
+            self.tokenizer,
+            texts,
+            target_tokenizer=self.target_tokenizer,
+            with_alignments=with_alignments,
+            **options,
+        )
 
     def _translate_by_sentences(self, texts: list[str], options: dict[str, Any]) -> list[Translation]:
-        """Translate every sentence of every line of every text in one go, and put them together again.
+        """Translate all sentences of all lines of all texts in one call, and join them again.
 
-        The splitter is imported here: it takes a second, and whoever imports the package imports this file.
+        The import of the sentence splitter takes a second, so it is here and not at the top of a file that the package
+        itself imports.
         """
         from ..data.documents import split_sentences
 
         lines = [[split_sentences(line) for line in text.split("\n")] for text in texts]
         sentences = [sentence for text in lines for line in text for sentence in line]
-        translated = iter(self._translate(sentences, **options))
+        translated = iter(self._translate(sentences, False, options))
         found = []
         for text in lines:
             rows = [[next(translated)[0] for _ in line] for line in text]

@@ -1,4 +1,4 @@
-"""Scores of translations, pre-training and fine-tuning, without a network."""
+"""Metrics of translation, pre-training and fine-tuning, computed without a network."""
 
 from .bleu import Bleu
 from .chrf import ChrF

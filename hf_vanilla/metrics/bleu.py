@@ -8,15 +8,15 @@ from sacrebleu.metrics import BLEU
 from .corpus_metric import TEXT_FEATURES, CorpusMetric, reference_streams
 
 
-# sacreBLEU's tokenizers that come with it. The others download a model or need another package.
+# sacreBLEU's built-in tokenizers. The others download a model or need another package.
 TOKENIZERS = ("13a", "zh", "none", "char", "intl")
 
 
 def check_tokenize(tokenize: str) -> None:
-    """Check that a tokenizer is one that comes with sacreBLEU.
+    """Check that a tokenizer is built into sacreBLEU.
 
     Args:
-        tokenize (`str`): Its name.
+        tokenize (`str`): Name of the tokenizer.
 
     Raises:
         ValueError: if it is not in `TOKENIZERS`.
@@ -28,16 +28,16 @@ def check_tokenize(tokenize: str) -> None:
 class Bleu(CorpusMetric):
     """Corpus BLEU: the geometric mean of clipped n-gram precisions, times a penalty for short output.
 
-    `compute(predictions=..., references=...)` takes detokenised text and two settings:
+    `compute(predictions=..., references=...)` takes detokenized text and two settings:
 
     - `tokenize` (`str`, defaults to `"13a"`): sacreBLEU's tokenizer. `"13a"` is WMT's for languages with spaces,
       `"zh"` the one for Chinese, `"intl"` splits on all Unicode punctuation, `"char"` into characters, and `"none"`
-      takes text that is tokenised already.
+      takes tokenized text.
     - `lowercase` (`bool`, defaults to `False`): ignore case.
 
-    It returns a `dict` of the names that `evaluate`'s own sacrebleu metric uses: `score` and `precisions` (of 1- to
-    4-grams) in percent, `counts` and `totals` of matched and of all n-grams, `bp` the brevity penalty, `sys_len` and
-    `ref_len` in tokens; and `signature`, sacreBLEU's note of all settings, which belongs beside every published score.
+    It returns a `dict` with the keys of `evaluate`'s own sacrebleu metric: `score` and `precisions` (of 1- to 4-grams)
+    in percent, `counts` and `totals` of matched and of all n-grams, `bp` the brevity penalty, `sys_len` and `ref_len`
+    in tokens; and `signature`, sacreBLEU's list of all settings, to be published with the score.
 
     Example:
         >>> result = Bleu().compute(predictions=["The cat sat."], references=[["The cat sat.", "A cat sat down."]])
@@ -60,7 +60,7 @@ class Bleu(CorpusMetric):
         self, *, predictions: list[str], references: list[list[str]], tokenize: str = "13a", lowercase: bool = False
     ) -> dict[str, Any]:
         check_tokenize(tokenize)
-        # `force` silences a warning that the text looks tokenised, which is what "none" is for.
+        # `force` silences a warning of tokenized text, which "none" expects.
         bleu = BLEU(tokenize=tokenize, lowercase=lowercase, force=tokenize == "none")
         result = bleu.corpus_score(predictions, reference_streams(references))
         return {

@@ -9,17 +9,17 @@ from .corpus_metric import TEXT_FEATURES, CorpusMetric, reference_streams
 
 
 class ChrF(CorpusMetric):
-    """Corpus chrF: the F-score of character n-grams, which needs no tokenizer and so serves every language.
+    """Corpus chrF: the F-score of character n-grams, which needs no tokenizer and so suits every language.
 
-    `compute(predictions=..., references=...)` takes detokenised text and these settings:
+    `compute(predictions=..., references=...)` takes detokenized text and these settings:
 
-    - `word_order` (`int`, defaults to 0): longest word n-gram that counts too; 2 gives chrF++.
+    - `word_order` (`int`, defaults to 0): longest word n-gram; 2 gives chrF++.
     - `char_order` (`int`, defaults to 6): longest character n-gram.
-    - `beta` (`int`, defaults to 2): recall counts `beta` times as much as precision.
+    - `beta` (`int`, defaults to 2): weight of recall relative to precision.
     - `lowercase` (`bool`, defaults to `False`): ignore case.
 
     It returns a `dict` of `score` in percent, the settings `char_order`, `word_order` and `beta`, and `signature`,
-    sacreBLEU's note of all settings, which belongs beside every published score.
+    sacreBLEU's list of all settings, to be published with the score.
 
     Example:
         >>> result = ChrF().compute(predictions=["The cat sat."], references=["The cat sits."], word_order=2)

@@ -1,4 +1,4 @@
-"""Scores of classifiers and regressions, those of GLUE among them, without a network."""
+"""Metrics of classification and regression, with those of GLUE."""
 
 from typing import Any
 
@@ -7,17 +7,17 @@ from transformers import EvalPrediction
 
 
 class ClassificationMetrics:
-    """Score a classifier or a regression: `Trainer(..., compute_metrics=ClassificationMetrics(problem_type))`.
+    """Metrics of classification or regression: `Trainer(..., compute_metrics=ClassificationMetrics(problem_type))`.
 
-    - Classes: `accuracy`, `f1` (of class 1 if there are two classes, else the mean over classes) and `matthews`.
-    - Several labels: `f1_micro`, `f1_macro`, and `accuracy` of all labels at once; a logit above 0 is a yes.
+    - Classes: `accuracy`, `f1` (of class 1 for two classes, else the mean over classes) and `matthews`.
+    - Multi-label: `f1_micro`, `f1_macro`, and `accuracy` of all labels together; a logit above 0 predicts a label.
     - Regression: `pearson`, `spearman` and `mse`.
 
     Args:
         problem_type (`str`): `"single_label_classification"`, `"multi_label_classification"` or `"regression"`.
 
     Raises:
-        ValueError: if there is no such type.
+        ValueError: if the type is unknown.
         ImportError: if scikit-learn and scipy are not installed.
     """
 
@@ -26,7 +26,7 @@ class ClassificationMetrics:
             import scipy.stats
             import sklearn.metrics
         except ImportError as error:
-            raise ImportError('These scores need more packages: pip install "hf_vanilla[metrics]"') from error
+            raise ImportError('These metrics need more packages: pip install "hf_vanilla[metrics]"') from error
         scores = {
             "single_label_classification": self._score_classes,
             "multi_label_classification": self._score_several_labels,
@@ -39,14 +39,14 @@ class ClassificationMetrics:
         self._scipy: Any = scipy.stats
 
     def __call__(self, prediction: EvalPrediction) -> dict[str, float]:
-        """Score the predictions of one evaluation.
+        """Compute the metrics of one evaluation.
 
         Args:
             prediction (`EvalPrediction`): `predictions`, logits of shape `(examples, num_labels)`, or a tuple that
                 begins with them; and `label_ids`.
 
         Returns:
-            `dict[str, float]`: the scores, from 0 to 1 (correlations from -1).
+            `dict[str, float]`: the metrics, from 0 to 1 (correlations from -1).
         """
         logits = prediction.predictions
         logits = logits[0] if isinstance(logits, tuple) else logits
@@ -71,7 +71,7 @@ class ClassificationMetrics:
 
     def _score_regression(self, logits: np.ndarray, labels: np.ndarray) -> dict[str, float]:
         predicted, labels = logits.reshape(-1), labels.reshape(-1)
-        if np.ptp(predicted) == 0 or np.ptp(labels) == 0:  # no correlation with what does not vary
+        if np.ptp(predicted) == 0 or np.ptp(labels) == 0:  # a constant has no correlation
             pearson = spearman = 0.0
         else:
             pearson = float(self._scipy.pearsonr(predicted, labels).statistic)

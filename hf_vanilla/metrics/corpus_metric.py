@@ -1,4 +1,4 @@
-"""What the metrics over pairs of text have in common: checked input, any number of references, nothing on disk."""
+"""Base of the metrics over hypotheses and references: checked input, any number of references, no files."""
 
 import abc
 from collections.abc import Sequence
@@ -17,18 +17,17 @@ TEXT_FEATURES = datasets.Features(
 class CorpusMetric(evaluate.Metric, abc.ABC):
     """An `evaluate.Metric` over hypotheses with one or several references each.
 
-    One process keeps its examples in memory: it writes no file, so any number of processes can score at once. Only
-    with `num_process` above 1, where the processes add to one score, they exchange examples through files in
-    `cache_dir`, as `evaluate` does.
+    Examples of a single process are in memory and not in a file, so any number of independent processes can score at
+    once. Only with `num_process` above 1, processes share examples through files in `cache_dir`, as in `evaluate`.
 
-    Subclasses name the metric in `_info`, with `TEXT_FEATURES`, and score in `_compute`.
+    Subclasses describe the metric in `_info`, with `TEXT_FEATURES`, and compute it in `_compute`.
 
     Args:
-        config_name (`str`, *optional*): Name under which `evaluate` files the metric.
-        keep_in_memory (`bool`, *optional*, defaults to `True`): Taken for the sake of `evaluate.load`; the examples of
-            a single process are in memory always.
-        num_process (`int`, *optional*, defaults to 1): Number of processes that add examples to one score.
-        **kwargs (`Any`): As `evaluate.Metric` takes them: `cache_dir`, `process_id`, `experiment_id`, `timeout`, ...
+        config_name (`str`, *optional*): Name of the metric's configuration in `evaluate`.
+        keep_in_memory (`bool`, *optional*, defaults to `True`): Ignored, but needed by `evaluate.load`; the examples
+            of a single process are always in memory.
+        num_process (`int`, *optional*, defaults to 1): Number of processes that contribute to one score.
+        **kwargs (`Any`): As for `evaluate.Metric`: `cache_dir`, `process_id`, `experiment_id`, `timeout`, ...
     """
 
     def __init__(
@@ -43,30 +42,30 @@ class CorpusMetric(evaluate.Metric, abc.ABC):
         references: Sequence[str | Sequence[str]] | None = None,
         **kwargs: Any,
     ) -> None:
-        """Add hypotheses and their references to what `compute` scores.
+        """Add hypotheses and their references to the next `compute`.
 
         Args:
             predictions (`Sequence[str]`): Hypotheses.
             references (`Sequence[str | Sequence[str]]`): For each hypothesis its reference, or a list of references.
-            **kwargs (`Any`): None are known; `evaluate` names those that are given.
+            **kwargs (`Any`): Not supported; `evaluate` names them in an error.
 
         Raises:
-            TypeError: if either is missing, is a single string, or holds something else than strings.
+            TypeError: if either is missing, is a single string, or contains anything but strings.
             ValueError: if their counts differ, or a hypothesis has no reference.
         """
         hypotheses = _checked_predictions(predictions)
         super().add_batch(predictions=hypotheses, references=_reference_lists(references, len(hypotheses)), **kwargs)
 
     def add(self, *, prediction: Any = None, reference: Any = None, **kwargs: Any) -> None:
-        """Add one hypothesis and its references to what `compute` scores.
+        """Add one hypothesis and its references to the next `compute`.
 
         Args:
             prediction (`str`): The hypothesis.
             reference (`str | Sequence[str]`): Its reference, or a list of references.
-            **kwargs (`Any`): None are known; `evaluate` names those that are given.
+            **kwargs (`Any`): Not supported; `evaluate` names them in an error.
 
         Raises:
-            TypeError: if either is missing or holds something else than strings.
+            TypeError: if either is missing or contains anything but strings.
             ValueError: if the list of references is empty.
         """
         self.add_batch(predictions=[prediction], references=[reference], **kwargs)
@@ -78,7 +77,7 @@ class CorpusMetric(evaluate.Metric, abc.ABC):
         references: Sequence[str | Sequence[str]] | None = None,
         **kwargs: Any,
     ) -> Any:
-        """Score the given pairs together with all that were added since the last call.
+        """Score the given pairs together with those that were added since the last call.
 
         Args:
             predictions (`Sequence[str]`, *optional*): Hypotheses.
@@ -87,10 +86,10 @@ class CorpusMetric(evaluate.Metric, abc.ABC):
             **kwargs (`Any`): Settings of the metric.
 
         Returns:
-            `dict[str, Any]`: the score and what it is made of; `None` in all processes but the first.
+            `dict[str, Any]`: the score and its parts; `None` in all processes except the first.
 
         Raises:
-            TypeError: if either is given alone, is a single string, or holds something else than strings.
+            TypeError: if either is given alone, is a single string, or contains anything but strings.
             ValueError: if their counts differ, a hypothesis has no reference, or there is nothing to score.
         """
         _check_not_empty(len(self), predictions, references)
@@ -98,15 +97,15 @@ class CorpusMetric(evaluate.Metric, abc.ABC):
 
     @abc.abstractmethod
     def _compute(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        """Score `predictions` against `references`, as many lists of strings; further arguments are settings."""
+        """Score `predictions` against `references`, one list of strings each; further arguments are settings."""
 
     def _build_data_dir(self) -> str:
-        """Name the folder of the examples, which exists only where processes exchange them."""
+        """Return the folder of the examples, which exists only if processes share them."""
         return "" if self.keep_in_memory else super()._build_data_dir()
 
 
 def reference_streams(references: Sequence[Sequence[str]]) -> list[list[Any]]:
-    """Turn the references of each hypothesis into the streams that sacreBLEU takes.
+    """Arrange the references of each hypothesis in the streams that sacreBLEU expects.
 
     Args:
         references (`Sequence[Sequence[str]]`): For each hypothesis its references.
@@ -120,7 +119,7 @@ def reference_streams(references: Sequence[Sequence[str]]) -> list[list[Any]]:
 
 def _check_not_empty(num_added: int, predictions: Sequence[str] | None, references: Sequence | None) -> None:
     if num_added == 0 and not predictions and not references:
-        raise ValueError("`predictions` must hold at least one hypothesis, got none; there is nothing to score.")
+        raise ValueError("`predictions` must have at least one hypothesis, got none.")
 
 
 def _checked_predictions(predictions: Sequence[str] | None) -> list[str]:
@@ -138,13 +137,13 @@ def _reference_lists(references: Sequence[str | Sequence[str]] | None, count: in
         raise TypeError(f"`references` must be a list of strings or of lists of strings, got {given}.")
     if len(references) != count:
         raise ValueError(
-            f"`predictions` and `references` must be of equal number, got {count} and {len(references)}; "
-            "several references of one hypothesis go into a list of their own."
+            f"`predictions` and `references` must be equal in number, got {count} and {len(references)}; "
+            "put several references of one hypothesis into a list."
         )
     lists = [[reference] if isinstance(reference, str) else reference for reference in references]
     for index, texts in enumerate(lists):
         if not isinstance(texts, Sequence) or not all(isinstance(text, str) for text in texts):
             raise TypeError(f"`references` must be strings or lists of strings, got {texts!r} at index {index}.")
         if not texts:
-            raise ValueError(f"`references` must hold a reference for every hypothesis, got none at index {index}.")
+            raise ValueError(f"`references` must have a reference for every hypothesis, got none at index {index}.")
     return [list(texts) for texts in lists]

@@ -7,32 +7,32 @@ from collections.abc import Mapping, Sequence
 
 
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
-_WITHOUT_PUNCTUATION = str.maketrans("", "", string.punctuation)
+_NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 
 def normalise_answer(text: str) -> str:
-    """Lower-case, and take off punctuation, articles and superfluous white space.
+    """Lower-case an answer, and remove punctuation, articles and extra white space.
 
     Args:
         text (`str`): An answer.
 
     Returns:
-        `str`: what is compared.
+        `str`: the normalized answer.
 
     Source: Rajpurkar et al. 2016, 6.1.
     """
-    return " ".join(_ARTICLES.sub(" ", text.lower().translate(_WITHOUT_PUNCTUATION)).split())
+    return " ".join(_ARTICLES.sub(" ", text.lower().translate(_NO_PUNCTUATION)).split())
 
 
 def exact_match(prediction: str, answer: str) -> float:
-    """Tell whether two answers are the same once normalised.
+    """Compare two answers after normalization.
 
     Args:
-        prediction (`str`): The answer that was given.
-        answer (`str`): A right one.
+        prediction (`str`): The predicted answer.
+        answer (`str`): A correct answer.
 
     Returns:
-        `float`: 1.0 or 0.0.
+        `float`: 1.0 if they are equal, else 0.0.
     """
     return float(normalise_answer(prediction) == normalise_answer(answer))
 
@@ -41,28 +41,29 @@ def token_f1(prediction: str, answer: str) -> float:
     """Compute the harmonic mean of precision and recall of an answer's words.
 
     Args:
-        prediction (`str`): The answer that was given; empty for none.
-        answer (`str`): A right one; empty if the question has none.
+        prediction (`str`): The predicted answer; empty for none.
+        answer (`str`): A correct answer; empty if the question has none.
 
     Returns:
-        `float`: from 0 to 1. Where either is empty, 1 if both are.
+        `float`: from 0 to 1. If either is empty, 1 if both are.
     """
-    given, wanted = normalise_answer(prediction).split(), normalise_answer(answer).split()
-    if not given or not wanted:
-        return float(given == wanted)
-    common = sum((Counter(given) & Counter(wanted)).values())
-    return 2 * common / (len(given) + len(wanted))
+    predicted, expected = normalise_answer(prediction).split(), normalise_answer(answer).split()
+    if not predicted or not expected:
+        return float(predicted == expected)
+    common = sum((Counter(predicted) & Counter(expected)).values())
+    return 2 * common / (len(predicted) + len(expected))
 
 
 def squad_scores(predictions: Mapping[str, str], answers: Mapping[str, Sequence[str]]) -> dict[str, float]:
-    """Score answers; of several right ones the nearest counts, and a question without any wants an empty answer.
+    """Score answers by the best match among a question's correct answers; unanswerable questions expect an empty one.
 
     Args:
-        predictions (`Mapping[str, str]`): For each question's id the answer that was given.
-        answers (`Mapping[str, Sequence[str]]`): For each question's id the right answers, none for v2's unanswerable.
+        predictions (`Mapping[str, str]`): For each question's id the predicted answer.
+        answers (`Mapping[str, Sequence[str]]`): For each question's id the correct answers; none for the unanswerable
+            questions of SQuAD 2.0.
 
     Returns:
-        `dict[str, float]`: `exact_match` and `f1`, from 0 to 100, as they are published.
+        `dict[str, float]`: `exact_match` and `f1`, from 0 to 100.
 
     Raises:
         ValueError: if there is no question, or a question has no prediction.
@@ -74,9 +75,9 @@ def squad_scores(predictions: Mapping[str, str], answers: Mapping[str, Sequence[
         what = f"{len(missing)} have none, the first being {missing[0]!r}" if missing else "there is no question"
         raise ValueError(f"`predictions` must have an answer for every question of `answers`, but {what}.")
     totals = {"exact_match": 0.0, "f1": 0.0}
-    for question, right in answers.items():
-        # What normalises to nothing is no right answer, unless there is no other.
-        accepted = [answer for answer in right if normalise_answer(answer)] or [""]
+    for question, correct in answers.items():
+        # Answers that are empty after normalization don't count, unless there are no others.
+        accepted = [answer for answer in correct if normalise_answer(answer)] or [""]
         totals["exact_match"] += max(exact_match(predictions[question], answer) for answer in accepted)
         totals["f1"] += max(token_f1(predictions[question], answer) for answer in accepted)
     return {name: 100 * total / len(answers) for name, total in totals.items()}

@@ -1,4 +1,4 @@
-"""Scores of named entities: whole entities count, not tags."""
+"""Metrics of named entity recognition, computed on whole entities."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -10,27 +10,27 @@ from ..models.checks import IGNORED_LABEL
 
 
 class EntityMetrics:
-    """Score tags in BIO: `Trainer(..., compute_metrics=EntityMetrics(names))`, through seqeval.
+    """Metrics of BIO tags, computed by seqeval: `Trainer(..., compute_metrics=EntityMetrics(names))`.
 
     Args:
-        names (`Sequence[str]`): The tags, in the order of their numbers.
+        names (`Sequence[str]`): The tags, in the order of their ids.
 
     Raises:
         ImportError: if seqeval is not installed.
 
-    Source: Tjong Kim Sang & De Meulder 2003 (CoNLL-2003): an entity is right if its type and both ends are.
+    Source: Tjong Kim Sang & De Meulder 2003 (CoNLL-2003): an entity is correct if its type and both ends are.
     """
 
     def __init__(self, names: Sequence[str]) -> None:
         try:
             import seqeval.metrics
         except ImportError as error:
-            raise ImportError('These scores need more packages: pip install "hf_vanilla[metrics]"') from error
+            raise ImportError('These metrics need more packages: pip install "hf_vanilla[metrics]"') from error
         self.names = list(names)
         self._seqeval: Any = seqeval.metrics
 
     def __call__(self, prediction: EvalPrediction) -> dict[str, float]:
-        """Score the predictions of one evaluation.
+        """Compute the metrics of one evaluation.
 
         Args:
             prediction (`EvalPrediction`): `predictions`, logits of shape `(examples, length, num_labels)`; and

@@ -1,4 +1,4 @@
-"""Scores of a translation model during training and evaluation with `Seq2SeqTrainer`."""
+"""Metrics of a translation model in training and evaluation with `Seq2SeqTrainer`."""
 
 from typing import Any
 
@@ -12,23 +12,22 @@ from .chrf import ChrF
 class TranslationMetrics:
     """Score generated translations: `Seq2SeqTrainer(..., compute_metrics=TranslationMetrics(tokenizer))`.
 
-    Needs `predict_with_generate=True`. Translations and references are decoded without special tokens, whatever
-    padding they carry: the pad token, the -100 that hides label positions from the loss, and the -100 that the trainer
-    fills up with where batches or processes differ in length.
+    Needs `predict_with_generate=True`. Translations and references are decoded without special tokens and padding,
+    which is the pad token, -100 in labels, or -100 where the trainer joins batches of different lengths.
 
-    Run by several processes, the stock trainer repeats the first rows to fill the last batch, and leaves them in what
-    it hands over; give `num_examples` to leave them out of the scores.
+    With several processes, transformers' trainer repeats the first rows to fill the last batch, and keeps them in the
+    predictions; give `num_examples` to leave them out.
 
-    The references are the decoded labels. Text that was cut off to fit a maximum length, or that the tokenizer changed
-    (lower-cased, say), is missing in them; a score to be published is computed from the reference file.
+    The references are decoded labels, so truncated text and anything that the tokenizer changes (such as case) is
+    missing in them. Compute scores for publication from the reference file.
 
     Args:
         tokenizer (`PreTrainedTokenizerBase`): Tokenizer of the target language.
         tokenize (`str`, *optional*, defaults to `"13a"`): sacreBLEU's tokenizer for BLEU: `"13a"`, `"zh"`, `"none"`,
             `"char"` or `"intl"`.
-        lowercase (`bool`, *optional*, defaults to `False`): Ignore case, in both scores.
+        lowercase (`bool`, *optional*, defaults to `False`): Whether to ignore case, in both scores.
         word_order (`int`, *optional*, defaults to 0): Longest word n-gram of chrF; 2 gives chrF++.
-        num_examples (`int`, *optional*): Rows of the evaluation data; what comes behind them is not scored.
+        num_examples (`int`, *optional*): Rows of the evaluation data; later rows are not scored.
 
     Raises:
         ValueError: if `tokenizer` has no pad token, or `tokenize` is unknown.
@@ -45,42 +44,42 @@ class TranslationMetrics:
     ) -> None:
         check_tokenize(tokenize)
         if tokenizer.pad_token_id is None:
-            raise ValueError("`tokenizer` must have a pad token, to stand where arrays hold -100; got one without.")
+            raise ValueError("`tokenizer` must have a pad token, to replace -100 in arrays; got one without.")
         self.tokenizer = tokenizer
         self.num_examples = num_examples
         self.bleu_settings: dict[str, Any] = {"tokenize": tokenize, "lowercase": lowercase}
         self.chrf_settings: dict[str, Any] = {"word_order": word_order, "lowercase": lowercase}
 
     def __call__(self, eval_prediction: EvalPrediction) -> dict[str, float]:
-        """Score the predictions of one evaluation.
+        """Compute the metrics of one evaluation.
 
         Args:
             eval_prediction (`EvalPrediction`): `predictions`, the generated ids of shape `(examples, tgt_len)`, or a
-                tuple that begins with them; and `label_ids` of shape `(examples, label_len)`.
+                tuple that starts with them; and `label_ids` of shape `(examples, label_len)`.
 
         Returns:
             `dict[str, float]`: `bleu` and `chrf` in percent, and `gen_len`, the mean number of tokens of a
-            translation, without padding, start and end token.
+            translation, without padding, start and end tokens.
 
         Raises:
-            ValueError: if either is missing, does not have the shape of ids, or has fewer rows than `num_examples`.
+            ValueError: if either is missing, is not an array of ids, or has fewer rows than `num_examples`.
         """
         predictions = eval_prediction.predictions
         if isinstance(predictions, tuple):
             predictions = predictions[0]
-        generated = self._real_ids("predictions", predictions)
+        generated = self._without_ignored("predictions", predictions)
         hypotheses = self.tokenizer.batch_decode(generated, skip_special_tokens=True)
         references = self.tokenizer.batch_decode(
-            self._real_ids("label_ids", eval_prediction.label_ids), skip_special_tokens=True
+            self._without_ignored("label_ids", eval_prediction.label_ids), skip_special_tokens=True
         )
-        frame = [self.tokenizer.pad_token_id, self.tokenizer.bos_token_id, self.tokenizer.eos_token_id]
-        inside = ~np.isin(generated, [token for token in frame if token is not None])
+        special_ids = [self.tokenizer.pad_token_id, self.tokenizer.bos_token_id, self.tokenizer.eos_token_id]
+        is_text = ~np.isin(generated, [token for token in special_ids if token is not None])
         bleu = Bleu().compute(predictions=hypotheses, references=references, **self.bleu_settings)
         chrf = ChrF().compute(predictions=hypotheses, references=references, **self.chrf_settings)
-        return {"bleu": bleu["score"], "chrf": chrf["score"], "gen_len": float(inside.sum(axis=1).mean())}
+        return {"bleu": bleu["score"], "chrf": chrf["score"], "gen_len": float(is_text.sum(axis=1).mean())}
 
-    def _real_ids(self, name: str, ids: Any) -> np.ndarray:
-        """Put the pad token where `ids` holds none, or tell what is wrong with them."""
+    def _without_ignored(self, name: str, ids: Any) -> np.ndarray:
+        """Check ids, and replace negative ones by the pad token."""
         if ids is None:
             raise ValueError(f"`{name}` must be token ids, got None; give the evaluation data `labels`.")
         ids = np.asarray(ids)

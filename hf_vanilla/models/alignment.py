@@ -2,18 +2,15 @@
 
 ```
                 The  dog  runs                       matrix (target words, source words)
-    Der          .9   .1   .0   -> 0-0                 soft: how much of its attention a target word gives to each
-    Hund         .1   .8   .1   -> 1-1                 source word while it is being written
+    Der          .9   .1   .0   -> 0-0                 soft: how much a target word attends to each source word
+    Hund         .1   .8   .1   -> 1-1                 while it is generated
     läuft        .0   .2   .8   -> 2-2               pairs "0-0 1-1 2-2" (source-target, Pharaoh's format)
 ```
 
-The attention is that of the step which writes a token, in one layer, averaged over its heads. Of the layers of a
-Transformer the penultimate one aligns best (Garg et al. 2019, "Jointly Learning to Align and Translate with
-Transformer Models"), so that is the default. A word's pieces count together: a target word gets the mean of its
-pieces' attention, a source word the sum. What falls on `</s>` belongs to no word, so rows may sum to less than 1.
-
-There are two ways to the same numbers: `forced_attention` reads a finished translation once, which is simple and
-cheap; `beam_attention` takes what a beam search has recorded and follows the beams back.
+The attention is that of the step which generates a token, in one layer, averaged over heads. The default is the
+penultimate layer, which aligns best in a Transformer (Garg et al. 2019, "Jointly Learning to Align and Translate with
+Transformer Models"). Subwords are combined into words: a target word gets the mean of its subwords' attention, a
+source word the sum. Attention to `</s>` belongs to no word, so rows may sum to less than 1.
 """
 
 import re
@@ -23,22 +20,18 @@ from dataclasses import dataclass
 
 import torch
 from transformers import PreTrainedTokenizerBase
-from transformers.generation import GenerateBeamEncoderDecoderOutput
 from transformers.modeling_utils import PreTrainedModel
 
-from .checks import check_evaluation_mode
+from .checks import IGNORED_LABEL, check_evaluation_mode
 from .text_batches import batches_by_length, default_max_length, encode_texts, padded, without_lone_surrogates
-
-
-IGNORED = -100
 
 
 @dataclass
 class WordAlignment:
-    """Which source words the words of a translation come from. Words are what stands between spaces.
+    """Which source words the words of a translation come from. Words are separated by white space.
 
     Args:
-        pairs (`list[tuple[int, int]]`): Numbers, from 0, of a source word and a target word that belong together.
+        pairs (`list[tuple[int, int]]`): Indices, from 0, of a source word and a target word that are aligned.
         matrix (`torch.Tensor` of shape `(target words, source words)`): Attention of each target word.
     """
 
@@ -47,6 +40,27 @@ class WordAlignment:
 
     def __str__(self) -> str:
         return " ".join(f"{source}-{target}" for source, target in self.pairs)
+
+    @classmethod
+    def from_matrix(cls, matrix: torch.Tensor, threshold: float | None = None) -> "WordAlignment":
+        """Align words by their attention.
+
+        Args:
+            matrix (`torch.Tensor` of shape `(target words, source words)`): Attention of each target word.
+            threshold (`float`, *optional*): Align every pair with at least this much attention (0 to 1). By default
+                each target word is aligned to the one source word that it attends to most.
+
+        Returns:
+            `WordAlignment`: pairs in the order of the source; words without attention are in none.
+        """
+        if matrix.numel() == 0:
+            return cls([], matrix)
+        if threshold is None:
+            is_aligned = torch.zeros_like(matrix, dtype=torch.bool).scatter_(1, matrix.argmax(1, keepdim=True), True)
+        else:
+            is_aligned = matrix >= threshold
+        pairs = (is_aligned & (matrix > 0)).T.nonzero().tolist()
+        return cls([(source, target) for source, target in pairs], matrix)
 
 
 def word_alignments(
@@ -62,7 +76,7 @@ def word_alignments(
     max_length: int | None = None,
     max_tokens_per_batch: int = 4096,
 ) -> list[WordAlignment]:
-    """Align the words of sentences with those of their translations, whoever wrote these.
+    """Align the words of sentences with those of their translations, from any source.
 
     ```python
     [alignment] = word_alignments(model, tokenizer, ["a man runs ."], ["ein mann rennt ."])
@@ -70,17 +84,17 @@ def word_alignments(
     ```
 
     Args:
-        model (`PreTrainedModel`): An encoder-decoder model. It runs with eager attention for the time of the call.
+        model (`PreTrainedModel`): An encoder-decoder model. It uses eager attention during the call.
         tokenizer (`PreTrainedTokenizerBase`): A fast tokenizer, of the source and, unless another is given, the
             target.
-        sources (`Sequence[str]`): Sentences, words separated by spaces. Segment a language without spaces before.
+        sources (`Sequence[str]`): Sentences, words separated by spaces. Segment languages without spaces first.
         translations (`Sequence[str]`): Their translations.
         target_tokenizer (`PreTrainedTokenizerBase`, *optional*): The target's tokenizer, if it is another one.
-        layer (`int`, *optional*): Decoder layer whose attention is taken; the penultimate one by default.
+        layer (`int`, *optional*): Decoder layer whose attention is used; the penultimate one by default.
         heads (`Sequence[int]`, *optional*): Heads to average; all by default.
-        threshold (`float`, *optional*): Link every pair of words with at least this much attention (0 to 1). By
-            default each target word is linked to the one source word that has most of it.
-        max_length (`int`, *optional*): Most tokens of a sentence; words behind it are not aligned. The model's limit
+        threshold (`float`, *optional*): Align every pair of words with at least this much attention (0 to 1). By
+            default each target word is aligned to the one source word that it attends to most.
+        max_length (`int`, *optional*): Most tokens of a sentence; words after them are not aligned. The model's limit
             by default.
         max_tokens_per_batch (`int`, defaults to 4096): Most tokens of a batch, padding included, source and target
             together.
@@ -112,15 +126,15 @@ def word_alignments(
         target_ids = [encoded_targets[number]["input_ids"] for number in batch]
         input_ids = padded(source_ids, model.config.pad_token_id, model.device)
         attention_mask = padded([[1] * len(ids) for ids in source_ids], 0, model.device)
-        labels = padded(target_ids, IGNORED, model.device)
+        labels = padded(target_ids, IGNORED_LABEL, model.device)
         attention = forced_attention(model, input_ids, attention_mask, labels, layer=layer, heads=heads).float().cpu()
         for row, number in enumerate(batch):
             source_words = word_numbers(sources[number], encoded_sources[number])
             target_words = word_numbers(translations[number], encoded_targets[number])
             tokens = attention[row, : len(target_words), : len(source_words)]
             shape = (len(translations[number].split()), len(sources[number].split()))
-            matrix = _of_words(tokens, target_words, source_words, shape)
-            alignments[number] = WordAlignment(_pairs(matrix, threshold), matrix)
+            matrix = combine_subwords(tokens, target_words, source_words, shape)
+            alignments[number] = WordAlignment.from_matrix(matrix, threshold)
     return [alignments[number] for number in range(len(sources))]
 
 
@@ -133,20 +147,20 @@ def forced_attention(
     layer: int | None = None,
     heads: Sequence[int] | None = None,
 ) -> torch.Tensor:
-    """Let a model read given targets, and take its cross-attention.
+    """Compute the cross-attention of given targets (forced decoding).
 
     Args:
-        model (`PreTrainedModel`): An encoder-decoder model. It runs with eager attention for the time of the call.
+        model (`PreTrainedModel`): An encoder-decoder model. It uses eager attention during the call.
         input_ids (`torch.LongTensor` of shape `(batch, src_len)`): Source tokens.
         attention_mask (`torch.Tensor` of shape `(batch, src_len)`, *optional*): 1 for tokens, 0 for padding.
-        labels (`torch.LongTensor` of shape `(batch, tgt_len)`): Target tokens without the decoder's start; -100 is
+        labels (`torch.LongTensor` of shape `(batch, tgt_len)`): Target tokens without the start token; -100 is
             padding.
         layer (`int`, *optional*): Decoder layer, from 0; the penultimate one by default.
         heads (`Sequence[int]`, *optional*): Heads to average; all by default.
 
     Returns:
         `torch.Tensor` of shape `(batch, tgt_len, src_len)`: for each target token, the attention of the step that
-        writes it. Rows of -100 are 0.
+        generates it. Rows of -100 are 0.
 
     Raises:
         ValueError: if the model is in training mode, or `layer` or a head does not exist.
@@ -161,59 +175,50 @@ def forced_attention(
             output_attentions=True,
             use_cache=False,
         )
-    attention = _mean_of_heads(outputs.cross_attentions, layer, heads)  # (batch, tgt_len, src_len)
-    return attention * (labels != IGNORED)[..., None]
+    attention = mean_of_heads(outputs.cross_attentions, layer, heads)  # (batch, tgt_len, src_len)
+    return attention * (labels != IGNORED_LABEL)[..., None]
 
 
-def beam_attention(
-    outputs: GenerateBeamEncoderDecoderOutput, *, layer: int | None = None, heads: Sequence[int] | None = None
+def mean_of_heads(
+    cross_attentions: Sequence[torch.Tensor], layer: int | None = None, heads: Sequence[int] | None = None
 ) -> torch.Tensor:
-    """Collect the cross-attention along the hypotheses of a beam search: each step's, of the beam that it continues.
-
-    ```python
-    model.set_attn_implementation("eager")
-    outputs = model.generate(**inputs, num_beams=4, output_attentions=True, return_dict_in_generate=True)
-    attention = beam_attention(outputs)
-    ```
+    """Average the heads of one layer's attention.
 
     Args:
-        outputs (`GenerateBeamEncoderDecoderOutput`): What `generate()` returned, with or without `beam_search`.
+        cross_attentions (`Sequence[torch.Tensor]`): For each layer a tensor of shape `(batch, heads, tgt_len,
+            src_len)`.
         layer (`int`, *optional*): Decoder layer, from 0; the penultimate one by default.
         heads (`Sequence[int]`, *optional*): Heads to average; all by default.
 
     Returns:
-        `torch.Tensor` of shape `(batch * num_return_sequences, tgt_len, src_len)`: for each generated token, the
-        attention of the step that wrote it. Rows behind the end of a hypothesis are 0.
+        `torch.Tensor` of shape `(batch, tgt_len, src_len)`: the mean.
 
     Raises:
-        ValueError: if the outputs don't hold cross-attentions and beam indices, or `layer` or a head does not exist.
+        ValueError: if `layer` or a head does not exist.
     """
-    steps, beam_indices = outputs.get("cross_attentions"), outputs.get("beam_indices")
-    if beam_indices is None or not steps or steps[0] is None or steps[0][0] is None:
-        raise ValueError(
-            "`outputs` must hold `cross_attentions` and `beam_indices`: search with `num_beams` above 1, "
-            "`return_dict_in_generate=True`, `output_attentions=True`, and attn_implementation='eager'."
-        )
-    tgt_len = beam_indices.shape[1]
-    last_query = [tuple(attention[:, :, -1:] for attention in step) for step in steps[:tgt_len]]
-    attention = torch.cat(
-        [_mean_of_heads(step, layer, heads) for step in last_query], dim=1
-    )  # (rows, tgt_len, src_len)
-    beams = beam_indices.long().clamp(min=0)  # (batch * num_return_sequences, tgt_len)
-    followed = attention[beams, torch.arange(tgt_len, device=beams.device)]
-    return followed * (beam_indices >= 0)[..., None]
+    layers = len(cross_attentions)
+    layer = max(layers - 2, 0) if layer is None else layer
+    if not -layers <= layer < layers:
+        raise ValueError(f"`layer` must be in [{-layers}, {layers}), as the decoder has {layers} layers; got {layer}.")
+    attention = cross_attentions[layer]  # (batch, heads, tgt_len, src_len)
+    if heads is None:
+        return attention.mean(1)
+    count = attention.shape[1]
+    if not heads or not all(0 <= head < count for head in heads):
+        raise ValueError(f"`heads` must be a non-empty list of numbers in [0, {count}), got {list(heads)}.")
+    return attention[:, list(heads)].mean(1)
 
 
 def word_numbers(text: str, encoded: dict[str, list]) -> list[int]:
-    """Tell which word of a text each token belongs to. Words are what stands between spaces.
+    """Find the word that each token belongs to. Words are separated by white space.
 
     Args:
         text (`str`): The text.
-        encoded (`dict[str, list]`): What a fast tokenizer made of it: `offset_mapping` and `special_tokens_mask`.
+        encoded (`dict[str, list]`): Output of a fast tokenizer: `offset_mapping` and `special_tokens_mask`.
 
     Returns:
-        `list[int]`: for each token the number of its word, from 0; -1 for special tokens and spaces at the end. A
-        space belongs to the word behind it.
+        `list[int]`: for each token the index of its word, from 0; -1 for special tokens and trailing spaces. A space
+        belongs to the word after it.
     """
     ends = [match.end() for match in re.finditer(r"\S+", text)]
     numbers, word = [], 0
@@ -228,9 +233,31 @@ def word_numbers(text: str, encoded: dict[str, list]) -> list[int]:
     return numbers
 
 
+def combine_subwords(
+    attention: torch.Tensor, target_words: Sequence[int], source_words: Sequence[int], shape: tuple[int, int]
+) -> torch.Tensor:
+    """Turn attention between tokens into attention between words: sums over source, means over target subwords.
+
+    Args:
+        attention (`torch.Tensor` of shape `(target tokens, source tokens)`): Attention between tokens.
+        target_words (`Sequence[int]`): For each target token the index of its word, -1 for none.
+        source_words (`Sequence[int]`): For each source token the same.
+        shape (`tuple[int, int]`): Numbers of target and source words.
+
+    Returns:
+        `torch.Tensor` of shape `(target words, source words)`: attention between words.
+    """
+    target, source = torch.tensor(target_words), torch.tensor(source_words)
+    attention = attention[target >= 0][:, source >= 0]  # (target tokens, source tokens) that belong to words
+    target, source = target[target >= 0], source[source >= 0]
+    summed = attention.new_zeros(len(target), shape[1]).index_add_(1, source, attention)
+    subwords = torch.bincount(target, minlength=shape[0]).clamp(min=1)
+    return attention.new_zeros(shape).index_add_(0, target, summed) / subwords[:, None]
+
+
 @contextmanager
 def _eager_attention(model: PreTrainedModel) -> Iterator[None]:
-    """Use the one attention kernel that returns its weights."""
+    """Use eager attention, the only kernel that returns attention weights."""
     implementation = model.config._attn_implementation
     model.set_attn_implementation("eager")
     try:
@@ -239,43 +266,4 @@ def _eager_attention(model: PreTrainedModel) -> Iterator[None]:
         model.set_attn_implementation(implementation)
 
 
-def _mean_of_heads(
-    cross_attentions: Sequence[torch.Tensor], layer: int | None, heads: Sequence[int] | None
-) -> torch.Tensor:
-    """Average the heads of one layer's attention: (batch, tgt_len, src_len)."""
-    layers = len(cross_attentions)
-    layer = max(layers - 2, 0) if layer is None else layer
-    if not -layers <= layer < layers:
-        raise ValueError(f"`layer` must be in [{-layers}, {layers}), as the decoder has {layers} layers; got {layer}.")
-    attention = cross_attentions[layer]  # (batch, heads, tgt_len, src_len)
-    if heads is None:
-        return attention.mean(1)
-    count = attention.shape[1]
-    if not heads or not all(0 <= head < count for head in heads):
-        raise ValueError(f"`heads` must be some numbers in [0, {count}), got {list(heads)}.")
-    return attention[:, list(heads)].mean(1)
-
-
-def _of_words(
-    attention: torch.Tensor, target_words: Sequence[int], source_words: Sequence[int], shape: tuple[int, int]
-) -> torch.Tensor:
-    """Turn attention between tokens into attention between words: sums over source, means over target pieces."""
-    target, source = torch.tensor(target_words), torch.tensor(source_words)
-    attention = attention[target >= 0][:, source >= 0]  # (target tokens, source tokens) that belong to words
-    target, source = target[target >= 0], source[source >= 0]
-    summed = attention.new_zeros(len(target), shape[1]).index_add_(1, source, attention)
-    pieces = torch.bincount(target, minlength=shape[0]).clamp(min=1)
-    return attention.new_zeros(shape).index_add_(0, target, summed) / pieces[:, None]
-
-
-def _pairs(matrix: torch.Tensor, threshold: float | None) -> list[tuple[int, int]]:
-    """Link words: source and target numbers, in the order of the source. Words without attention stay alone."""
-    if matrix.numel() == 0:
-        return []
-    chosen = matrix >= threshold if threshold is not None else torch.zeros_like(matrix, dtype=torch.bool)
-    if threshold is None:
-        chosen.scatter_(1, matrix.argmax(1, keepdim=True), True)
-    return [(source, target) for source, target in (chosen & (matrix > 0)).T.nonzero().tolist()]
-
-
-__all__ = ["WordAlignment", "beam_attention", "forced_attention", "word_alignments", "word_numbers"]
+__all__ = ["WordAlignment", "combine_subwords", "forced_attention", "mean_of_heads", "word_alignments", "word_numbers"]

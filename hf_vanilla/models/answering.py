@@ -1,4 +1,4 @@
-"""From questions and contexts to windows, and from scores to answers."""
+"""From questions and contexts to windows, and from logits to answers."""
 
 import math
 import re
@@ -9,12 +9,9 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 
-# The official script of SQuAD 2.0 has these defaults too.
+# Defaults of the official script of SQuAD 2.0.
 N_BEST = 20
-
-
 MAX_ANSWER_LENGTH = 30
-
 
 OUTSIDE = (-1, -1)  # the characters of a token that is not in the context
 
@@ -23,13 +20,13 @@ SURROGATE = re.compile(r"[\ud800-\udfff]")
 
 
 class Answer(NamedTuple):
-    """A part of a context, or that there is none.
+    """A span of a context, or "no answer".
 
     Attributes:
-        text: The answer as it stands in the context; empty for no answer.
+        text: The answer as in the context; empty for no answer.
         start: Index of its first character in the context.
-        end: Index behind its last character.
-        score: Sum of the start and the end logit; higher is likelier.
+        end: Index after its last character.
+        score: Sum of the start and the end logit.
     """
 
     text: str
@@ -47,36 +44,31 @@ def tokenize_windows(
     doc_stride: int,
     names: Sequence[str] | None = None,
 ) -> dict[str, list[Any]]:
-    """Pair each question with its context, a long one cut into windows that overlap.
+    """Tokenize each question with its context; long contexts become overlapping windows.
 
     Args:
-        questions (`Sequence[str]`):
-            The questions; surrogates in them and in the contexts, which no tokenizer takes, are read as U+FFFD.
-        contexts (`Sequence[str]`):
-            The text of each.
-        tokenizer (`PreTrainedTokenizerBase`):
-            A fast tokenizer.
-        max_length (`int`):
-            Most tokens of question and window.
-        doc_stride (`int`):
-            Tokens that neighbouring windows have in common, as transformers' `stride`.
-        names (`Sequence[str]`, *optional*):
-            What errors call the questions; their numbers by default.
+        questions (`Sequence[str]`): The questions. Surrogates in them and in the contexts, which tokenizers reject,
+            are read as U+FFFD.
+        contexts (`Sequence[str]`): The context of each.
+        tokenizer (`PreTrainedTokenizerBase`): A fast tokenizer.
+        max_length (`int`): Most tokens of question and window.
+        doc_stride (`int`): Tokens that neighbouring windows share, as transformers' `stride`.
+        names (`Sequence[str]`, *optional*): Names of the questions, for messages; their numbers by default.
 
     Returns:
-        `dict[str, list]`: columns with a row for each window: what the model reads; `example`, the index of its
+        `dict[str, list]`: columns with a row for each window: the model's inputs; `example`, the index of its
         question; `offset_mapping`, the characters of each token of the context, -1 for all other tokens.
 
     Raises:
-        ValueError: if a question and the overlap leave no room for a context; the question is named.
+        ValueError: if a question and the overlap leave no room for the context; the question is named.
     """
-    # One character for one, so that the offsets are those of the context as it was given.
-    asked, contexts = ([SURROGATE.sub("\ufffd", text) for text in texts] for texts in (questions, contexts))
-    asked = [question.strip() for question in asked]
+    # One character replaces one, so that offsets are those of the given context.
+    questions, contexts = ([SURROGATE.sub("\ufffd", text) for text in texts] for texts in (questions, contexts))
+    questions = [question.strip() for question in questions]
     if doc_stride < 0:
         raise ValueError(f"`doc_stride` must not be negative, got {doc_stride}.")
     special = tokenizer.num_special_tokens_to_add(pair=True)
-    for row, ids in enumerate(tokenizer(asked, add_special_tokens=False, verbose=False)["input_ids"]):
+    for row, ids in enumerate(tokenizer(questions, add_special_tokens=False, verbose=False)["input_ids"]):
         if len(ids) + special + doc_stride >= max_length:
             raise ValueError(
                 f"`max_length` ({max_length}) must be more than `doc_stride` ({doc_stride}), the question and the "
@@ -84,7 +76,7 @@ def tokenize_windows(
                 f"{len(ids)} tokens."
             )
     windows = tokenizer(
-        asked,
+        questions,
         contexts,
         truncation="only_second",
         max_length=max_length,
@@ -110,26 +102,22 @@ def best_answers(
     with_no_answer: bool = False,
     no_answer_threshold: float = 0.0,
 ) -> list[Answer]:
-    """Turn the model's scores into the best answers of one question, over all windows of its context.
+    """Find the best answers to one question over all windows of its context.
 
     Args:
-        context (`str`):
-            The text.
-        windows (`Iterable[tuple]`):
-            For each window the start logits and the end logits of shape `(length,)`, and the characters of each token
-            of shape `(length, 2)`, as [`tokenize_windows`] gives them; all arrays, tensors or lists. Logits behind
-            the window's end don't count.
-        n_best (`int`):
-            Most answers.
-        max_answer_length (`int`):
-            Most tokens of an answer.
-        with_no_answer (`bool`):
-            Whether "no answer" is one of the answers. Its score is that of `[CLS]` in the window where it is lowest.
-        no_answer_threshold (`float`):
-            How much higher than the best answer's the score of "no answer" must be for it to come first.
+        context (`str`): The context.
+        windows (`Iterable[tuple]`): For each window the start logits and the end logits of shape `(length,)`, and the
+            characters of each token of shape `(length, 2)`, as [`tokenize_windows`] returns them; all arrays, tensors
+            or lists. Padding after the end of a window is ignored.
+        n_best (`int`): Most answers.
+        max_answer_length (`int`): Most tokens of an answer.
+        with_no_answer (`bool`): Whether "no answer" is a possible answer. Its score is that of `[CLS]` in the window
+            where it is lowest.
+        no_answer_threshold (`float`): How much higher than the best answer's score that of "no answer" must be for it
+            to come first.
 
     Returns:
-        `list[Answer]`: at least one, the best first.
+        `list[Answer]`: at least one, best first.
 
     Raises:
         ValueError: if a limit is below 1.
@@ -147,7 +135,7 @@ def best_answers(
         no_answer = min(no_answer, float(start[0] + end[0]))
         for first, last, score in _best_spans(start, end, spans[:, 0] >= 0, max(n_best, N_BEST), max_answer_length):
             characters = int(spans[first, 0]), int(spans[last, 1])
-            # Neighbouring windows share tokens: the better view of the same answer counts.
+            # Neighbouring windows share tokens: of the same answer the higher score counts.
             found[characters] = max(score, found.get(characters, -math.inf))
     ranked = sorted(found.items(), key=lambda item: (-item[1], item[0]))[:n_best]
     best = [Answer(context[start:end], start, end, score) for (start, end), score in ranked]
@@ -163,7 +151,7 @@ def best_answers(
 def _best_spans(
     start: torch.Tensor, end: torch.Tensor, is_context: torch.Tensor, n_best: int, max_answer_length: int
 ) -> list[tuple[int, int, float]]:
-    """Return the (first token, last token, score) of a window's best answers, all within the context."""
+    """Return (first token, last token, score) of a window's best answers within the context."""
     tokens = is_context.nonzero().flatten()
     firsts = tokens[(-start[tokens]).argsort(stable=True)[:n_best]]
     lasts = tokens[(-end[tokens]).argsort(stable=True)[:n_best]]

@@ -1,5 +1,6 @@
-"""Checks of what a model is given: ids, masks and labels. Bad input is refused by name, before any work."""
+"""Checks of what a model is given: ids, masks, labels and texts. Bad input is refused by name, before any work."""
 
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -154,3 +155,27 @@ def checked_embeddings(
             f"{tuple(getattr(inputs_embeds, 'shape', ()))}."
         )
     return inputs_embeds
+
+
+def as_texts(name: str, given: Any) -> list[str]:
+    """Return one text or several as a list.
+
+    Args:
+        name (`str`): Name of the argument, for messages.
+        given (`str` or `Iterable[str]`): Its value.
+
+    Returns:
+        `list[str]`: the texts.
+
+    Raises:
+        TypeError: if it is anything else.
+    """
+    if isinstance(given, str):
+        return [given]
+    if not isinstance(given, Iterable) or isinstance(given, Mapping):
+        raise TypeError(f"`{name}` must be a string or a list of strings, got {type(given).__name__}.")
+    texts = list(given)
+    for number, text in enumerate(texts, start=1):
+        if not isinstance(text, str):
+            raise TypeError(f"`{name}` must contain only strings, but number {number} is {type(text).__name__}.")
+    return texts

@@ -436,6 +436,8 @@ class VanillaTransformerForConditionalGeneration(VanillaTransformerPreTrainedMod
     ```
     """
 
+    supports_fast_search = True  # by the side-by-side decoder and the CPU layers of `hf_vanilla.generation`
+
     def __init__(self, config: VanillaTransformerConfig):
         super().__init__(config)
         self.model = VanillaTransformerModel(config)

@@ -1,95 +1,63 @@
-"""TODO."""
+"""The question answering pipeline that comes with every checkpoint."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
-from transformers import Pipeline
 
 from .answering import MAX_ANSWER_LENGTH, N_BEST, best_answers, tokenize_windows
-from .checks import check_evaluation_mode
-from .text_batches import as_texts
+from .checks import as_texts, check_evaluation_mode
+from .self_contained import SelfContainedPipeline
 
 
-class QuestionAnsweringPipeline(Pipeline):
+class QuestionAnsweringPipeline(SelfContainedPipeline):
     """Find the answer to a question in a context of any length.
 
-    Called with `question` and `context`, or lists of both, and these options, which may also be given when it is made:
+    Called with `question` and `context`, or lists of both, and these options, which can also be given to the
+    constructor:
 
-    - `top_k`: answers of each question, by default 1.
-    - `handle_impossible_answer`: whether "no answer", an empty text, is one of the answers.
+    - `top_k`: answers per question, by default 1.
+    - `handle_impossible_answer`: whether "no answer", an empty text, is a possible answer.
     - `max_answer_length`: most tokens of an answer.
-    - `max_length`, `doc_stride`: tokens of a window, and those that neighbours share.
-    - `batch_size`: windows at once.
+    - `max_length`, `doc_stride`: tokens of a window, and of the overlap of neighbouring windows.
+    - `batch_size`: windows per batch.
 
     Returns for each question `{"answer", "start", "end", "score"}`, or with `top_k` above 1 a list of them, best
-    first. The scores are probabilities among the answers that were looked at.
+    first. The scores are probabilities among the answers that were considered.
     """
 
-    _load_processor = False
-    _load_image_processor = False
-    _load_feature_extractor = False
-    _load_tokenizer = True
-
-    def _sanitize_parameters(self, **options: Any) -> tuple[dict, dict, dict]:
-        return {}, options, {}
-
     def __call__(self, question: str | Sequence[str], context: str | Sequence[str], **options: Any) -> Any:
-        """Answer.
+        """Answer questions.
 
         Args:
             question (`str` or `Sequence[str]`): One question or several.
-            context (`str` or `Sequence[str]`): The text of each question.
-            **options (`Any`): As in the class.
+            context (`str` or `Sequence[str]`): The context of each question.
+            **options (`Any`): As for the class.
 
         Returns:
-            `dict` or `list`: as in the class.
+            `dict` or `list`: as for the class.
 
         Raises:
-            TypeError: if questions or contexts are no texts.
+            TypeError: if questions or contexts are not strings.
             ValueError: if questions and contexts differ in number, one of them is empty, an option is out of its
                 range, or the model is in training mode.
         """
         questions, contexts = as_texts("question", question), as_texts("context", context)
         if len(questions) != len(contexts):
             raise ValueError(f"`question` ({len(questions)}) and `context` ({len(contexts)}) must be equal in number.")
-        for number, pair in enumerate(zip(questions, contexts, strict=True), start=1):
-            for name, text in zip(("question", "context"), pair, strict=True):
+        for name, texts in (("question", questions), ("context", contexts)):
+            for number, text in enumerate(texts, start=1):
                 if not text.strip():
                     raise ValueError(f"`{name}` must have words, but number {number} is empty.")
-        asked = {"questions": questions, "contexts": contexts}
-        if self._batch_size is not None:  # transformers takes it from the options that the pipeline is made with
+        if self._batch_size is not None:  # transformers takes it from the options of the constructor
             options = {"batch_size": self._batch_size, **options}
-        found = self.forward(asked, **{**self._forward_params, **options})
+        inputs = {"questions": questions, "contexts": contexts}
+        found = self.forward(inputs, **{**self._forward_params, **options})
         return found[0] if isinstance(question, str) else found
-
-    def preprocess(self, inputs: Any, **options: Any) -> Any:
-        """Return the inputs: windows of several questions are made at once.
-
-        Args:
-            inputs (`Any`): Questions.
-            **options (`Any`): None.
-
-        Returns:
-            `Any`: the same.
-        """
-        return inputs
-
-    def postprocess(self, outputs: Any, **options: Any) -> Any:
-        """Return the outputs as they are.
-
-        Args:
-            outputs (`Any`): Answers.
-            **options (`Any`): None.
-
-        Returns:
-            `Any`: the same.
-        """
-        return outputs
 
     def _forward(
         self,
-        asked: dict[str, list[str]],
+        inputs: dict[str, list[str]],
         top_k: int = 1,
         handle_impossible_answer: bool = False,
         max_answer_length: int = MAX_ANSWER_LENGTH,
@@ -102,20 +70,20 @@ class QuestionAnsweringPipeline(Pipeline):
         for name, value in (("top_k", top_k), ("batch_size", batch_size)):
             if value < 1:
                 raise ValueError(f"`{name}` must be at least 1, got {value}.")
-        if not asked["questions"]:
+        if not inputs["questions"]:
             return []
         longest = min(max_length, self.model.config.max_position_embeddings)
         windows = tokenize_windows(
-            **asked, tokenizer=self.tokenizer, max_length=longest, doc_stride=min(doc_stride, longest // 3)
+            **inputs, tokenizer=self.tokenizer, max_length=longest, doc_stride=min(doc_stride, longest // 3)
         )
-        of_each: list[list[tuple[Any, Any, Any]]] = [[] for _ in asked["contexts"]]
+        scores: list[list[tuple[Any, Any, Any]]] = [[] for _ in inputs["contexts"]]
         for window, logits in enumerate(self._logits(windows, batch_size)):
-            of_each[windows["example"][window]].append((*logits, windows["offset_mapping"][window]))
+            scores[windows["example"][window]].append((*logits, windows["offset_mapping"][window]))
         found = []
-        for context, views in zip(asked["contexts"], of_each, strict=True):
+        for context, of_windows in zip(inputs["contexts"], scores, strict=True):
             best = best_answers(
                 context,
-                views,
+                of_windows,
                 n_best=max(top_k, N_BEST),
                 max_answer_length=max_answer_length,
                 with_no_answer=handle_impossible_answer,

@@ -1,30 +1,31 @@
 """From texts to ranked translations, with any encoder-decoder's `generate()`."""
 
+import inspect
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import torch
-from transformers import PreTrainedTokenizerBase
+from transformers import GenerationConfig, GenerationMixin, PreTrainedTokenizerBase
 from transformers.modeling_utils import PreTrainedModel
 
 from .alignment import WordAlignment, word_alignments
 from .checks import check_evaluation_mode
-from .text_batches import padded
+from .text_batches import default_max_length, padded, token_ids
 
 
 # The score of a hypothesis that was not found, as in transformers.
 NOT_FOUND = -1e9
 
 
-# Options of `generate()` and of other pipelines that translating sets itself, and what to do instead.
-SET_HERE = {
+# Options of `generate()` and of other pipelines that a translation sets itself, and what to do instead.
+FIXED_OPTIONS = {
     "max_new_tokens": "give `max_length_offset`, how many tokens longer than its source a translation may be",
     "max_length": "give `max_length_offset`, how many tokens longer than its source a translation may be",
     "num_return_sequences": "give `n_best`",
     "batch_size": "give `max_tokens_per_batch`",
-    "do_sample": "leave it out, as translations are searched for and not drawn",
+    "do_sample": "leave it out, as translations are searched for and not sampled",
     "output_scores": "leave it out, as every translation has its score",
     "output_logits": "leave it out, as every translation has its score",
     "return_dict_in_generate": "leave it out",
@@ -37,8 +38,8 @@ class Translation:
 
     Args:
         text (`str`): The translation.
-        score (`float`): Log probability in nats, divided by the length penalty; the higher, the better.
-        alignment (`WordAlignment`, *optional*): Which words of the source its words come from.
+        score (`float`): Log probability in nats, divided by the length penalty; higher is better.
+        alignment (`WordAlignment`, *optional*): Which source words its words come from.
     """
 
     text: str
@@ -49,10 +50,10 @@ class Translation:
 def length_penalty_of(
     length: float | torch.Tensor, length_penalty: float, length_penalty_type: str
 ) -> float | torch.Tensor:
-    """Compute what the log probability of a hypothesis is divided by.
+    """Compute the divisor of a hypothesis' log probability.
 
     Args:
-        length (`float` or `torch.Tensor`): Number of generated tokens, `</s>` included, the decoder's start not.
+        length (`float` or `torch.Tensor`): Number of generated tokens, with `</s>` and without the start token.
         length_penalty (`float`): The exponent alpha. 0 means no penalty.
         length_penalty_type (`str`): `"gnmt"` for ((5 + length) / 6)^alpha, or `"power"` for length^alpha, which is
             transformers' own.
@@ -61,7 +62,7 @@ def length_penalty_of(
         `float` or `torch.Tensor`: the penalty.
 
     Raises:
-        ValueError: if the exponent is not finite, or the type is another one.
+        ValueError: if the exponent is not finite, or the type is unknown.
 
     Source: Wu et al. 2016, equation 14; Vaswani et al. 2017, 6.1 (alpha = 0.6). Wu et al. don't say whether |Y| counts
     `</s>`; it does in Tensor2Tensor, the code of the second paper.
@@ -75,63 +76,130 @@ def length_penalty_of(
     raise ValueError(f'`length_penalty_type` must be "gnmt" or "power", got {length_penalty_type!r}.')
 
 
-def check_not_set_here(options: Iterable[str]) -> None:
-    """Check that no option is one that translating sets itself.
+@dataclass(frozen=True, kw_only=True)
+class SearchOptions:
+    """How texts are translated: the beam search, by default the paper's, and its limits.
+
+    Args:
+        num_beams (`int`, defaults to 4): Beams of the search; 1 is greedy search.
+        length_penalty (`float`, defaults to 0.6): Exponent alpha of the length penalty; higher favours longer texts.
+        length_penalty_type (`str`, defaults to `"gnmt"`): `"gnmt"` or `"power"`, as in [`length_penalty_of`].
+        max_length_offset (`int`, defaults to 50): How many tokens longer than its source a translation may be.
+        n_best (`int`, defaults to 1): Translations of each text, at most `num_beams`.
+        max_source_length (`int`, *optional*): Most tokens of a text; longer ones are truncated, with a warning that
+            counts them. The model's limit by default.
+        max_tokens_per_batch (`int`, defaults to 2048): Most source tokens of a batch, padding included.
+        generate_kwargs (`Mapping[str, Any]`): Further options of `generate()`, such as `early_stopping`; not those in
+            `FIXED_OPTIONS`.
+
+    Raises:
+        ValueError: if an option is out of its range, or a further one is fixed or unknown to `generate()`.
+
+    Source: Vaswani et al. 2017, 6.1.
+    """
+
+    num_beams: int = 4
+    length_penalty: float = 0.6
+    length_penalty_type: str = "gnmt"
+    max_length_offset: int = 50
+    n_best: int = 1
+    max_source_length: int | None = None
+    max_tokens_per_batch: int = 2048
+    generate_kwargs: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        limits = {"num_beams": 1, "max_length_offset": 0, "max_source_length": 1, "max_tokens_per_batch": 1}
+        for name, lowest in limits.items():
+            if (value := getattr(self, name)) is not None and value < lowest:
+                raise ValueError(f"`{name}` must be at least {lowest}, got {value}.")
+        if not 1 <= self.n_best <= self.num_beams:
+            raise ValueError(f"`n_best` must be in [1, `num_beams` = {self.num_beams}], got {self.n_best}.")
+        length_penalty_of(1, self.length_penalty, self.length_penalty_type)
+        check_not_fixed(self.generate_kwargs)
+
+    @classmethod
+    def from_kwargs(cls, **options: Any) -> "SearchOptions":
+        """Collect keyword arguments; those that are no fields of this class are options of `generate()`.
+
+        Args:
+            **options (`Any`): The options.
+
+        Returns:
+            `SearchOptions`: the checked options.
+
+        Raises:
+            ValueError: as for the class, and if neither this class nor `generate()` has an option of that name.
+        """
+        names = [each.name for each in fields(cls) if each.name != "generate_kwargs"]
+        own = {name: options.pop(name) for name in names if name in options}
+        known = {*vars(GenerationConfig()), *inspect.signature(GenerationMixin.generate).parameters, "tokenizer"}
+        if unknown := [name for name in options if name not in known | FIXED_OPTIONS.keys()]:
+            raise ValueError(
+                f"`{unknown[0]}` is not an option of translations; these are {', '.join(names)}, and the options of "
+                "`generate()`."
+            )
+        return cls(**own, generate_kwargs=options)
+
+
+def check_not_fixed(options: Iterable[str]) -> None:
+    """Check that no option is one that a translation sets itself.
 
     Args:
         options (`Iterable[str]`): Names of options.
 
     Raises:
-        ValueError: if one is.
+        ValueError: if one is in `FIXED_OPTIONS`.
     """
     for name in options:
-        if name in SET_HERE:
-            raise ValueError(f"`{name}` is not an option of translations; {SET_HERE[name]}.")
+        if name in FIXED_OPTIONS:
+            raise ValueError(f"`{name}` is not an option of translations; {FIXED_OPTIONS[name]}.")
 
 
-def check_search(
+def translate_texts(
     model: PreTrainedModel,
+    tokenizers: tuple[PreTrainedTokenizerBase, PreTrainedTokenizerBase],
+    texts: Sequence[str],
+    search: Callable[[list[list[int]]], Iterable[list[Translation]]],
     *,
-    num_beams: int,
-    n_best: int,
-    max_length_offset: int,
-    length_penalty: float,
-    length_penalty_type: str,
-    max_source_length: int | None,
-    generate_kwargs: Iterable[str],
-) -> None:
-    """Check that a model can translate, and the options of the search.
+    max_source_length: int | None = None,
+    with_alignments: bool = False,
+) -> list[list[Translation]]:
+    """Tokenize texts, search, and align; a text without words gets one empty translation with the score 0.
 
     Args:
-        model (`PreTrainedModel`): The model.
-        num_beams (`int`): Beams of the search.
-        n_best (`int`): Translations of each text.
-        max_length_offset (`int`): How many tokens longer than its source a translation may be.
-        length_penalty (`float`): Exponent of the length penalty.
-        length_penalty_type (`str`): Kind of the length penalty.
-        max_source_length (`int`, *optional*): Most tokens of a text.
-        generate_kwargs (`Iterable[str]`): Names of the options that are passed on to `generate()`.
+        model (`PreTrainedModel`): An encoder-decoder model, in evaluation mode.
+        tokenizers (`tuple[PreTrainedTokenizerBase, PreTrainedTokenizerBase]`): Those of source and target.
+        texts (`Sequence[str]`): The texts.
+        search (`Callable`): Takes the token ids of the texts that have words, and gives the translations of each.
+        max_source_length (`int`, *optional*): Most tokens of a text; the model's limit by default.
+        with_alignments (`bool`, defaults to `False`): Whether to align words.
+
+    Returns:
+        `list[list[Translation]]`: for each text its translations, best first.
 
     Raises:
-        ValueError: if the model is in training mode, an option is out of its range, or one that is to be passed on is
-            set here.
+        ValueError: if the model is in training mode.
     """
     check_evaluation_mode(model)
-    if not 1 <= n_best <= num_beams:
-        raise ValueError(f"`n_best` must be in [1, `num_beams` = {num_beams}], got {n_best}.")
-    if max_length_offset < 0:
-        raise ValueError(f"`max_length_offset` must not be negative, got {max_length_offset}.")
-    if max_source_length is not None and max_source_length < 1:
-        raise ValueError(f"`max_source_length` must be at least 1, got {max_source_length}.")
-    length_penalty_of(1, length_penalty, length_penalty_type)
-    check_not_set_here(generate_kwargs)
+    max_length = default_max_length(model, tokenizers[0]) if max_source_length is None else max_source_length
+    found = iter(search(token_ids(tokenizers[0], [text for text in texts if text.strip()], max_length, "texts")))
+    rows = [next(found) if text.strip() else [Translation("", 0.0)] for text in texts]
+    if with_alignments:
+        pairs = [(text, each) for text, row in zip(texts, rows, strict=True) for each in row]
+        sources, targets = [text for text, _ in pairs], [each.text for _, each in pairs]
+        alignments = word_alignments(
+            model, tokenizers[0], sources, targets, target_tokenizer=tokenizers[1], max_length=max_length
+        )
+        for (_, each), alignment in zip(pairs, alignments, strict=True):
+            each.alignment = alignment
+    return rows
 
 
 def source_batch(model: PreTrainedModel, ids: list[list[int]], max_length_offset: int) -> dict[str, Any]:
-    """Make what `generate()` needs to know of a batch.
+    """Make the inputs of `generate()` for one batch.
 
     Args:
-        model (`PreTrainedModel`): The model, whose learned positions limit what it writes.
+        model (`PreTrainedModel`): The model; learned positions limit the length of its output.
         ids (`list[list[int]]`): Token ids of the sources.
         max_length_offset (`int`): How many tokens longer than the longest source a translation may be.
 
@@ -151,12 +219,12 @@ def source_batch(model: PreTrainedModel, ids: list[list[int]], max_length_offset
 def decode_n_best(
     tokenizer: PreTrainedTokenizerBase, sequences: torch.Tensor, scores: torch.Tensor, n_best: int
 ) -> list[list[Translation]]:
-    """Turn the results of a search into texts.
+    """Decode the results of a search.
 
     Args:
         tokenizer (`PreTrainedTokenizerBase`): The tokenizer of the target.
         sequences (`torch.LongTensor` of shape `(batch * n_best, tgt_len)`): Token ids, best first for each source.
-        scores (`torch.Tensor` of shape `(batch * n_best,)`): Their scores; those of -1e9 and less were not found.
+        scores (`torch.Tensor` of shape `(batch * n_best,)`): Their scores; -1e9 or less if none was found.
         n_best (`int`): Sequences of each source.
 
     Returns:
@@ -168,76 +236,34 @@ def decode_n_best(
     return [row[:1] + [translation for translation in row[1:] if translation.score > NOT_FOUND] for row in rows]
 
 
-def align_translations(
-    model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    target_tokenizer: PreTrainedTokenizerBase,
-    texts: Sequence[str],
-    found: list[list[Translation]],
-    max_length: int | None = None,
-) -> None:
-    """Align the words of all translations with those of their texts, in place.
-
-    Args:
-        model (`PreTrainedModel`): An encoder-decoder model.
-        tokenizer (`PreTrainedTokenizerBase`): The tokenizer of the source.
-        target_tokenizer (`PreTrainedTokenizerBase`): The tokenizer of the target.
-        texts (`Sequence[str]`): The texts.
-        found (`list[list[Translation]]`): The translations of each.
-        max_length (`int`, *optional*): Most tokens of a text; the model's limit by default.
-    """
-    pairs = [(text, translation) for text, row in zip(texts, found, strict=True) for translation in row]
-    alignments = word_alignments(
-        model,
-        tokenizer,
-        [text for text, _ in pairs],
-        [translation.text for _, translation in pairs],
-        target_tokenizer=target_tokenizer,
-        max_length=max_length,
-    )
-    for (_, translation), alignment in zip(pairs, alignments, strict=True):
-        translation.alignment = alignment
-
-
 def search_and_rank(
-    model: PreTrainedModel,
-    ids: list[list[int]],
-    *,
-    num_beams: int,
-    length_penalty: float,
-    length_penalty_type: str,
-    max_length_offset: int,
-    n_best: int,
-    **generate_kwargs: Any,
+    model: PreTrainedModel, ids: list[list[int]], options: SearchOptions
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Search with transformers' `generate()`, and rank what it finds by any length penalty.
+    """Search with transformers' `generate()`, and rank the hypotheses by any length penalty.
 
-    transformers' search divides log probabilities by length^alpha. GNMT's penalty is not to be had from it, so the
-    search, with the same alpha, finds `num_beams` hypotheses, and only these are put into the order of GNMT's scores.
+    transformers' search divides log probabilities by length^alpha and has no GNMT penalty. So it finds `num_beams`
+    hypotheses with the same alpha, and only these are ranked by GNMT's scores.
 
     Args:
         model (`PreTrainedModel`): An encoder-decoder model.
         ids (`list[list[int]]`): Token ids of the sources.
-        num_beams (`int`): Beams of the search; 1 is greedy.
-        length_penalty (`float`): Exponent alpha of the length penalty.
-        length_penalty_type (`str`): `"gnmt"` or `"power"`.
-        max_length_offset (`int`): How many tokens longer than the longest source a translation may be.
-        n_best (`int`): Hypotheses to return for each source.
-        **generate_kwargs: Passed on to `generate()`.
+        options (`SearchOptions`): The options.
 
     Returns:
         `tuple[torch.LongTensor, torch.Tensor]`: sequences of shape `(batch * n_best, tgt_len)` and their scores of
-        shape `(batch * n_best,)`, -inf for what was not found.
+        shape `(batch * n_best,)`, -inf where none was found.
     """
+    num_beams, alpha = options.num_beams, options.length_penalty
     outputs = model.generate(
-        **source_batch(model, ids, max_length_offset),
+        **source_batch(model, ids, options.max_length_offset),
         num_beams=num_beams,
         num_return_sequences=num_beams,
         do_sample=False,
         return_dict_in_generate=True,
         output_scores=True,
         output_logits=num_beams == 1,
-        **(generate_kwargs if num_beams == 1 else {"length_penalty": length_penalty, **generate_kwargs}),
+        **({} if num_beams == 1 else {"length_penalty": alpha}),
+        **options.generate_kwargs,
     )
     if num_beams == 1:
         log_probs = model.compute_transition_scores(outputs.sequences, outputs.logits, normalize_logits=True)
@@ -246,23 +272,11 @@ def search_and_rank(
         sums, is_found = log_probs.masked_fill(~is_token, 0.0).sum(1), lengths > 0
     else:
         lengths = (outputs.beam_indices >= 0).sum(1)  # (batch * num_beams,)
-        sums = outputs.sequences_scores * length_penalty_of(lengths.clamp(min=1), length_penalty, "power")
+        sums = outputs.sequences_scores * length_penalty_of(lengths.clamp(min=1), alpha, "power")
         is_found = torch.minimum(outputs.sequences_scores, sums) > NOT_FOUND / 2
-    scores = sums / length_penalty_of(lengths.clamp(min=1), length_penalty, length_penalty_type)
+    scores = sums / length_penalty_of(lengths.clamp(min=1), alpha, options.length_penalty_type)
     scores = scores.masked_fill(~is_found, -torch.inf).view(-1, num_beams)
     scores, order = scores.sort(dim=1, descending=True, stable=True)
     sequences = outputs.sequences.view(len(ids), num_beams, -1)
-    best = order[:, :n_best, None].expand(-1, -1, sequences.shape[2])
-    return sequences.gather(1, best).flatten(0, 1), scores[:, :n_best].flatten()
-
-
-__all__ = [
-    "Translation",
-    "align_translations",
-    "check_not_set_here",
-    "check_search",
-    "decode_n_best",
-    "length_penalty_of",
-    "search_and_rank",
-    "source_batch",
-]
+    best = order[:, : options.n_best, None].expand(-1, -1, sequences.shape[2])
+    return sequences.gather(1, best).flatten(0, 1), scores[:, : options.n_best].flatten()

@@ -15,7 +15,7 @@ from torch.utils.data import SequentialSampler
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.utils import logging
 
-from ..data.line_files import replacing_file
+from ..data.files import replacing_file
 from ..hub.pushing_trainer import ResilientPushTrainer
 from .arguments import LOSSES, FinetuningArguments
 from .checkpoints import last_complete_checkpoint

@@ -15,7 +15,7 @@ from transformers import Trainer, TrainerState, TrainingArguments
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.utils import CONFIG_NAME, logging
 
-from ..data.line_files import replacing_file
+from ..data.files import replacing_file
 from ..hub.pushing_trainer import ResilientPushTrainer
 from .checkpoints import checkpoint_to_resume, last_complete_checkpoint
 from .divergence import check_finite_weights

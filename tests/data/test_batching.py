@@ -39,7 +39,7 @@ def cases(draw: st.DrawFn) -> tuple[list[int], list[int], int, int]:
 
 @settings(max_examples=300, deadline=None, database=None)
 @given(case=cases(), seed=st.integers(0, 5), epoch=st.integers(0, 5))
-def test_every_pair_comes_once_within_the_budget(case: tuple, seed: int, epoch: int) -> None:
+def test_every_pair_occurs_once_within_the_budget(case: tuple, seed: int, epoch: int) -> None:
     source, target, budget, batches_per_step = case
     plain = len(TokenBudgetBatchSampler(source, target, budget))
     batches = -(-plain // batches_per_step) * batches_per_step
@@ -87,7 +87,7 @@ def test_batches_depend_on_seed_and_epoch_alone() -> None:
     assert len({len(batches) for batches in different}) == 1
 
 
-def test_batches_come_in_random_order_of_length() -> None:
+def test_batches_have_random_order_of_length() -> None:
     source, target = lengths(2000)
     sizes = [len(batch) for batch in TokenBudgetBatchSampler(source, target, 300)]
     assert sizes != sorted(sizes)
@@ -122,7 +122,7 @@ def test_ranks_share_the_epoch_through_accelerate() -> None:
     assert sorted(index for batches in drawn for batch in batches for index in batch) == list(range(700))
 
 
-def test_drives_a_data_loader() -> None:
+def test_sampler_drives_a_data_loader() -> None:
     source, target = lengths(50)
     sampler = TokenBudgetBatchSampler(source, target, 100)
     loader = DataLoader(range(50), batch_sampler=sampler, collate_fn=list)
@@ -130,7 +130,7 @@ def test_drives_a_data_loader() -> None:
     assert list(loader) == list(sampler)
 
 
-def test_the_most_numerous_batches_are_halved_to_even_out() -> None:
+def test_largest_batches_are_halved_to_fill_steps() -> None:
     # Batches of 4, 2 and 1 pairs; the fourth is made of the first.
     sampler = TokenBudgetBatchSampler([1, 1, 1, 1, 2, 2, 4], [1, 1, 1, 1, 2, 2, 4], 4, batches_per_step=4)
     assert sorted(len(batch) for batch in sampler) == [1, 2, 2, 2]
@@ -142,7 +142,7 @@ def share_of_real_tokens(batches: list, source: np.ndarray, target: np.ndarray) 
     return (source.sum() + target.sum()) / positions
 
 
-def test_little_is_lost_to_padding() -> None:
+def test_padding_is_small() -> None:
     source, target = lengths(20_000)
     batches = list(TokenBudgetBatchSampler(source, target, 2048))
     random_batches = np.array_split(np.random.default_rng(0).permutation(20_000), len(batches))
@@ -153,7 +153,7 @@ def test_little_is_lost_to_padding() -> None:
 
 
 @pytest.mark.slow
-def test_five_million_pairs_in_seconds() -> None:
+def test_sampler_is_fast_for_five_million_pairs() -> None:
     source, target = lengths(5_000_000)
     start = time.process_time()
     batches = iter(TokenBudgetBatchSampler(source, target, 25_000, batches_per_step=8))
@@ -174,7 +174,7 @@ def test_five_million_pairs_in_seconds() -> None:
         ([1, 2], [1], 8, ValueError, r"`source_lengths` \(2\) and `target_lengths` \(1\) must be equal in number"),
         ([1, 0], [1, 1], 8, ValueError, "`source_lengths` must be at least 1, got 0 at index 1; drop empty pairs"),
         ([1, 1], [-3, 1], 8, ValueError, "`target_lengths` must be at least 1, got -3 at index 0"),
-        ([1.5], [1], 8, TypeError, "`source_lengths` must hold integers, got float64"),
+        ([1.5], [1], 8, TypeError, "`source_lengths` must be integers, got float64"),
         ([[1, 2]], [1], 8, ValueError, r"`source_lengths` must have one dimension, got shape \(1, 2\)"),
         ([1], [1], 0, ValueError, "`max_tokens` must be at least 1, got 0"),
         ([1], [1], 8.0, TypeError, "`max_tokens` must be an integer, got 8.0"),
@@ -200,12 +200,12 @@ def test_bad_lengths_are_named(source, target, max_tokens, error: type[Exception
     ],
     ids=["seed", "no_batches", "float_batches", "too_few_pairs"],
 )
-def test_bad_arguments_of_the_sampler_are_named(arguments: dict, error: type[Exception], message: str) -> None:
+def test_bad_sampler_arguments_are_named(arguments: dict, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         TokenBudgetBatchSampler([1, 2, 3], [1, 2, 3], 8, **arguments)
 
 
-def test_no_pairs_are_refused_by_the_sampler() -> None:
+def test_sampler_rejects_empty_data() -> None:
     with pytest.raises(ValueError, match="0 pairs can't fill 1 batches"):
         TokenBudgetBatchSampler([], [], 8)
 
@@ -220,7 +220,7 @@ def test_bad_epoch_is_named() -> None:
 
 @pytest.mark.parametrize("num_processes", [1, 2, 3])
 @pytest.mark.parametrize("num_rows", [1, 4, 7, 40])
-def test_sorted_batches_can_be_gathered_and_put_back(num_rows: int, num_processes: int) -> None:
+def test_sorted_batches_can_be_gathered_and_restored(num_rows: int, num_processes: int) -> None:
     longer = np.random.default_rng(num_rows).integers(1, 30, num_rows)
     sampler = LengthSortedBatchSampler(longer, 28, num_processes=num_processes)
     batches = list(sampler)
@@ -244,14 +244,14 @@ def test_sorted_batches_can_be_gathered_and_put_back(num_rows: int, num_processe
     assert sorted(seen) == list(range(num_rows))
 
 
-def test_what_has_no_row_for_each_row_is_not_reordered() -> None:
+def test_restore_keeps_arrays_of_other_lengths() -> None:
     sampler = LengthSortedBatchSampler(np.array([3, 9, 5]), 10)
     assert sampler.restore(None) is None
     assert sampler.restore(np.arange(2)).tolist() == [0, 1]
     assert sampler.restore(np.arange(3)).tolist() == [2, 0, 1]
 
 
-def test_no_rows_make_no_sorted_batches() -> None:
+def test_empty_data_has_no_sorted_batches() -> None:
     assert list(LengthSortedBatchSampler(np.zeros(0, dtype=np.int64), 10, num_processes=2)) == []
 
 
@@ -265,7 +265,7 @@ def test_no_rows_make_no_sorted_batches() -> None:
     ],
     ids=["no_budget", "float_budget", "no_processes", "text_processes"],
 )
-def test_bad_arguments_of_sorted_batches_are_named(arguments: dict, error: type[Exception], message: str) -> None:
+def test_bad_sorted_sampler_arguments_are_named(arguments: dict, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         LengthSortedBatchSampler(np.array([3, 9, 5]), **arguments)
 
@@ -289,7 +289,7 @@ def test_lengths_are_those_of_the_rows(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["table", "rows"])
-def test_without_labels_there_is_one_side(kind: str) -> None:
+def test_lengths_without_labels_have_one_side(kind: str) -> None:
     table = Dataset.from_dict({"input_ids": ROWS["input_ids"]})
     measured = measure_pair_lengths(table if kind == "table" else list(table))
     assert measured.target is None
@@ -297,6 +297,6 @@ def test_without_labels_there_is_one_side(kind: str) -> None:
     assert PairLengths(measured.source, None).longer_side() is measured.source
 
 
-def test_a_dataset_without_input_ids_is_refused() -> None:
+def test_dataset_without_input_ids_is_rejected() -> None:
     with pytest.raises(ValueError, match=r"must have a column `input_ids`, it has \['labels'\]; tokenize it first"):
         measure_pair_lengths(Dataset.from_dict({"labels": ROWS["labels"]}))

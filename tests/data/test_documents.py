@@ -1,4 +1,4 @@
-"""Documents of every source, and their sentences."""
+"""Documents of every source and file format, and their sentences."""
 
 import csv
 import gzip
@@ -32,19 +32,19 @@ def write(folder, kind):
 
 @pytest.mark.parametrize("streaming", [False, True], ids=["table", "stream"])
 @pytest.mark.parametrize("kind", ["txt", "jsonl.gz", "json", "csv", "parquet"])
-def test_every_file_gives_its_documents(tmp_path, kind, streaming):
+def test_documents_of_every_file_format(tmp_path, kind, streaming):
     documents = load_documents(data_files=write(tmp_path, kind), streaming=streaming)
     assert isinstance(documents, IterableDataset if streaming else Dataset)
     assert [row["text"].strip() for row in documents] == TEXTS
     assert documents.column_names == ["text"]
 
 
-def test_several_files_are_one_corpus(tmp_path):
+def test_several_files_form_one_corpus(tmp_path):
     files = [write(tmp_path, kind) for kind in ("json", "txt")]
     assert len(load_documents(data_files=files)) == 6
 
 
-def test_a_data_set_by_name_is_loaded(tmp_path):
+def test_dataset_is_loaded_by_name(tmp_path):
     folder = tmp_path / "corpus"
     folder.mkdir()
     Dataset.from_dict({"body": [*TEXTS, " ", None]}).to_parquet(folder / "train.parquet")
@@ -52,7 +52,7 @@ def test_a_data_set_by_name_is_loaded(tmp_path):
     assert documents["text"][:] == TEXTS
 
 
-def test_a_changed_file_is_read_again(tmp_path):
+def test_changed_file_of_documents_is_read_again(tmp_path):
     path = write(tmp_path, "json")
     assert len(load_documents(data_files=path)) == 3
     (tmp_path / "documents.json").write_text('[{"text": "only one, and longer than anything before it"}]')
@@ -66,7 +66,7 @@ def test_empty_documents_are_left_out_and_counted(tmp_path, caplog):
     assert "left out 2 of 3 documents" in caplog.text
 
 
-def test_sentences_are_split_but_not_at_abbreviations():
+def test_sentences_are_not_split_at_abbreviations():
     text = 'Dr. Smith went to Washington, D.C. on Jan. 5. "Is it so?" he asked.\n\nA title\nThen he left.'
     assert split_sentences(text) == [
         "Dr. Smith went to Washington, D.C. on Jan. 5.",

@@ -1,4 +1,4 @@
-"""Files of lines: what is read, what is refused, and that nothing is ever half written."""
+"""Reading of lines, errors of bad files, and complete writes."""
 
 import gzip
 import io
@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from hf_vanilla.command_line.options import on_first_process
-from hf_vanilla.data.line_files import read_lines, replacing_file
+from hf_vanilla.data.files import read_lines, replacing_file
 
 
 @pytest.mark.parametrize(
@@ -28,7 +28,7 @@ from hf_vanilla.data.line_files import read_lines, replacing_file
     ids=["nothing", "empty line", "no end", "spaces", "CRLF", "CR", "byte order mark", "NUL", "other breaks"],
 )
 @pytest.mark.parametrize("kind", ["file", "gz", "stdin"])
-def test_reads(tmp_path, monkeypatch, kind, content, expected):
+def test_lines_of_a_file(tmp_path, monkeypatch, kind, content, expected):
     path = tmp_path / ("text.gz" if kind == "gz" else "text")
     path.write_bytes(gzip.compress(content) if kind == "gz" else content)
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(content)))
@@ -40,17 +40,17 @@ def test_reads(tmp_path, monkeypatch, kind, content, expected):
     [
         ("latin", b"a\n\xc3\xa4\n\xe4 b\n", r"latin must be UTF-8, but line 3 is not: .* at byte 0 .*\(0xe4\)"),
         ("surrogate", b"a\xed\xa0\x80\n", "surrogate must be UTF-8, but line 1 is not"),
-        ("text.gz", b"plain text", "text.gz must be a whole gzip file"),
-        ("cut.gz", gzip.compress(b"a\n" * 999, mtime=0)[:-9], "cut.gz must be a whole gzip file"),
+        ("text.gz", b"plain text", "text.gz must be a complete gzip file"),
+        ("cut.gz", gzip.compress(b"a\n" * 999, mtime=0)[:-9], "cut.gz must be a complete gzip file"),
     ],
 )
-def test_refuses_other_bytes(tmp_path, name, content, message):
+def test_bad_bytes_are_named(tmp_path, name, content, message):
     (tmp_path / name).write_bytes(content)
     with pytest.raises(ValueError, match=message):
         read_lines(str(tmp_path / name))
 
 
-def test_refuses_missing_files(tmp_path):
+def test_unreadable_files_are_named(tmp_path):
     with pytest.raises(ValueError, match="nothing can't be read: No such file or directory"):
         read_lines(str(tmp_path / "nothing"))
     with pytest.raises(ValueError, match="can't be read: Is a directory"):
@@ -63,7 +63,7 @@ def test_standard_input_is_named(monkeypatch):
         read_lines("-")
 
 
-def test_a_file_appears_when_it_is_complete(tmp_path):
+def test_file_appears_when_complete(tmp_path):
     path = tmp_path / "out"
     path.write_text("old")
     with replacing_file(str(path)) as file:
@@ -84,7 +84,7 @@ def write_half(path, error):
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, ValueError, SystemExit])
 @pytest.mark.parametrize("existed", [True, False], ids=["old", "new"])
-def test_nothing_is_half_written(tmp_path, existed, error):
+def test_interrupted_write_leaves_nothing(tmp_path, existed, error):
     path = tmp_path / "out"
     if existed:
         path.write_text("old")
@@ -103,7 +103,7 @@ def test_links_are_followed(tmp_path):
     assert (tmp_path / "link").is_symlink()
 
 
-def test_devices_are_written_at_once():
+def test_devices_are_written_directly():
     with replacing_file(os.devnull) as file:
         file.write("x")
     assert not os.path.isfile(os.devnull)
@@ -113,19 +113,19 @@ def test_devices_are_written_at_once():
     ("place", "message"),
     [("missing/out", "missing/out can't be written: No such file or directory"), (".", "can't be written: Is a dir")],
 )
-def test_refuses_before_the_work(tmp_path, place, message):
+def test_unwritable_file_is_rejected_before_the_block(tmp_path, place, message):
     with pytest.raises(ValueError, match=message), replacing_file(str(tmp_path / place)):
         pytest.fail("the work has begun")
     assert os.listdir(tmp_path) == []
 
 
-def test_standard_output(capfdbinary):
+def test_standard_output_is_utf_8(capfdbinary):
     with replacing_file("-") as file:
         file.write("größe\n")
     assert capfdbinary.readouterr().out == "größe\n".encode()
 
 
-def test_one_process_is_the_first():
+def test_single_process_is_the_first():
     assert on_first_process(lambda: [1, 2]) == [1, 2]
 
     def fail():

@@ -111,7 +111,7 @@ def test_tables(tmp_path: Path, ending: str, streaming: bool) -> None:
     assert train.column_names == ["source", "target"]
 
 
-def test_columns_may_have_each_others_names(tmp_path: Path) -> None:
+def test_columns_may_be_named_target_and_source(tmp_path: Path) -> None:
     path = write_table(tmp_path, ".parquet", source="target", target="source")
     assert list(load_train(path, source_column="target", target_column="source")) == ROWS
 
@@ -124,7 +124,7 @@ def test_translation_objects_of_a_json_file(tmp_path: Path, ending: str) -> None
 
 
 @streamed_or_not
-def test_data_set_by_name_with_a_translation_column(tmp_path: Path, streaming: bool) -> None:
+def test_dataset_by_name_with_a_translation_column(tmp_path: Path, streaming: bool) -> None:
     features = Features({"id": Value("int32"), "translation": Translation(["de", "en"])})
     rows = [{"id": 1, "translation": {"en": source, "de": target}} for source, target in PAIRS]
     (tmp_path / "data").mkdir()
@@ -145,7 +145,7 @@ def test_several_splits_of_different_kinds(tmp_path: Path) -> None:
     assert list(loaded["train"]) == list(loaded["validation"]) == ROWS
 
 
-def test_a_changed_file_is_read_again(tmp_path: Path) -> None:
+def test_changed_pair_of_files_is_read_again(tmp_path: Path) -> None:
     files = write_text_files(tmp_path)
     assert len(load_train(files)) == len(PAIRS)
     for path in files:
@@ -188,7 +188,7 @@ def test_empty_fields_of_a_stream_are_named_as_they_come(tmp_path: Path, warning
 
 @pytest.mark.parametrize(("more_source", "more_target"), [(0, 3), (2, 0)], ids=["target", "source"])
 @streamed_or_not
-def test_unequal_line_counts(tmp_path: Path, streaming: bool, more_source: int, more_target: int) -> None:
+def test_unequal_line_counts_are_named(tmp_path: Path, streaming: bool, more_source: int, more_target: int) -> None:
     source = write(tmp_path / "a.en", "s\n" * (5 + more_source))
     target = write(tmp_path / "a.de.gz", "t\n" * (5 + more_target))
     message = f"{source} has {5 + more_source} and {target} has {5 + more_target};"
@@ -212,7 +212,7 @@ def test_unequal_line_counts(tmp_path: Path, streaming: bool, more_source: int, 
         ("a.json", '[{"en": "a", "de": "b"}, 5]', r"a\.json, item 2: must be a JSON object, got int"),
         ("a.csv", "en,fr\na,b\n", r"`target_column` must name a column, but .*a\.csv has no 'de'; it has 'en', 'fr'"),
         ("a.csv", "en,de\na,b\nc\n", r"a\.csv, line 3: must have 2 fields as the header"),
-        ("a.csv", 'en,de\na,"b\nc', r"a\.csv must be valid CSV, but line 3: unexpected end of data"),
+        ("a.csv", 'en,de\na,"b\nc', r"a\.csv must be a valid table, but line 3: unexpected end of data"),
         ("a.jsonl", '{"en": "", "de": "b"}\n', r"must have at least one pair with text on both sides"),
         ("a.jsonl", "", r"a\.jsonl must have at least one pair"),
         ("a.txt", "text\n", r"`data_files` must end in \.json, .*a\.txt; for plain text give two files"),
@@ -236,23 +236,23 @@ def test_bad_bytes_of_a_text_file_are_named(tmp_path: Path) -> None:
         load_train(files)
 
 
-def test_cut_off_gzip_file_is_named(tmp_path: Path) -> None:
+def test_incomplete_gzip_file_is_named(tmp_path: Path) -> None:
     source, target = write_text_files(tmp_path, ".gz")
     Path(target).write_bytes(Path(target).read_bytes()[:-12])
-    with pytest.raises(ValueError, match=r"train\.de\.gz must be a whole gzip file, but after line \d+: "):
+    with pytest.raises(ValueError, match=r"train\.de\.gz must be a complete gzip file, but after line \d+: "):
         load_train((source, target))
     Path(target).write_text("no gzip at all", encoding="utf-8")
-    with pytest.raises(ValueError, match=r"train\.de\.gz must be a whole gzip file, but after line 0: Not a gzipped"):
+    with pytest.raises(ValueError, match=r"train\.de\.gz must be a complete gzip file, .* line 0: Not a gzipped"):
         load_train((source, target))
 
 
 @streamed_or_not
 @pytest.mark.parametrize("ending", [".jsonl", ".parquet"])
-def test_column_of_numbers_is_refused(tmp_path: Path, ending: str, streaming: bool) -> None:
+def test_column_of_numbers_is_rejected(tmp_path: Path, ending: str, streaming: bool) -> None:
     path = tmp_path / f"train{ending}"
     rows = Dataset.from_list([{"en": "a", "de": 5}])
     rows.to_parquet(path) if ending == ".parquet" else rows.to_json(path)
-    with pytest.raises(TypeError, match=r"'de' must (be a string, got 5|hold strings, got int64)"):
+    with pytest.raises(TypeError, match=r"'de' must (be a string, got 5|contain strings, got int64)"):
         list(load_train(str(path), streaming))
 
 
@@ -282,7 +282,7 @@ def test_missing_column_of_a_table_is_named(tmp_path: Path, streaming: bool) -> 
     ],
     ids=["neither", "no_files", "both", "revision", "config", "columns", "missing", "three", "number"],
 )
-def test_unclear_request(arguments: dict, error: type[Exception], message: str) -> None:
+def test_bad_sources_of_data_are_named(arguments: dict, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         load_parallel_dataset(**arguments)
 
@@ -326,7 +326,7 @@ def test_single_split_and_other_columns(tokenizer: PreTrainedTokenizerFast, pair
     assert list(tokenized) == [expected_columns(tokenizer, *pair) for pair in PAIRS]
 
 
-def test_target_may_have_its_own_tokenizer(tokenizer: PreTrainedTokenizerFast, pairs: DatasetDict) -> None:
+def test_target_can_have_its_own_tokenizer(tokenizer: PreTrainedTokenizerFast, pairs: DatasetDict) -> None:
     other = train_tokenizer([target for _, target in PAIRS] * 5, 310, algorithm="unigram", show_progress=False)
     tokenized = tokenize_parallel_dataset(pairs["train"], tokenizer, other)
     assert tokenized["labels"][:] == [other(target)["input_ids"] for _, target in PAIRS]
@@ -334,12 +334,12 @@ def test_target_may_have_its_own_tokenizer(tokenizer: PreTrainedTokenizerFast, p
     assert tokenized["input_ids"][:] == [tokenizer(source)["input_ids"] for source, _ in PAIRS]
 
 
-def test_too_long_sides_keep_their_left_part_and_are_counted(
+def test_truncated_sides_keep_their_left_part_and_are_counted(
     tokenizer: PreTrainedTokenizerFast, pairs: DatasetDict, warnings: list[str]
 ) -> None:
     whole = [expected_columns(tokenizer, *pair) for pair in PAIRS]
     for _ in range(2):
-        # The second time comes from the cache, and tells the same.
+        # The second result comes from the cache, with the same warnings.
         warnings.clear()
         tokenized = tokenize_parallel_dataset(pairs, tokenizer, max_source_length=6, max_target_length=9)
         for column, limit in (("input_ids", 6), ("labels", 9)):
@@ -353,33 +353,35 @@ def test_too_long_sides_keep_their_left_part_and_are_counted(
         assert 0 < targets < len(PAIRS)
         assert len(warnings) == 2
         assert warnings[0] == (
-            f"train: of {len(PAIRS)} pairs, cut {sources} sources to `max_source_length` (6 tokens) and {targets} "
-            "targets to `max_target_length` (9 tokens); the left part is kept."
+            f"train: of {len(PAIRS)} pairs, truncated {sources} sources to `max_source_length` (6 tokens) and "
+            f"{targets} targets to `max_target_length` (9 tokens); the left part is kept."
         )
-        assert warnings[1].startswith("validation: of 2 pairs, cut ")
+        assert warnings[1].startswith("validation: of 2 pairs, truncated ")
 
 
-def test_only_the_side_that_was_cut_is_named(tokenizer: PreTrainedTokenizerFast, pairs: DatasetDict, warnings) -> None:
+def test_only_the_truncated_side_is_named(tokenizer: PreTrainedTokenizerFast, pairs: DatasetDict, warnings) -> None:
     tokenize_parallel_dataset(pairs["validation"], tokenizer, max_target_length=3)
     assert warnings == [
-        "the data set: of 2 pairs, cut 2 targets to `max_target_length` (3 tokens); the left part is kept."
+        "the dataset: of 2 pairs, truncated 2 targets to `max_target_length` (3 tokens); the left part is kept."
     ]
 
 
-def test_streamed_cuts_are_told_at_powers_of_ten(tokenizer: PreTrainedTokenizerFast, warnings: list[str]) -> None:
+def test_streamed_truncation_is_logged_at_powers_of_ten(
+    tokenizer: PreTrainedTokenizerFast, warnings: list[str]
+) -> None:
     rows = [{"source": "too long a text" if number % 1000 == 7 else "ok", "target": "ok"} for number in range(12_000)]
     tokenized = tokenize_parallel_dataset(
         Dataset.from_list(rows).to_iterable_dataset(), tokenizer, max_source_length=5
     )
     assert sum(len(row["input_ids"]) == 5 and row["input_ids"][-1] == 2 for row in tokenized) == 12
     assert warnings == [
-        f"the data set so far: of {pairs} pairs, cut {count} sources to `max_source_length` (5 tokens); "
+        f"the dataset so far: of {pairs} pairs, truncated {count} sources to `max_source_length` (5 tokens); "
         "the left part is kept."
         for pairs, count in ((1000, 1), (10_000, 10))
     ]
 
 
-def test_several_processes_give_the_same(tokenizer: PreTrainedTokenizerFast, pairs: DatasetDict, warnings) -> None:
+def test_number_of_processes_does_not_matter(tokenizer: PreTrainedTokenizerFast, pairs: DatasetDict, warnings) -> None:
     alone = tokenize_parallel_dataset(pairs["train"], tokenizer, max_source_length=6)
     shared = tokenize_parallel_dataset(pairs["train"], tokenizer, max_source_length=6, num_proc=2)
     assert list(shared) == list(alone)
@@ -387,7 +389,7 @@ def test_several_processes_give_the_same(tokenizer: PreTrainedTokenizerFast, pai
     assert warnings[0] == warnings[1]
 
 
-def test_result_goes_into_the_stock_collator(tokenizer: PreTrainedTokenizerFast, pairs: DatasetDict) -> None:
+def test_collator_of_transformers_takes_the_result(tokenizer: PreTrainedTokenizerFast, pairs: DatasetDict) -> None:
     config = VanillaTransformerConfig(
         vocab_size=len(tokenizer), d_model=8, d_ff=16, num_heads=2, encoder_layers=1, decoder_layers=1
     )
@@ -416,7 +418,7 @@ print(tokenized.cache_files[0]["filename"])
 """
 
 
-def test_another_process_finds_the_cache(tokenizer, pairs: DatasetDict, tmp_path: Path, monkeypatch) -> None:
+def test_cache_is_found_by_another_process(tokenizer, pairs: DatasetDict, tmp_path: Path, monkeypatch) -> None:
     tokenizer.save_pretrained(tmp_path / "tokenizer")
     pairs["train"].save_to_disk(tmp_path / "pairs")
     command = [sys.executable, "-c", TOKENIZE]
@@ -433,7 +435,7 @@ def test_another_process_finds_the_cache(tokenizer, pairs: DatasetDict, tmp_path
     [
         ({"max_source_length": 1}, ValueError, r"`max_source_length` must be at least 2 \(1 special tokens and one"),
         ({"max_target_length": 0}, ValueError, r"`max_target_length` must be at least 2 .*, got 0"),
-        ({"max_target_length": 8.0}, TypeError, r"`max_target_length` must be an integer or none, got 8\.0"),
+        ({"max_target_length": 8.0}, TypeError, r"`max_target_length` must be an integer or `None`, got 8\.0"),
     ],
     ids=["source", "target", "float"],
 )
@@ -442,7 +444,7 @@ def test_bad_length_is_named(tokenizer, pairs: DatasetDict, arguments: dict, err
         tokenize_parallel_dataset(pairs, tokenizer, **arguments)
 
 
-def test_bad_data_sets_are_named(tokenizer: PreTrainedTokenizerFast, pairs: DatasetDict) -> None:
+def test_bad_datasets_are_named(tokenizer: PreTrainedTokenizerFast, pairs: DatasetDict) -> None:
     with pytest.raises(
         ValueError, match=r"\(train\) must have the columns 'source' and 'target', but has 'en', 'target'"
     ):

@@ -1,4 +1,4 @@
-"""Windows and answers, held against the characters that they stand for."""
+"""Windows and answers, compared with the characters of the context."""
 
 import gzip
 import json
@@ -56,7 +56,7 @@ def tokenizer():
 
 
 def logits_of(windows, *spans):
-    """Logits that prefer the given (window, first token, last token), the first most."""
+    """Logits that prefer the given (window, first token, last token), in this order."""
     shape = len(windows), max(map(len, windows["input_ids"]))
     start, end = np.full(shape, -5.0), np.full(shape, -5.0)
     for rank, (window, first, last) in enumerate(spans):
@@ -65,7 +65,7 @@ def logits_of(windows, *spans):
 
 
 @pytest.mark.parametrize("form", ["official.json", "articles.jsonl.gz", "rows.jsonl", "rows.json", "rows.parquet"])
-def test_every_form_gives_the_same_questions(tmp_path, form):
+def test_every_file_format_has_the_same_questions(tmp_path, form):
     path = tmp_path / form
     if form == "official.json":
         path.write_text(json.dumps({"version": "1.1", "data": [official()]}, indent=1))
@@ -83,11 +83,11 @@ def test_every_form_gives_the_same_questions(tmp_path, form):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda row: row["answers"].update(answer_start=[3]), r"line 1: an answer must stand .* 'Ben' is not at 3"),
-        (lambda row: row["answers"].update(text=[""]), "an answer must stand in its context"),
+        (lambda row: row["answers"].update(answer_start=[3]), r"line 1: an answer must be .* 'Ben' is not at 3"),
+        (lambda row: row["answers"].update(text=[""]), "an answer must be in its context"),
         (lambda row: row["answers"].update(answer_start=[]), "two lists"),
         (lambda row: row.pop("context"), "line 1: .*'context' is missing"),
-        (lambda row: row.update(id="q2"), "line 2: the id .* 'q2' occurs twice"),
+        (lambda row: row.update(id="q2"), "line 2: the ids .* 'q2' occurs twice"),
     ],
     ids=["elsewhere", "empty", "unequal", "column", "id"],
 )
@@ -133,7 +133,7 @@ def test_positions_are_those_of_the_first_answer(tokenizer, max_length, several)
     assert text == CONTEXT.replace(" ", "")
 
 
-def test_a_cut_answer_is_none_in_that_window(tokenizer):
+def test_split_answer_has_no_positions(tokenizer):
     questions = Dataset.from_list(rows())
     windows = tokenize_questions(questions, tokenizer, max_length=20, doc_stride=4)
     answer = CONTEXT.index("two blue dogs")
@@ -144,12 +144,12 @@ def test_a_cut_answer_is_none_in_that_window(tokenizer):
             assert (window["start_positions"] > 0) is whole
 
 
-def test_a_question_that_leaves_no_room_is_named(tokenizer):
+def test_question_without_room_for_context_is_named(tokenizer):
     with pytest.raises(ValueError, match="question 'q1' has 4 tokens"):
         tokenize_questions(Dataset.from_list(rows()), tokenizer, max_length=10, doc_stride=4)
 
 
-def test_the_best_answer_comes_first(tokenizer):
+def test_best_answer_comes_first(tokenizer):
     questions = Dataset.from_list(rows())
     windows = tokenize_questions(questions, tokenizer, max_length=64, doc_stride=4)
     right = [(row, windows[row]["start_positions"], windows[row]["end_positions"]) for row in (1, 0)]
@@ -162,7 +162,7 @@ def test_the_best_answer_comes_first(tokenizer):
         assert [answer.score for answer in best] == sorted((answer.score for answer in best), reverse=True)
 
 
-def test_n_best_is_that_of_exhaustive_search(tokenizer):
+def test_n_best_equals_exhaustive_search(tokenizer):
     questions = Dataset.from_list(rows())
     windows = tokenize_questions(questions, tokenizer, max_length=20, doc_stride=4)
     noise = np.random.default_rng(0)
@@ -186,7 +186,7 @@ def test_n_best_is_that_of_exhaustive_search(tokenizer):
 
 
 @pytest.mark.parametrize(("threshold", "first"), [(0.0, ""), (100.0, "Ben")])
-def test_no_answer(tokenizer, threshold, first):
+def test_no_answer_is_ranked_by_its_threshold(tokenizer, threshold, first):
     questions = Dataset.from_list(rows(QUESTIONS[:1]))
     windows = tokenize_questions(questions, tokenizer, max_length=20, doc_stride=4)
     window = next(row for row in range(len(windows)) if windows[row]["start_positions"])
@@ -204,7 +204,7 @@ def test_no_answer(tokenizer, threshold, first):
     assert all(answer.text for answer in without)
 
 
-def test_wrong_numbers_are_refused(tokenizer):
+def test_bad_limits_are_rejected(tokenizer):
     questions = Dataset.from_list(rows())
     windows = tokenize_questions(questions, tokenizer, max_length=64, doc_stride=4)
     start, end = logits_of(windows)

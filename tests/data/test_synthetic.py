@@ -15,7 +15,7 @@ DAYS = (datetime.date(2049, 12, 31) - datetime.date(1950, 1, 1)).days + 1
 
 
 def written(date: datetime.date) -> list[str]:
-    return [synthetic._write_date(date, date_format) for date_format in synthetic._DATE_FORMATS]
+    return [synthetic.write_date(date, date_format) for date_format in synthetic.DATE_FORMATS]
 
 
 def test_copy_task_is_that_of_the_annotated_transformer() -> None:
@@ -28,12 +28,12 @@ def test_copy_task_is_that_of_the_annotated_transformer() -> None:
     assert {mask for row in examples["attention_mask"] for mask in row} == {1}
 
 
-def test_decoder_start_and_labels_make_up_the_source() -> None:
+def test_start_token_and_labels_form_the_source() -> None:
     for example in copy_task(20, vocab_size=7, length=5):
         assert [1, *example["labels"]] == example["input_ids"]
 
 
-def test_copied_sequence_is_what_generate_returns() -> None:
+def test_generate_returns_the_copied_sequence() -> None:
     config = VanillaTransformerConfig(
         vocab_size=7, d_model=8, d_ff=16, num_heads=2, encoder_layers=1, decoder_layers=1,
         pad_token_id=0, bos_token_id=1, eos_token_id=None, decoder_start_token_id=1,
@@ -52,7 +52,7 @@ def test_copy_task_depends_on_the_seed_alone() -> None:
     assert copy_task(5, seed=1)["input_ids"][:] != copy_task(5, seed=2)["input_ids"][:]
 
 
-def test_a_date_in_every_format() -> None:
+def test_formats_of_one_date() -> None:
     assert written(datetime.date(1998, 3, 3)) == [
         "March 3, 1998",
         "March 3 1998",
@@ -105,13 +105,13 @@ def test_a_date_in_every_format() -> None:
     ],
     ids=lambda value: value if isinstance(value, str) else None,
 )
-def test_other_dates(date: str, texts: set[str]) -> None:
+def test_formats_of_other_dates(date: str, texts: set[str]) -> None:
     assert texts <= set(written(datetime.date.fromisoformat(date)))
 
 
 @settings(max_examples=300, deadline=None, database=None)
 @given(first=st.dates(synthetic._FIRST_DAY, synthetic._LAST_DAY), data=st.data())
-def test_a_text_has_one_meaning(first: datetime.date, data: st.DataObject) -> None:
+def test_texts_of_different_dates_differ(first: datetime.date, data: st.DataObject) -> None:
     # Dates whose parts look alike are where numerals could be mixed up.
     parts = sorted({first.day, first.month, first.year % 100, 1, 12} & set(range(1, 13)))
     years = [1900 + part if part >= 50 else 2000 + part for part in (first.day, first.month, first.year % 100)]
@@ -123,7 +123,7 @@ def test_a_text_has_one_meaning(first: datetime.date, data: st.DataObject) -> No
 
 
 @pytest.mark.slow
-def test_no_text_of_any_date_has_two_meanings() -> None:
+def test_no_text_of_any_date_is_ambiguous() -> None:
     meaning: dict[str, datetime.date] = {}
     for offset in range(DAYS):
         date = synthetic._FIRST_DAY + datetime.timedelta(days=offset)
@@ -133,7 +133,7 @@ def test_no_text_of_any_date_has_two_meanings() -> None:
     assert len(meaning) > 2 * synthetic._MAX_DATES
 
 
-def test_date_corpus_is_varied_and_right() -> None:
+def test_date_corpus_is_varied_and_correct() -> None:
     corpus = date_corpus(3000, seed=5)
     assert corpus.column_names == ["source", "target"]
     assert len(set(corpus["source"])) == 3000
@@ -184,5 +184,5 @@ def test_bad_input_is_named(call, error: type[Exception], message: str) -> None:
         call()
 
 
-def test_no_examples_are_a_data_set_without_rows() -> None:
+def test_zero_examples_give_an_empty_dataset() -> None:
     assert len(copy_task(0)) == len(date_corpus(0)) == 0

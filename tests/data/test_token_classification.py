@@ -1,4 +1,4 @@
-"""Tags of words on the right pieces."""
+"""Labels of subwords from tags of words, and metrics of entities."""
 
 import numpy as np
 import pytest
@@ -23,7 +23,7 @@ def rows(**changes):
     return Dataset.from_dict({**columns, **changes})
 
 
-def test_first_pieces_have_the_tags(tokenizer):
+def test_first_subwords_are_labelled(tokenizer):
     encoded = tokenize_tagged_words(rows(), tokenizer, TAGS)[0]
     tokens = tokenizer.convert_ids_to_tokens(encoded["input_ids"])
     tagged = [(token, label) for token, label in zip(tokens, encoded["labels"], strict=True) if label != -100]
@@ -32,19 +32,19 @@ def test_first_pieces_have_the_tags(tokenizer):
     assert any(token.startswith("##") for token in tokens)
 
 
-def test_all_pieces_can_have_the_tags(tokenizer):
+def test_all_subwords_can_be_labelled(tokenizer):
     encoded = tokenize_tagged_words(rows(), tokenizer, TAGS, label_all_pieces=True)[0]
     assert encoded["labels"][0] == encoded["labels"][-1] == -100
     assert -100 not in encoded["labels"][1:-1]
 
 
-def test_names_are_in_a_fixed_order():
+def test_tags_are_in_a_fixed_order():
     assert tag_names([["I-b", "O"], ["B-a", "B-b"]]) == ["O", "B-a", "B-b", "I-b"]
 
 
-def test_cut_sentences_are_counted(tokenizer, caplog):
+def test_truncated_sentences_are_counted(tokenizer, caplog):
     tokenize_tagged_words(rows(), tokenizer, TAGS, max_length=4)
-    assert "1 of 1 sentences were cut to 4 tokens" in caplog.text
+    assert "1 of 1 sentences were truncated to 4 tokens" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -63,19 +63,19 @@ def test_bad_tags_are_named(tokenizer, tags, message):
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"tags": [[7], [3]]}, "the train data, row 1: 'tags' must hold strings alone, but has 7"),
-        ({"tags": [["O"], [None]]}, "the train data, row 2: 'tags' must hold strings alone, but has None"),
+        ({"tags": [[7], [3]]}, "the train data, row 1: 'tags' must contain only strings, but has 7"),
+        ({"tags": [["O"], [None]]}, "the train data, row 2: 'tags' must contain only strings, but has None"),
         ({"tokens": ["a b", "c"]}, "the train data, row 1: 'tokens' must be a list of strings, got 'a b'"),
     ],
     ids=["number", "null", "string"],
 )
-def test_words_and_tags_are_lists_of_strings(given, message):
+def test_bad_words_and_tags_are_named(given, message):
     table = Dataset.from_dict({"tokens": [["a"], ["b"]], "tags": [["O"], ["O"]], **given})
     with pytest.raises(ValueError, match=message):
         check_tagged_words(table, "tokens", "tags", "the train data")
 
 
-def test_whole_entities_count():
+def test_metrics_count_whole_entities():
     # true: person, place of two words; found: person, place of one word, and another person
     labels = np.array([[-100, 3, 0, 1, 2, 0, -100]])
     found = np.array([[0, 3, 0, 1, 0, 3, 0]])

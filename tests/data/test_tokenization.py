@@ -82,7 +82,7 @@ def test_special_tokens_have_the_first_four_ids(tokenizer: PreTrainedTokenizerFa
     assert (tokenizer.eos_token_id, tokenizer.unk_token_id) == (2, 3)
 
 
-def test_output_is_what_an_encoder_decoder_takes(tokenizer: PreTrainedTokenizerFast) -> None:
+def test_output_fits_an_encoder_decoder(tokenizer: PreTrainedTokenizerFast) -> None:
     batch = tokenizer(["The dog eats bread.", "it."], padding=True)
     assert set(batch) == {"input_ids", "attention_mask"}
     long_ids, short_ids = batch["input_ids"]
@@ -97,7 +97,7 @@ def test_empty_text_is_the_end_token_alone(tokenizer: PreTrainedTokenizerFast) -
     assert tokenizer("")["input_ids"] == [2]
 
 
-def test_second_text_ends_in_its_own_end_token(tokenizer: PreTrainedTokenizerFast) -> None:
+def test_second_text_has_its_own_end_token(tokenizer: PreTrainedTokenizerFast) -> None:
     first, second = (tokenizer(text)["input_ids"] for text in ("The dog", "sees it."))
     assert tokenizer("The dog", "sees it.")["input_ids"] == first + second
 
@@ -126,7 +126,7 @@ def test_any_unicode_decodes_to_itself(tokenizer: PreTrainedTokenizerFast, text:
         st.sampled_from([" ", "  ", "我", "们", "The", "</s>", "<pad>", "'", "\n", "1", "ー", "e\u0301", "<"])
     )
 )
-def test_any_mixture_of_the_borders_decodes_to_itself(tokenizer: PreTrainedTokenizerFast, parts: list[str]) -> None:
+def test_any_mixture_of_scripts_decodes_to_itself(tokenizer: PreTrainedTokenizerFast, parts: list[str]) -> None:
     text = "".join(parts)
     assert decode(tokenizer, tokenizer(text)["input_ids"]) == text
 
@@ -142,12 +142,12 @@ def test_a_long_run_of_one_kind_decodes_to_itself(tokenizer: PreTrainedTokenizer
     assert decode(tokenizer, tokenizer(text)["input_ids"]) == text
 
 
-def test_first_word_shares_its_pieces_with_the_same_word_inside(tokenizer: PreTrainedTokenizerFast) -> None:
+def test_first_word_has_the_subwords_of_the_same_word_inside(tokenizer: PreTrainedTokenizerFast) -> None:
     first = tokenizer.tokenize("dog")
     assert tokenizer.tokenize("My dog")[-len(first) :] == first
 
 
-def test_chinese_word_has_the_same_pieces_at_the_start_and_inside(tokenizer: PreTrainedTokenizerFast) -> None:
+def test_chinese_word_has_the_same_subwords_at_the_start_and_inside(tokenizer: PreTrainedTokenizerFast) -> None:
     first = tokenizer.tokenize("喜欢")
     assert len(first) == 1
     # The ideograph around it is in no text of the corpus, so nothing can join the word.
@@ -155,26 +155,26 @@ def test_chinese_word_has_the_same_pieces_at_the_start_and_inside(tokenizer: Pre
     assert tokenizer.tokenize("啊喜欢啊") == around + first + around
 
 
-def test_chinese_pieces_are_words_and_not_clauses(tokenizer: PreTrainedTokenizerFast) -> None:
+def test_chinese_subwords_are_words_and_not_clauses(tokenizer: PreTrainedTokenizerFast) -> None:
     lengths = [len(HAN.findall(piece)) for piece in pieces(tokenizer)]
     assert max(lengths) in (2, 3, 4)
     assert len(tokenizer.tokenize("我们喜欢面包")) < 6
 
 
-def test_a_clause_that_is_always_the_same_is_cut_even_with_room_for_it() -> None:
+def test_frequent_clause_is_split_despite_a_large_vocabulary() -> None:
     tokenizer = train_tokenizer(["我们在北京大学学习汉语"] * 50, 320, show_progress=False)
     assert max(len(HAN.findall(piece)) for piece in pieces(tokenizer)) == 4
-    # Four words of training are pieces wherever they stand, not only at every fourth ideograph.
+    # Words of four ideographs are subwords at any position, not only at every fourth ideograph.
     assert tokenizer.tokenize("啊学习汉语")[-1:] == tokenizer.tokenize("学习汉语")[-1:]
 
 
-def test_digits_stay_apart(tokenizer: PreTrainedTokenizerFast) -> None:
+def test_digits_are_separate(tokenizer: PreTrainedTokenizerFast) -> None:
     assert [tokenizer.decode([index]) for index in tokenizer("it 1998")["input_ids"]][-5:-1] == ["1", "9", "9", "8"]
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 @pytest.mark.parametrize("vocab_size", [260, 261, 300])
-def test_vocabulary_has_exactly_the_size_asked_for(algorithm: str, vocab_size: int, warnings: list[str]) -> None:
+def test_vocabulary_has_the_given_size(algorithm: str, vocab_size: int, warnings: list[str]) -> None:
     texts = corpus() + date_corpus(500)["source"][:]
     tokenizer = train_tokenizer(texts, vocab_size, algorithm=algorithm, show_progress=False)
     assert len(tokenizer) == tokenizer.vocab_size == vocab_size
@@ -183,7 +183,7 @@ def test_vocabulary_has_exactly_the_size_asked_for(algorithm: str, vocab_size: i
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_too_little_text_is_told_with_the_numbers(algorithm: str, warnings: list[str]) -> None:
+def test_small_vocabulary_is_logged(algorithm: str, warnings: list[str]) -> None:
     tokenizer = train_tokenizer(["ab ab"], 5000, algorithm=algorithm, show_progress=False)
     assert 260 <= len(tokenizer) < 300
     assert len(warnings) == 1
@@ -209,7 +209,7 @@ def test_joint_and_separate_vocabularies() -> None:
     assert alone.tokenize("dog") == ["Ġdog"]
 
 
-def test_min_frequency_bounds_what_is_merged() -> None:
+def test_min_frequency_limits_merges() -> None:
     texts = ["ab"] * 3 + ["cd"] * 2
     common, all_pairs = (train_tokenizer(texts, 264, min_frequency=count, show_progress=False) for count in (3, 2))
     assert common.tokenize("ab cd") == ["Ġab", "Ġ", "c", "d"]
@@ -230,7 +230,7 @@ def test_truncation_keeps_the_left_part_and_the_end_token() -> None:
     assert ids == [*whole[:3], 2]
 
 
-def test_special_tokens_in_a_text_are_text_also_after_reloading(tokenizer: PreTrainedTokenizerFast, tmp_path) -> None:
+def test_special_tokens_in_a_text_stay_plain_text_after_loading(tokenizer: PreTrainedTokenizerFast, tmp_path) -> None:
     tokenizer.save_pretrained(tmp_path)
     reloaded = AutoTokenizer.from_pretrained(tmp_path)
     text = "The </s> dog <pad><s>"
@@ -240,7 +240,7 @@ def test_special_tokens_in_a_text_are_text_also_after_reloading(tokenizer: PreTr
     assert decode(reloaded, ids) == text
 
 
-def test_special_tokens_in_a_text_are_read_when_asked(tokenizer: PreTrainedTokenizerFast, tmp_path) -> None:
+def test_special_tokens_in_a_text_can_be_special(tokenizer: PreTrainedTokenizerFast, tmp_path) -> None:
     dog, cat = (tokenizer(text)["input_ids"][:-1] for text in ("dog", "cat"))
     assert tokenizer("dog</s>cat", split_special_tokens=False)["input_ids"] == [*dog, 2, *cat, 2]
     parsing = train_tokenizer(corpus(), 320, split_special_tokens=False, show_progress=False)
@@ -251,7 +251,7 @@ def test_special_tokens_in_a_text_are_read_when_asked(tokenizer: PreTrainedToken
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_no_piece_is_spelled_like_a_special_token(algorithm: str) -> None:
+def test_no_subword_looks_like_a_special_token(algorithm: str) -> None:
     tokenizer = train_tokenizer(["</s>", "<pad> <s>", "x</s>"] * 100, 280, algorithm=algorithm, show_progress=False)
     for text in ("</s>", "x</s>", " <pad>", "<unk>"):
         ids = tokenizer(text)["input_ids"]
@@ -279,7 +279,7 @@ print(json.dumps(results))
 """
 
 
-def test_loads_in_a_process_without_the_package(tmp_path) -> None:
+def test_tokenizer_loads_without_the_package(tmp_path) -> None:
     texts = list(NASTY_TEXTS.values())
     (tmp_path / "texts.json").write_text(json.dumps(texts), encoding="utf-8")
     expected = {}
@@ -303,10 +303,10 @@ def test_loads_in_a_process_without_the_package(tmp_path) -> None:
     [
         ("one string", {}, TypeError, "`texts` must be an iterable of strings, got a single str"),
         (b"bytes", {}, TypeError, "`texts` must be an iterable of strings, got a single bytes"),
-        (["a", 5], {}, TypeError, r"`texts` must hold strings only, but item 2 is 5 \(int\)"),
+        (["a", 5], {}, TypeError, r"`texts` must be strings, but item 2 is 5 \(int\)"),
         (["a", None], {}, TypeError, r"item 2 is None \(NoneType\)"),
-        ([], {}, ValueError, "`texts` must hold some text, but it has no item"),
-        (["", ""], {}, ValueError, "`texts` must hold some text, but it has no item or only empty ones"),
+        ([], {}, ValueError, "`texts` must have some text, but it has no item"),
+        (["", ""], {}, ValueError, "`texts` must have some text, but it has no item or only empty ones"),
         (["a", "b", "xy\ud800"], {}, ValueError, "item 3 has a lone surrogate at position 2"),
         (["a"], {"vocab_size": 259}, ValueError, r"`vocab_size` must be at least 260 .*, got 259"),
         (["a"], {"vocab_size": 300.0}, TypeError, "`vocab_size` must be an integer, got 300.0"),

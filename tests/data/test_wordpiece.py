@@ -1,4 +1,4 @@
-"""BERT's tokenizer: what it splits, how it encodes, that it loads anywhere."""
+"""BERT's tokenizer: splitting, encoding, and loading without the package."""
 
 import subprocess
 import sys
@@ -22,7 +22,7 @@ def test_special_tokens_have_the_first_ids(tokenizer):
     assert (tokenizer.pad_token_id, tokenizer.mask_token_id) == (0, 4)
 
 
-def test_words_are_taken_to_pieces_and_put_together(tokenizer):
+def test_words_are_split_and_joined(tokenizer):
     pieces = tokenizer.tokenize("the penguins store")
     assert pieces[0] == "the"
 
@@ -32,7 +32,7 @@ def test_words_are_taken_to_pieces_and_put_together(tokenizer):
     )
 
 
-def test_text_and_pair_are_framed_as_in_the_paper(tokenizer):
+def test_text_and_pair_have_the_special_tokens_of_the_paper(tokenizer):
     single, pair = tokenizer("the man"), tokenizer("the man", "birds")
     assert tokenizer.convert_ids_to_tokens(single["input_ids"])[0::3] == ["[CLS]", "[SEP]"]
     assert list(single) == ["input_ids", "token_type_ids", "attention_mask"]
@@ -40,7 +40,7 @@ def test_text_and_pair_are_framed_as_in_the_paper(tokenizer):
     assert pair["token_type_ids"] == [0] * (ends[0] + 1) + [1] * (ends[1] - ends[0])
 
 
-def test_mask_in_a_text_is_the_mask_unless_asked_otherwise(tokenizer):
+def test_mask_in_a_text_is_special_by_default(tokenizer):
     assert tokenizer.mask_token_id in tokenizer("the [MASK] went")["input_ids"]
     assert tokenizer.mask_token_id not in tokenizer("the [MASK] went", split_special_tokens=True)["input_ids"]
 
@@ -57,23 +57,23 @@ def test_chinese_characters_are_words():
     assert tokenizer.tokenize("我爱中国") == ["我", "爱", "中", "国"]
 
 
-def test_rare_characters_are_left_out():
+def test_rare_characters_are_unknown():
     tokenizer = train_wordpiece_tokenizer(["aaa bbb"] * 9 + ["z"], 30, alphabet_size=2, show_progress=False)
     assert tokenizer.tokenize("z a") == ["[UNK]", "a"]
 
 
 @pytest.mark.parametrize("texts", [iter(TEXTS), TEXTS[::-1]], ids=["iterator", "reversed"])
-def test_training_again_gives_the_same(tokenizer, texts):
+def test_training_is_reproducible(tokenizer, texts):
     assert train_wordpiece_tokenizer(texts, 90, show_progress=False).get_vocab() == tokenizer.get_vocab()
 
 
-def test_more_characters_than_entries_are_refused():
+def test_more_characters_than_entries_are_rejected():
     with pytest.raises(ValueError, match=r"`vocab_size` must be at least 16, .*, got 14; or lower `alphabet_size`"):
         train_wordpiece_tokenizer(["abcdef"], 14, show_progress=False)
     assert len(train_wordpiece_tokenizer(["abcdef", "ab"], 14, alphabet_size=2, show_progress=False)) < 14
 
 
-def test_it_loads_where_the_package_is_not(tokenizer, tmp_path):
+def test_wordpiece_tokenizer_loads_without_the_package(tokenizer, tmp_path):
     tokenizer.save_pretrained(tmp_path)
     script = f"""
 import sys
@@ -88,7 +88,7 @@ print(tokenizer.model_max_length, tokenizer.mask_token)
     assert AutoTokenizer.from_pretrained(tmp_path).get_vocab() == tokenizer.get_vocab()
 
 
-def test_too_few_pieces_are_told(caplog):
+def test_small_wordpiece_vocabulary_is_logged(caplog):
     train_wordpiece_tokenizer(["ab"] * 3, 50, show_progress=False)
     assert "not the 50 of `vocab_size`" in caplog.text
 
@@ -98,7 +98,7 @@ def test_too_few_pieces_are_told(caplog):
     [
         ("text", {}, TypeError, "`texts` must be an iterable of strings"),
         ([3], {}, TypeError, "item 1 is 3"),
-        ([], {}, ValueError, "`texts` must hold some text"),
+        ([], {}, ValueError, "`texts` must have some text"),
         (["a"], {"vocab_size": 6}, ValueError, "`vocab_size` must be at least 7 .*got 6"),
         (["a"], {"vocab_size": 9.5}, TypeError, "`vocab_size` must be an integer, got 9.5"),
         (["a"], {"min_frequency": 0}, ValueError, "`min_frequency` must be at least 1, got 0"),

@@ -1,4 +1,4 @@
-"""Word alignments: the two ways agree, words are put together from their pieces, and the example of a known matrix."""
+"""Word alignments: beams against forced decoding, and subwords combined into words."""
 
 import pytest
 import torch
@@ -13,7 +13,7 @@ from hf_vanilla.generation import (
     labels_of_beams,
     word_alignments,
 )
-from hf_vanilla.models.alignment import _of_words, _pairs, word_numbers
+from hf_vanilla.models.alignment import combine_subwords, word_numbers
 
 
 SENTENCES = ["ein mann rennt .", "größe, 世界 und 12 hüte", "eine 😀 katze"]
@@ -67,7 +67,7 @@ def test_beams_and_forced_decoding_agree(model, search, choice):
     assert (labels == -100).any()
 
 
-def test_the_choice_of_layer_and_heads_matters(model):
+def test_attention_depends_on_layer_and_heads(model):
     batch = reversal_batch(2).values()
     every = [forced_attention(model, *batch, **choice) for choice in CHOICES.values()]
     for one in range(4):
@@ -77,13 +77,13 @@ def test_the_choice_of_layer_and_heads_matters(model):
     torch.testing.assert_close(forced_attention(model, *batch, layer=1, heads=[0, 1, 2, 3]), every[0])
 
 
-def test_one_layer_is_its_own_penultimate():
+def test_only_layer_is_the_penultimate_one():
     model = trained_model(steps=1, decoder_layers=1)
     batch = reversal_batch(2).values()
     torch.testing.assert_close(forced_attention(model, *batch), forced_attention(model, *batch, layer=0))
 
 
-def test_the_kernel_is_put_back(model):
+def test_attention_kernel_is_restored(model):
     assert model.config._attn_implementation == "sdpa"
     forced_attention(model, *reversal_batch(2).values())
     assert model.config._attn_implementation == "sdpa"
@@ -92,20 +92,25 @@ def test_the_kernel_is_put_back(model):
     assert model.config._attn_implementation == "sdpa"
 
 
-def test_pieces_become_words():
+def test_subwords_are_combined_into_words():
     attention = torch.tensor(
         [
-            [0.4, 0.3, 0.2, 0.1],  # first piece of target word 0
-            [0.0, 0.5, 0.5, 0.0],  # second piece of target word 0
+            [0.4, 0.3, 0.2, 0.1],  # first subword of target word 0
+            [0.0, 0.5, 0.5, 0.0],  # second subword of target word 0
             [0.1, 0.1, 0.1, 0.7],  # target word 1
             [0.9, 0.0, 0.0, 0.1],  # </s>
         ]
     )
-    matrix = _of_words(attention, [0, 0, 1, -1], [0, 1, 1, -1], (2, 3))
+    matrix = combine_subwords(attention, [0, 0, 1, -1], [0, 1, 1, -1], (2, 3))
     torch.testing.assert_close(matrix, torch.tensor([[0.2, 0.75, 0.0], [0.1, 0.2, 0.0]]))
-    assert _pairs(matrix, None) == [(1, 0), (1, 1)]
-    assert _pairs(matrix, 0.2) == [(0, 0), (1, 0), (1, 1)]
-    assert _pairs(matrix, 0.0) == [(0, 0), (0, 1), (1, 0), (1, 1)]  # the third word was never read
+    assert WordAlignment.from_matrix(matrix).pairs == [(1, 0), (1, 1)]
+    assert WordAlignment.from_matrix(matrix, 0.2).pairs == [(0, 0), (1, 0), (1, 1)]
+    assert WordAlignment.from_matrix(matrix, 0.0).pairs == [
+        (0, 0),
+        (0, 1),
+        (1, 0),
+        (1, 1),
+    ]  # word 2 gets none
     assert str(WordAlignment([(0, 1), (2, 0)], matrix)) == "0-1 2-0"
 
 
@@ -132,7 +137,7 @@ def test_tokens_belong_to_words(tokenizer, text, expected):
         assert tokenizer.decode(ids).strip() == text.split()[word]
 
 
-def test_words_of_texts(text_model, tokenizer):
+def test_words_of_texts_are_aligned(text_model, tokenizer):
     translations = ["a man", "", "size , world and twelve hats"]
     found = word_alignments(text_model, tokenizer, SENTENCES, translations)
     assert [alignment.matrix.shape for alignment in found] == [(2, 4), (0, 5), (6, 3)]
@@ -150,7 +155,7 @@ def test_words_of_texts(text_model, tokenizer):
     ]
 
 
-def test_words_do_not_depend_on_the_batch(text_model, tokenizer):
+def test_alignments_do_not_depend_on_the_batch(text_model, tokenizer):
     translations = ["a man runs", "size", "a cat"]
     together = word_alignments(text_model, tokenizer, SENTENCES, translations)
     alone = word_alignments(text_model, tokenizer, SENTENCES, translations, max_tokens_per_batch=1)
@@ -158,13 +163,13 @@ def test_words_do_not_depend_on_the_batch(text_model, tokenizer):
         torch.testing.assert_close(one.matrix, other.matrix)
 
 
-def test_words_behind_the_limit_stay_alone(text_model, tokenizer):
+def test_words_after_the_limit_are_not_aligned(text_model, tokenizer):
     [alignment] = word_alignments(text_model, tokenizer, ["ein mann rennt"], ["ein mann rennt"], max_length=2)
     assert alignment.matrix.shape == (3, 3)
     assert {number for pair in alignment.pairs for number in pair} == {0}
 
 
-def test_another_tokenizer_for_the_target(text_model, tokenizer):
+def test_target_tokenizer_changes_the_alignment(text_model, tokenizer):
     other = train_tokenizer(["kurz und gut", "lang und schlecht"], 270, show_progress=False)
     pair = ["ein mann"], ["kurz und gut"]
     [same] = word_alignments(text_model, tokenizer, *pair)
@@ -177,28 +182,28 @@ def test_another_tokenizer_for_the_target(text_model, tokenizer):
     ("choice", "message"),
     [
         ({"layer": 3}, r"`layer` must be in \[-3, 3\), as the decoder has 3 layers; got 3"),
-        ({"heads": [4]}, r"`heads` must be some numbers in \[0, 4\), got \[4\]"),
-        ({"heads": []}, r"`heads` must be some numbers in \[0, 4\), got \[\]"),
+        ({"heads": [4]}, r"`heads` must be a non-empty list of numbers in \[0, 4\), got \[4\]"),
+        ({"heads": []}, r"`heads` must be a non-empty list of numbers in \[0, 4\), got \[\]"),
     ],
     ids=["layer", "head", "no head"],
 )
-def test_refuses_what_does_not_exist(model, choice, message):
+def test_layers_and_heads_that_do_not_exist_are_named(model, choice, message):
     with pytest.raises(ValueError, match=message):
         forced_attention(model, *reversal_batch(2).values(), **choice)
 
 
-def test_refuses_outputs_without_attention(model):
+def test_outputs_without_attention_are_rejected(model):
     outputs = model.generate(**sources(), num_beams=2, max_new_tokens=3, return_dict_in_generate=True)
-    with pytest.raises(ValueError, match="`outputs` must hold `cross_attentions` and `beam_indices`"):
+    with pytest.raises(ValueError, match="`outputs` must have `cross_attentions` and `beam_indices`"):
         beam_attention(outputs)
 
 
-def test_refuses_unequal_counts(text_model, tokenizer):
+def test_unequal_numbers_of_translations_are_rejected(text_model, tokenizer):
     with pytest.raises(ValueError, match=r"`translations` must be as many as `sources` \(3\), got 1"):
         word_alignments(text_model, tokenizer, SENTENCES, ["a man"])
 
 
-def test_refuses_training_mode(model):
+def test_alignment_rejects_training_mode(model):
     model.train()
     try:
         with pytest.raises(ValueError, match="`model` must be in evaluation mode"):

@@ -2,6 +2,7 @@
 
 import copy
 import itertools
+from functools import partial
 
 import pytest
 import torch
@@ -9,10 +10,11 @@ from tiny_translator import BOS, EOS, PAD, sources, trained_model
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from transformers import MarianConfig, MarianMTModel, StoppingCriteria, StoppingCriteriaList
+from transformers.generation.streamers import BaseStreamer
 
 from hf_vanilla.generation import beam_search, length_penalty_of
 from hf_vanilla.generation.beam_decoders import SideBySideDecoder
-from hf_vanilla.generation.beam_search import _best_continuations, log_sum_exp
+from hf_vanilla.generation.beam_search import best_continuations, log_sum_exp
 
 
 @pytest.fixture(scope="module")
@@ -53,6 +55,7 @@ OPTIONS = {
     "min_length": {"min_length": 8},
     "min_new_tokens": {"min_new_tokens": 4},
     "suppress_tokens": {"suppress_tokens": [0, 4, 5, 9]},
+    "suppress nothing": {"suppress_tokens": []},
     "two ends": {"eos_token_id": [2, 5]},
     "no end": {"eos_token_id": None, "suppress_tokens": [0, 2]},
     "padding that is not 0": {"pad_token_id": 3},
@@ -66,7 +69,7 @@ OPTIONS = {
 
 
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
-def test_equals_transformers(model, inputs, options):
+def test_search_equals_transformers(model, inputs, options):
     options = {"num_beams": 4, "max_new_tokens": None if "max_length" in options else 20, **options}
     theirs = search_stock(model, inputs, **options)
     ours = search(model, inputs, **options)
@@ -75,7 +78,7 @@ def test_equals_transformers(model, inputs, options):
     torch.testing.assert_close(sequences, theirs.sequences, rtol=0, atol=0)
 
 
-def test_sentences_of_these_tests_have_different_lengths(model, inputs):
+def test_translations_have_different_lengths(model, inputs):
     generated = (search(model, inputs, num_beams=4, max_new_tokens=20).beam_indices >= 0).sum(1)
     assert generated.min() < 8  # some leave the batch early
     assert generated.max() == 20  # and some use up the room for their keys more than once
@@ -97,25 +100,30 @@ CONFIGS = {
 
 @pytest.mark.parametrize("implementation", ["eager", "sdpa"])
 @pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
-def test_equals_transformers_with_any_model(config, implementation, inputs):
+def test_search_equals_transformers_with_any_config(config, implementation, inputs):
     model = trained_model(steps=5, **config)
     model.set_attn_implementation(implementation)
     options = {"num_beams": 4, "max_new_tokens": 12}
     assert_same(search(model, inputs, **options), search_stock(model, inputs, **options))
 
 
-def test_equals_transformers_with_a_foreign_model(inputs):
+def foreign_model():
     sizes = {"d_model": 16, "encoder_layers": 1, "decoder_layers": 2, "encoder_ffn_dim": 24, "decoder_ffn_dim": 24}
     heads = {"encoder_attention_heads": 2, "decoder_attention_heads": 4}
     ids = {"pad_token_id": 0, "eos_token_id": 2, "decoder_start_token_id": 0, "forced_eos_token_id": None}
     model = MarianMTModel(MarianConfig(vocab_size=30, **sizes, **heads, **ids)).eval()
     with torch.no_grad():
         model.final_logits_bias.normal_()
+    return model
+
+
+def test_search_equals_transformers_with_another_model(inputs):
+    model = foreign_model()
     options = {"num_beams": 4, "max_new_tokens": 12, "num_return_sequences": 2}
     assert_same(search(model, inputs, **options), search_stock(model, inputs, **options))
 
 
-def test_follows_a_prompt_and_given_encoder_outputs(model, inputs):
+def test_search_takes_a_prompt_and_encoder_outputs(model, inputs):
     prompt = torch.tensor([[BOS, 5, 9]]).repeat(9, 1)
     encoder_outputs = model.get_encoder()(**inputs)
     given = {
@@ -129,7 +137,7 @@ def test_follows_a_prompt_and_given_encoder_outputs(model, inputs):
     assert (ours.sequences[:, :3] == prompt).all()
 
 
-def test_padding_on_the_left_and_rows_of_padding(model, inputs):
+def test_left_padding_and_empty_rows_are_masked(model, inputs):
     emptied = {name: tensor.clone() for name, tensor in inputs.items()}
     for tensor in emptied.values():
         tensor[4] = 0
@@ -145,7 +153,7 @@ def test_padding_on_the_left_and_rows_of_padding(model, inputs):
     assert_same(search(model, left, **options), ours)
 
 
-def test_no_source_mask_means_no_padding(model, inputs):
+def test_missing_source_mask_means_no_padding(model, inputs):
     unmasked = {"input_ids": inputs["input_ids"][:, :1]}
     options = {"num_beams": 4, "max_new_tokens": 12}
     ours = search(model, unmasked, max_length_offset=3, **options)
@@ -154,7 +162,7 @@ def test_no_source_mask_means_no_padding(model, inputs):
     assert ours.sequences.shape[1] <= 1 + 1 + 3
 
 
-def test_returns_what_is_asked_for(model, inputs):
+def test_outputs_equal_those_of_transformers(model, inputs):
     model = copy.deepcopy(model)
     model.set_attn_implementation("eager")
     asked = {"output_scores": True, "output_logits": True, "output_attentions": True, "output_hidden_states": True}
@@ -171,7 +179,7 @@ def test_returns_what_is_asked_for(model, inputs):
             torch.testing.assert_close(our_step, their_step, rtol=1e-4, atol=1e-4)
 
 
-def test_scores_of_words_add_up_to_the_score_of_the_sequence(model, inputs):
+def test_token_scores_add_up_to_the_sequence_score(model, inputs):
     options = {"num_beams": 4, "max_new_tokens": 9, "output_scores": True, "length_penalty": 0.6}
     outputs = search(model, inputs, length_penalty_type="gnmt", **options)
     words = model.compute_transition_scores(outputs.sequences, outputs.scores, outputs.beam_indices)
@@ -206,6 +214,55 @@ def test_one_beam_is_greedy_search(model, inputs, length_penalty, with_end):
     torch.testing.assert_close(ours.sequences_scores, expected, rtol=1e-5, atol=1e-5)
 
 
+class Stream(BaseStreamer):
+    """Records its inputs."""
+
+    def __init__(self):
+        self.given, self.has_ended = [], False
+
+    def put(self, value):
+        self.given.append(value)
+
+    def end(self):
+        self.has_ended = True
+
+
+STREAMED = {
+    "sentences leave": {},
+    "any model": {"min_length": 3},
+    "own lengths": {"max_length_offset": 0, "eos_token_id": None, "suppress_tokens": [PAD, EOS]},
+}
+
+
+@pytest.mark.parametrize("options", STREAMED.values(), ids=STREAMED)
+def test_one_beam_streams_its_tokens_and_ends(model, inputs, options):
+    stream = Stream()
+    sequences = search(model, inputs, max_new_tokens=9, streamer=stream, **options).sequences
+    prompt, *tokens = stream.given
+    assert torch.equal(torch.cat((prompt, torch.stack(tokens, dim=1)), dim=1), sequences)
+    assert stream.has_ended
+    assert not tokens[0].is_inference()
+
+
+def test_streams_tokens_of_a_foreign_model(inputs):
+    stream = Stream()
+    custom_generate = partial(beam_search, streamer=stream)
+    options = {"max_new_tokens": 5, "streamer": stream, "custom_generate": custom_generate}
+    sequences = foreign_model().generate(**inputs, **options)
+    prompt, *tokens = stream.given
+    assert torch.equal(torch.cat((prompt, torch.stack(tokens, dim=1)), dim=1), sequences)
+    assert stream.has_ended
+    with pytest.raises(ValueError, match=r"`streamer` can't be combined with `num_beams` \(4\)"):
+        foreign_model().generate(**inputs, **options, num_beams=4)
+
+
+def test_refuses_to_stream_several_beams_before_any_token(model, inputs):
+    stream = Stream()
+    with pytest.raises(ValueError, match="`streamer` cannot be used with beam search"):
+        search(model, inputs, num_beams=4, streamer=stream)
+    assert stream.given == []
+
+
 @torch.no_grad()
 def all_sequences(model, source, max_new_tokens, vocab_size):
     """Every sequence that can be generated, with its log probability and its length: a list of tuples."""
@@ -224,7 +281,7 @@ def all_sequences(model, source, max_new_tokens, vocab_size):
 
 @pytest.mark.parametrize("length_penalty_type", ["gnmt", "power"])
 @pytest.mark.parametrize("length_penalty", [0.6, 0.0, 2.0])
-def test_finds_the_best_of_all_sequences(length_penalty, length_penalty_type):
+def test_search_equals_exhaustive_search(length_penalty, length_penalty_type):
     vocab_size, max_new_tokens, returned = 6, 4, 9
     model = trained_model(steps=1, vocab_size=vocab_size)
     source = torch.tensor([[3, 4, 5, EOS], [5, 5, 3, EOS]])
@@ -261,11 +318,11 @@ def test_finds_the_best_of_all_sequences(length_penalty, length_penalty_type):
         (9, 0, "gnmt", 1),
     ],
 )
-def test_length_penalty(length, length_penalty, length_penalty_type, expected):
+def test_length_penalty_of_both_types(length, length_penalty, length_penalty_type, expected):
     assert length_penalty_of(length, length_penalty, length_penalty_type) == pytest.approx(expected)
 
 
-def test_fewer_continuations_than_beams():
+def test_missing_continuations_are_dropped():
     model = trained_model(
         steps=1, vocab_size=5
     )  # one word, the begin and the end besides padding and the unknown word
@@ -278,8 +335,8 @@ def test_fewer_continuations_than_beams():
     assert (outputs.beam_indices[3:] == -1).all()
 
 
-def rows_of_the_vocabulary(model, **options):
-    """How many sentences are projected onto the vocabulary at each step."""
+def projected_rows(model, **options):
+    """Number of sentences that each step projects onto the vocabulary."""
     rows = []
     hook = model.lm_head.register_forward_hook(lambda module, args, output: rows.append(len(args[0])))
     outputs = search(model, **options)
@@ -289,15 +346,15 @@ def rows_of_the_vocabulary(model, **options):
 
 def test_finished_sentences_leave_the_batch(model, inputs):
     options = {"num_beams": 4, "max_new_tokens": 20}
-    rows, _ = rows_of_the_vocabulary(model, inputs=inputs, **options)
+    rows, _ = projected_rows(model, inputs=inputs, **options)
     assert rows[0] == 9
     assert rows[-1] < 9
-    rows, _ = rows_of_the_vocabulary(model, inputs=inputs, output_scores=True, **options)
+    rows, _ = projected_rows(model, inputs=inputs, output_scores=True, **options)
     assert set(rows) == {9}
 
 
 class CountWaits(TorchDispatchMode):
-    """Counts, for each output of a layer, what follows that an accelerator is waited for or copied to."""
+    """Counts, after each call of a layer, operations that synchronize with an accelerator or copy to it."""
 
     waits = {"item", "is_nonzero", "_local_scalar_dense", "nonzero", "masked_select", "lift_fresh"}
 
@@ -308,7 +365,7 @@ class CountWaits(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         name = func.overloadpacket.__name__
-        if name.startswith("index"):  # of booleans, it would be told how many are true
+        if name.startswith("index"):  # boolean masks synchronize
             indices = [index for index in tree_leaves(args[1:]) if isinstance(index, torch.Tensor)]
             is_wait = any(index.dtype == torch.bool for index in indices)
         else:
@@ -319,28 +376,28 @@ class CountWaits(TorchDispatchMode):
 
 
 @pytest.mark.parametrize(
-    ("options", "least_cleared"),
+    ("options", "least_reused"),
     [({}, 3), ({"eos_token_id": None}, 2), ({"output_scores": True}, 0)],
     ids=["sentences leave", "none leaves", "any model"],
 )
-def test_a_step_waits_once_for_an_accelerator(model, inputs, options, least_cleared, monkeypatch):
+def test_step_synchronizes_with_an_accelerator_once(model, inputs, options, least_reused, monkeypatch):
     model = copy.deepcopy(model)
-    clear_away, cleared = SideBySideDecoder._clear_away, []
+    reuse_slots, reused = SideBySideDecoder.reuse_slots, []
 
-    def noted(decoder):
-        cleared.append(len(count.counts))
-        clear_away(decoder)
+    def spy(decoder):
+        reused.append(len(count.counts))
+        reuse_slots(decoder)
 
-    monkeypatch.setattr(SideBySideDecoder, "_clear_away", noted)
+    monkeypatch.setattr(SideBySideDecoder, "reuse_slots", spy)
     with CountWaits(model.lm_head) as count:
         search(model, inputs, num_beams=4, max_new_tokens=20, **options)
     assert len(count.counts) == 20
-    assert least_cleared <= len(cleared) < 6
-    # how many sentences are open, and how many slots live; behind the last step, how long the longest sequence is
-    assert count.counts == [1 + cleared.count(step) for step in range(1, 20)] + [2]
+    assert least_reused <= len(reused) < 6
+    # Each step reads the number of open sentences, or also of slots to keep; the last also the longest sequence.
+    assert count.counts == [1 + reused.count(step) for step in range(1, 20)] + [2]
 
 
-def test_a_row_does_not_depend_on_the_others(model, inputs):
+def test_row_does_not_depend_on_the_batch(model, inputs):
     options = {"num_beams": 4, "max_new_tokens": 30, "max_length_offset": 4, "length_penalty_type": "gnmt"}
     together = search(model, inputs, **options)
     for row in range(9):
@@ -360,16 +417,16 @@ def test_max_length_offset_counts_from_each_source(model, inputs):
         assert (outputs.beam_indices >= 0).sum(1).tolist() == expected.tolist()
 
 
-class StopAtWord(StoppingCriteria):
-    def __init__(self, word):
-        self.word = word
+class StopAtToken(StoppingCriteria):
+    def __init__(self, token):
+        self.token = token
 
     def __call__(self, input_ids, scores, **kwargs):
-        return input_ids[:, -1] == self.word
+        return input_ids[:, -1] == self.token
 
 
-def test_stopping_criteria_of_the_user(model, inputs):
-    options = {"num_beams": 4, "max_new_tokens": 20, "stopping_criteria": StoppingCriteriaList([StopAtWord(7)])}
+def test_custom_stopping_criteria_end_sequences(model, inputs):
+    options = {"num_beams": 4, "max_new_tokens": 20, "stopping_criteria": StoppingCriteriaList([StopAtToken(7)])}
     assert_same(search(model, inputs, **options), search_stock(model, inputs, **options))
 
 
@@ -384,38 +441,68 @@ def test_half_precision_is_close(model, inputs):
 
 @pytest.mark.parametrize("vocab", [3, 63, 64, 65, 200, 1000])
 @pytest.mark.parametrize("count", [1, 8, 300])
-def test_best_continuations_are_those_of_a_full_sort(vocab, count):
+def testbest_continuations_are_those_of_a_full_sort(vocab, count):
     logits, scores = torch.randn(2, 5, vocab), torch.randn(2, 5)
     normalizers = log_sum_exp(logits)
-    best, beams, words = _best_continuations(logits, normalizers, scores, count)
+    best, beams, tokens = best_continuations(logits, normalizers, scores, count)
     full = (logits.log_softmax(-1) + scores[..., None]).flatten(1)
     expected, indices = full.sort(descending=True)
-    there = min(count, 5 * vocab)
-    assert best.shape == beams.shape == words.shape == (2, count)
-    torch.testing.assert_close(best[:, :there], expected[:, :there])
-    assert torch.isneginf(best[:, there:]).all()
-    torch.testing.assert_close((beams * vocab + words)[:, :there], indices[:, :there])
+    existing = min(count, 5 * vocab)
+    assert best.shape == beams.shape == tokens.shape == (2, count)
+    torch.testing.assert_close(best[:, :existing], expected[:, :existing])
+    assert torch.isneginf(best[:, existing:]).all()
+    torch.testing.assert_close((beams * vocab + tokens)[:, :existing], indices[:, :existing])
 
 
 @pytest.mark.parametrize("scale", [1.0, 1e4], ids=["small", "large"])
-def testlog_sum_exp_equals_torch(scale):
+def test_log_sum_exp_equals_torch(scale):
     logits = torch.randn(3, 50, 3000) * scale  # several blocks of rows
     torch.testing.assert_close(log_sum_exp(logits), logits.logsumexp(-1))
     assert log_sum_exp(logits.bfloat16()).dtype == torch.float32
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"do_sample": True}, "`do_sample` must be false"),
-        ({"length_penalty_type": "wu"}, '`length_penalty_type` must be "gnmt" or "power", got \'wu\''),
-        ({"max_length_offset": -1}, "`max_length_offset` must not be negative, got -1"),
-    ],
-    ids=["sampling", "penalty", "offset"],
-)
-def test_refuses(model, inputs, options, message):
-    with pytest.raises(ValueError, match=message):
-        search(model, inputs, num_beams=4, **options)
+OTHER_MODES = {
+    "force_words_ids": [[5]],
+    "constraints": [],
+    "penalty_alpha": 0.6,
+    "num_beam_groups": 2,
+    "diversity_penalty": 0.5,
+    "dola_layers": "high",
+    "prompt_lookup_num_tokens": 3,
+    "use_mtp": True,
+}
+OUTSIDE = r" must be in \[0, 30\), the ids of the target vocabulary; got "
+REFUSED = [
+    ({"do_sample": True}, ValueError, "`do_sample` must be false"),
+    ({"length_penalty_type": "wu"}, ValueError, '`length_penalty_type` must be "gnmt" or "power", got \'wu\''),
+    ({"max_length_offset": -1}, ValueError, "`max_length_offset` must not be negative, got -1"),
+    *(({name: value}, ValueError, f"`{name}` .* drop it, or drop `custom") for name, value in OTHER_MODES.items()),
+    ({"num_beams": 0}, ValueError, "`num_beams` must be at least 1, got 0"),
+    ({"num_beams": -1}, ValueError, "`num_beams` must be at least 1, got -1"),
+    ({"num_beams": True}, TypeError, "`num_beams` must be an integer, got True"),
+    ({"num_return_sequences": 0}, ValueError, "`num_return_sequences` must be at least 1, got 0"),
+    ({"num_beams": -1, "num_return_sequences": -1}, ValueError, "`num_return_sequences` must be at least 1, got -1"),
+    ({"decoder_start_token_id": 30}, ValueError, f"`decoder_start_token_id`{OUTSIDE}30"),
+    ({"decoder_start_token_id": [1] * 8 + [-1]}, ValueError, f"`decoder_start_token_id`{OUTSIDE}-1"),
+    ({"decoder_start_token_id": 1.5}, TypeError, "`decoder_start_token_id` must be token ids, .* got 1.5"),
+    ({"forced_bos_token_id": -1}, ValueError, f"`forced_bos_token_id`{OUTSIDE}-1"),
+    ({"forced_eos_token_id": [2, 30]}, ValueError, f"`forced_eos_token_id`{OUTSIDE}30"),
+    ({"suppress_tokens": [5, 30]}, ValueError, f"`suppress_tokens`{OUTSIDE}30"),
+    ({"suppress_tokens": [1.5]}, TypeError, "`suppress_tokens` must be token ids, .* got 1.5"),
+    ({"begin_suppress_tokens": torch.tensor([-1])}, ValueError, f"`begin_suppress_tokens`{OUTSIDE}-1"),
+    ({"decoder_input_ids": torch.tensor([[1, 5]] * 8 + [[1, 30]])}, ValueError, "got 30 at row 8, position 1"),
+    (
+        {"decoder_input_ids": torch.ones(9, 2)},
+        TypeError,
+        r"`decoder_input_ids` must be integers .* got torch\.float32",
+    ),
+]
+
+
+@pytest.mark.parametrize(("options", "error", "message"), REFUSED, ids=["-".join(case[0]) for case in REFUSED])
+def test_refuses(model, inputs, options, error, message):
+    with pytest.raises(error, match=message):
+        search(model, inputs, **{"num_beams": 4, **options})
 
 
 def test_refuses_a_decoder(model):

@@ -1,4 +1,4 @@
-"""Vectors against hidden states computed one text at a time."""
+"""Vectors against the hidden states of single texts."""
 
 import re
 import runpy
@@ -40,7 +40,7 @@ def hidden_states(model, tokenizer, text):
 
 @pytest.mark.parametrize("pooling", ["mean", "cls", "max", "tokens"])
 @pytest.mark.parametrize("budget", [8, 4096], ids=["small-batches", "one-batch"])
-def test_pooling_counts_real_tokens_only(model, tokenizer, pooling, budget):
+def test_pooling_ignores_padding(model, tokenizer, pooling, budget):
     found = extract_features(model, tokenizer, TEXTS, pooling=pooling, max_tokens_per_batch=budget)
     for text, vector in zip(TEXTS, found, strict=True):
         states = hidden_states(model, tokenizer, text)[-1][0]
@@ -49,7 +49,7 @@ def test_pooling_counts_real_tokens_only(model, tokenizer, pooling, budget):
 
 
 @pytest.mark.parametrize("mix", ["mean", "concatenate"])
-def test_layers_are_mixed(model, tokenizer, mix):
+def test_layers_are_combined(model, tokenizer, mix):
     (found,) = extract_features(model, tokenizer, TEXTS[:1], layers=(0, 2, -1), mix=mix, pooling="cls")
     states = hidden_states(model, tokenizer, TEXTS[0])
     chosen = [states[layer][0, 0] for layer in (0, 2, 3)]
@@ -57,7 +57,7 @@ def test_layers_are_mixed(model, tokenizer, mix):
     torch.testing.assert_close(torch.from_numpy(found), expected, rtol=1e-5, atol=1e-5)
 
 
-def test_no_texts_give_no_vectors(model, tokenizer):
+def test_no_texts_have_no_vectors(model, tokenizer):
     assert extract_features(model, tokenizer, []) == []
 
 
@@ -80,14 +80,14 @@ def test_bad_input_is_named(model, tokenizer, options, message):
         extract_features(model, tokenizer, TEXTS, **options)
 
 
-def test_a_single_string_and_training_mode_are_refused(model, tokenizer):
+def test_single_string_and_training_mode_are_rejected(model, tokenizer):
     with pytest.raises(TypeError, match="`texts` must be a list of strings"):
         extract_features(model, tokenizer, "text")
     with pytest.raises(ValueError, match="evaluation mode"):
         extract_features(VanillaBertModel(model.config).train(), tokenizer, TEXTS)
 
 
-def test_the_script_writes_arrays(model, tokenizer, tmp_path):
+def test_script_writes_arrays(model, tokenizer, tmp_path):
     model.save_pretrained(tmp_path / "bert")
     tokenizer.save_pretrained(tmp_path / "bert")
     (tmp_path / "texts.txt").write_text("\n".join(TEXTS) + "\n")
@@ -115,7 +115,7 @@ def test_the_script_writes_arrays(model, tokenizer, tmp_path):
     ],
     ids=["empty", "no-model"],
 )
-def test_the_script_names_bad_input(tmp_path, monkeypatch, capsys, options, message):
+def test_script_names_bad_input(tmp_path, monkeypatch, capsys, options, message):
     (tmp_path / "empty.txt").write_text("")
     script = str(Path(__file__).parents[2] / "scripts" / "extract_features.py")
     given = {"--model": tmp_path, "--input": tmp_path / "empty.txt", "--output": tmp_path / "v.npy", **options}

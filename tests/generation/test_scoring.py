@@ -30,7 +30,7 @@ def naive_log_probs(model, source, target):
     return log_probs
 
 
-def test_is_the_sum_of_log_probabilities(model, pairs):
+def test_score_is_the_sum_of_log_probabilities(model, pairs):
     outputs = score(model, *pairs.values())
     for row in range(5):
         source = pairs["input_ids"][row][pairs["attention_mask"][row] == 1].tolist()
@@ -42,7 +42,7 @@ def test_is_the_sum_of_log_probabilities(model, pairs):
         assert outputs.scores[row].item() == pytest.approx(sum(expected), abs=1e-4)
 
 
-def test_padding_changes_nothing(model, pairs):
+def test_score_does_not_depend_on_padding(model, pairs):
     expected = score(model, *pairs.values())
     wider = {
         "input_ids": torch.nn.functional.pad(pairs["input_ids"], (0, 3)),
@@ -58,7 +58,7 @@ def test_padding_changes_nothing(model, pairs):
 
 @pytest.mark.parametrize("length_penalty_type", ["gnmt", "power"])
 @pytest.mark.parametrize("length_penalty", [0.0, 0.6, 1.7])
-def test_equals_the_scores_of_beam_search(model, length_penalty, length_penalty_type):
+def test_scores_equal_those_of_beam_search(model, length_penalty, length_penalty_type):
     inputs = sources(batch=4)
     penalty = {"length_penalty": length_penalty, "length_penalty_type": length_penalty_type}
     outputs = model.generate(
@@ -94,7 +94,7 @@ def test_half_precision_is_summed_in_full(model, pairs):
     torch.testing.assert_close(half.scores, full.scores, rtol=0.02, atol=0.1)
 
 
-def test_refuses_training_mode(model, pairs):
+def test_scoring_rejects_training_mode(model, pairs):
     model.train()
     try:
         with pytest.raises(ValueError, match="`model` must be in evaluation mode"):
@@ -113,6 +113,6 @@ def test_refuses_training_mode(model, pairs):
     ],
     ids=["rows", "large", "negative", "penalty"],
 )
-def test_refuses(model, pairs, changes, options, message):
+def test_bad_scoring_input_is_named(model, pairs, changes, options, message):
     with pytest.raises(ValueError, match=message):
         score(model, *{**pairs, **changes}.values(), **options)

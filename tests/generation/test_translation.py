@@ -1,4 +1,4 @@
-"""Translating lists of texts: order, length, odd texts, two vocabularies, and what bad options get."""
+"""Translation of lists of texts: order, lengths, unusual texts, two vocabularies, and bad options."""
 
 import pytest
 import torch
@@ -25,7 +25,7 @@ def texts_of(found):
     return [[translation.text for translation in row] for row in found]
 
 
-def test_is_generate_with_the_search_of_the_paper(model, tokenizer):
+def test_translate_equals_generate_with_beam_search(model, tokenizer):
     found = translate(model, tokenizer, [SENTENCES[1]], n_best=2, max_length_offset=3)
     inputs = tokenizer(SENTENCES[1], return_tensors="pt")
     outputs = model.generate(
@@ -46,7 +46,7 @@ def test_is_generate_with_the_search_of_the_paper(model, tokenizer):
 
 
 @pytest.mark.parametrize("max_tokens_per_batch", [1, 20, 10_000])
-def test_order_and_batches_change_nothing(model, tokenizer, max_tokens_per_batch):
+def test_translations_do_not_depend_on_order_and_batches(model, tokenizer, max_tokens_per_batch):
     texts = [*SENTENCES, SENTENCES[0] * 4, "x", SENTENCES[2] * 2]
     together = translate(model, tokenizer, texts, max_length_offset=2, max_tokens_per_batch=max_tokens_per_batch)
     alone = [translate(model, tokenizer, [text], max_length_offset=2)[0] for text in texts]
@@ -70,7 +70,7 @@ def searches(monkeypatch):
     return seen
 
 
-def test_searches_with_the_fast_copy_of_the_model(model, tokenizer, searches):
+def test_translate_uses_the_fast_copy(model, tokenizer, searches):
     translate(model, tokenizer, SENTENCES, max_length_offset=1)
     [(twin, _)] = searches
     assert twin is not model
@@ -79,13 +79,13 @@ def test_searches_with_the_fast_copy_of_the_model(model, tokenizer, searches):
 
 
 @pytest.mark.parametrize(("max_tokens_per_batch", "sizes"), [(1, [1, 1, 1]), (50, [2, 1]), (2048, [3])])
-def test_batches_hold_a_number_of_tokens(model, tokenizer, searches, max_tokens_per_batch, sizes):
+def test_batches_have_a_number_of_tokens(model, tokenizer, searches, max_tokens_per_batch, sizes):
     assert sorted(len(ids) for ids in tokenizer(SENTENCES)["input_ids"]) == [9, 12, 25]
     translate(model, tokenizer, SENTENCES, max_length_offset=1, max_tokens_per_batch=max_tokens_per_batch)
     assert [size for _, size in searches] == sizes
 
 
-def test_texts_without_words_stay_empty(model, tokenizer):
+def test_texts_without_words_have_empty_translations(model, tokenizer):
     found = translate(model, tokenizer, ["", "x", " \t\u3000", "\n"], max_length_offset=1, n_best=2)
     assert texts_of([found[0], found[2], found[3]]) == [[""], [""], [""]]
     assert [found[0][0].score, found[2][0].score] == [0.0, 0.0]
@@ -102,25 +102,25 @@ def test_odd_texts_are_translated(model, tokenizer):
     assert found[1][0].text == replaced[0][0].text
 
 
-def test_special_tokens_in_texts_are_text(model, tokenizer):
+def test_special_tokens_in_texts_are_plain_text(model, tokenizer):
     reading = train_tokenizer(SENTENCES * 3, 275, show_progress=False, split_special_tokens=False)
     assert reading("</s>")["input_ids"] == [2, 2]
     [encoded], _ = encode_texts(reading, ["</s>"], 10)
     assert encoded["input_ids"] == tokenizer("</s>")["input_ids"] != [2, 2]
 
 
-def test_long_texts_are_cut_and_counted(model, tokenizer, caplog):
+def test_long_texts_are_truncated_and_counted(model, tokenizer, caplog):
     texts = [SENTENCES[0] * 20, "x", "y " * 50_000]
     options = {"max_length_offset": 0, "max_source_length": 9}
     with caplog.at_level("WARNING", logger="hf_vanilla"):
         found = translate(model, tokenizer, texts, **options)
-    assert "2 of 3 texts were cut to 9 tokens; the left part is kept." in caplog.text
+    assert "2 of 3 texts were truncated to 9 tokens; the left part is kept." in caplog.text
     cut = tokenizer.decode(tokenizer(texts[2])["input_ids"][:8])
     assert len(tokenizer(cut)["input_ids"]) == 9
     assert found[2][0].text == translate(model, tokenizer, [cut], **options)[0][0].text
 
 
-def test_default_limit(tokenizer):
+def test_default_max_length_is_the_smaller_limit(tokenizer):
     limited = text_tokenizer()
     limited.model_max_length = 40
     sinusoidal, learned = text_model(0), text_model(0, position_type="learned", max_position_embeddings=50)
@@ -151,7 +151,7 @@ def test_alignments_are_those_of_the_texts(model, tokenizer):
     assert translate(model, tokenizer, ["x"], max_length_offset=1)[0][0].alignment is None
 
 
-def test_scores_of_texts_are_those_of_their_tokens(model, tokenizer):
+def test_text_scores_equal_token_scores(model, tokenizer):
     targets = ["a man", "", "x"]
     scores = score_texts(model, tokenizer, SENTENCES, targets, length_penalty=0.6, max_tokens_per_batch=30)
     for source, target, scored in zip(SENTENCES, targets, scores, strict=True):
@@ -162,7 +162,7 @@ def test_scores_of_texts_are_those_of_their_tokens(model, tokenizer):
         assert scored.score == pytest.approx(-loss * len(labels) / ((5 + len(labels)) / 6) ** 0.6, abs=1e-4)
 
 
-def test_loads_what_was_saved(tmp_path):
+def test_saved_translator_is_loaded(tmp_path):
     folder = save_translator(tmp_path / "joint")
     model, tokenizer, target_tokenizer = load_translator(folder)
     assert target_tokenizer is tokenizer
@@ -172,7 +172,7 @@ def test_loads_what_was_saved(tmp_path):
     assert texts_of(translate(half, tokenizer, SENTENCES)) == [[text] for text in SENTENCES]
 
 
-def test_two_vocabularies(tmp_path):
+def test_two_vocabularies_have_two_tokenizers(tmp_path):
     other = train_tokenizer(["kurz und gut", "lang und gut"], 265, show_progress=False)
     config = {"source_vocab_size": 275, "share_encoder_decoder_embeddings": False, "tie_word_embeddings": False}
     folder = save_translator(tmp_path / "two", steps=0, **config, vocab_size=265)
@@ -188,7 +188,7 @@ def test_two_vocabularies(tmp_path):
     assert translation.text == other.decode(sequences[0], skip_special_tokens=True)
 
 
-def test_batches_hold_similar_lengths():
+def test_batches_have_similar_lengths():
     lengths = [3, 9, 1, 4, 9, 2]
     assert batches_by_length(lengths, 18) == [[1, 4], [3, 0, 5, 2]]
     assert batches_by_length(lengths, 1) == [[1], [4], [3], [0], [5], [2]]
@@ -201,7 +201,7 @@ def test_batches_hold_similar_lengths():
     [
         ({"n_best": 5}, r"`n_best` must be in \[1, `num_beams` = 4\], got 5"),
         ({"n_best": 0}, r"`n_best` must be in \[1, `num_beams` = 4\], got 0"),
-        ({"max_length_offset": -1}, "`max_length_offset` must not be negative, got -1"),
+        ({"max_length_offset": -1}, "`max_length_offset` must be at least 0, got -1"),
         ({"max_tokens_per_batch": 0}, "`max_tokens_per_batch` must be at least 1, got 0"),
         ({"length_penalty": float("nan")}, "`length_penalty` must be finite, got nan"),
         ({"length_penalty": float("inf")}, "`length_penalty` must be finite, got inf"),
@@ -210,30 +210,30 @@ def test_batches_hold_similar_lengths():
         ({"length_penalty_type": "wu"}, '`length_penalty_type` must be "gnmt" or "power", got \'wu\''),
     ],
 )
-def test_refuses_options(model, tokenizer, options, message):
+def test_bad_options_of_translate_are_named(model, tokenizer, options, message):
     with pytest.raises(ValueError, match=message):
         translate(model, tokenizer, SENTENCES, **options)
 
 
-def test_refuses_one_string(model, tokenizer):
+def test_translate_rejects_a_single_string(model, tokenizer):
     with pytest.raises(TypeError, match="`texts` must be a list of strings"):
         translate(model, tokenizer, "ein mann")
 
 
-def test_refuses_what_is_no_text(model, tokenizer):
-    for texts, told in ((None, "NoneType"), (7, "int"), ({"a": "b"}, "dict")):
-        with pytest.raises(TypeError, match=f"`texts` must be a string or a list of strings, got {told}"):
+def test_translate_rejects_other_types(model, tokenizer):
+    for texts, kind in ((None, "NoneType"), (7, "int"), ({"a": "b"}, "dict")):
+        with pytest.raises(TypeError, match=f"`texts` must be a string or a list of strings, got {kind}"):
             translate(model, tokenizer, texts)
-    with pytest.raises(TypeError, match="`texts` must hold strings, but number 2 is NoneType"):
+    with pytest.raises(TypeError, match="`texts` must contain only strings, but number 2 is NoneType"):
         translate(model, tokenizer, ["x", None])
 
 
-def test_refuses_unequal_counts(model, tokenizer):
+def test_unequal_numbers_of_targets_are_rejected(model, tokenizer):
     with pytest.raises(ValueError, match=r"`targets` must be as many as `sources` \(3\), got 1"):
         score_texts(model, tokenizer, SENTENCES, ["x"])
 
 
-def test_refuses_training_mode(tokenizer):
+def test_translate_rejects_training_mode(tokenizer):
     with pytest.raises(ValueError, match="`model` must be in evaluation mode"):
         translate(text_model(0).train(), tokenizer, SENTENCES)
 

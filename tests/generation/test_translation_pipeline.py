@@ -1,10 +1,11 @@
-"""The pipeline gives what `translate` gives, called as a pipeline is."""
+"""The translation pipelines against `translate`, and the one that comes with a checkpoint without the package."""
 
 import json
 import shutil
 import subprocess
 import sys
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from text_translator import SENTENCES, save_translator
 from transformers import pipeline
 
 from hf_vanilla.data.tokenization import train_tokenizer
-from hf_vanilla.generation import Translation, labels_of_beams, load_translator, score, translate
+from hf_vanilla.generation import labels_of_beams, load_translator, score, translate
 from hf_vanilla.generation.translation_pipeline import TranslationPipeline
 from hf_vanilla.models import pipeline_vanilla_transformer
 from hf_vanilla.models.text_batches import load_target_tokenizer
@@ -34,7 +35,7 @@ def expected(folder, texts, **options):
     return translate(model, tokenizer, texts, target_tokenizer=target_tokenizer, **options)
 
 
-def test_one_text_and_several(folder, translator):
+def test_pipeline_translates_one_text_and_several(folder, translator):
     assert type(translator) is TranslationPipeline
     [single] = translator(SENTENCES[0])
     [[wanted]] = expected(folder, SENTENCES[:1])
@@ -51,12 +52,14 @@ def test_one_text_and_several(folder, translator):
     assert translator([]) == []
 
 
-def test_several_translations_stay_apart_even_where_only_one_is_found(own, monkeypatch):
-    monkeypatch.setattr(own, "_translate", lambda texts, **_: [[Translation(text, -1.0)] for text in texts])
-    assert own(["a", "b"], n_best=2) == [[{"translation_text": text, "score": -1.0}] for text in "ab"]
+def test_n_best_stays_nested_where_only_one_translation_exists(own, translator):
+    empty = {"translation_text": "", "score": 0.0}
+    for each in (own, translator):
+        assert each(["", " "], n_best=2) == [[empty], [empty]]
+        assert each(["", " "]) == [empty, empty]
 
 
-def test_options_of_the_call_and_of_the_pipeline(folder, translator):
+def test_options_of_call_and_constructor(folder, translator):
     options = {"num_beams": 3, "n_best": 3, "length_penalty": 1.0, "length_penalty_type": "power"}
     wanted = [
         [(each.text, pytest.approx(each.score)) for each in row] for row in expected(folder, SENTENCES, **options)
@@ -67,14 +70,14 @@ def test_options_of_the_call_and_of_the_pipeline(folder, translator):
     assert len(translator(SENTENCES[0])) == 1  # the options of one call are not kept
 
 
-def test_alignments(folder, translator):
+def test_pipeline_returns_alignments(folder, translator):
     [found] = translator([SENTENCES[0]], return_alignments=True)
     [[wanted]] = expected(folder, [SENTENCES[0]], with_alignments=True)
     assert found["alignment"] == wanted.alignment.pairs
     assert found["alignment"]
 
 
-def test_a_long_text_is_translated_by_sentences_and_keeps_its_lines(folder, translator):
+def test_long_text_is_translated_by_sentences_and_keeps_its_lines(folder, translator):
     text = "Ein mann rennt. Eine katze rennt.\n\nEin mann."
     parts = ["Ein mann rennt.", "Eine katze rennt.", "Ein mann."]
     one, two, three = (row[0].text for row in expected(folder, parts))
@@ -84,20 +87,15 @@ def test_a_long_text_is_translated_by_sentences_and_keeps_its_lines(folder, tran
         translator(text, split_into_sentences=True, n_best=2)
 
 
-def test_by_class(folder, translator):
+def test_pipeline_is_made_by_its_class(folder, translator):
     model, tokenizer, _ = load_translator(folder)
     by_class = TranslationPipeline(model=model, tokenizer=tokenizer)
     assert by_class(SENTENCES[1]) == translator(SENTENCES[1])
 
 
-def test_bad_options_are_named(translator):
-    with pytest.raises(ValueError, match="`n_best` must be in"):
-        translator(SENTENCES[0], n_best=9)
-
-
 @pytest.fixture(scope="module")
 def own(folder):
-    """The pipeline that the checkpoint brings along, with the search of transformers."""
+    """The pipeline that comes with a checkpoint, with the search of transformers."""
     model, tokenizer, _ = load_translator(folder)
     return pipeline_vanilla_transformer.TranslationPipeline(model=model, tokenizer=tokenizer, device=-1)
 
@@ -113,7 +111,7 @@ def own(folder):
     ],
     ids=["power", "greedy", "no penalty", "alignments", "cut"],
 )
-def test_the_own_pipeline_gives_what_that_of_the_package_gives(own, translator, options):
+def test_checkpoint_pipeline_equals_that_of_the_package(own, translator, options):
     texts = [*SENTENCES, " "]
     wanted = [
         [{**each, "score": pytest.approx(each["score"], abs=1e-5)} for each in row]
@@ -125,21 +123,15 @@ def test_the_own_pipeline_gives_what_that_of_the_package_gives(own, translator, 
 
 
 @pytest.mark.parametrize(("max_tokens_per_batch", "sizes"), [(1, [1, 1, 1]), (50, [2, 1]), (2048, [3])])
-def test_the_own_pipeline_makes_batches_of_a_number_of_tokens(own, monkeypatch, max_tokens_per_batch, sizes):
-    searched = []
-    search = pipeline_vanilla_transformer.search_and_rank
-
-    def spy(model, ids, **options):
-        searched.append(len(ids))
-        return search(model, ids, **options)
-
-    monkeypatch.setattr(pipeline_vanilla_transformer, "search_and_rank", spy)
+def test_checkpoint_pipeline_makes_batches_of_a_number_of_tokens(own, monkeypatch, max_tokens_per_batch, sizes):
+    generate = Mock(wraps=own.model.generate)
+    monkeypatch.setattr(own.model, "generate", generate)
     own(SENTENCES, max_tokens_per_batch=max_tokens_per_batch)
-    assert searched == sizes
+    assert [len(call.kwargs["input_ids"]) for call in generate.call_args_list] == sizes
 
 
 @torch.no_grad()
-def test_the_own_pipeline_ranks_by_the_penalty_of_gnmt(own, folder):
+def test_checkpoint_pipeline_ranks_by_the_gnmt_penalty(own, folder):
     model, tokenizer = own.model, own.tokenizer
     found = own(SENTENCES, n_best=3, num_beams=6, length_penalty=2.0)
     reordered = 0
@@ -161,7 +153,7 @@ def test_the_own_pipeline_ranks_by_the_penalty_of_gnmt(own, folder):
 
 
 @pytest.mark.parametrize("task", ["translation", ""], ids=["named", "found"])
-def test_it_works_where_the_package_is_not_installed(task, own, folder, tmp_path):
+def test_checkpoint_pipeline_works_without_the_package(task, own, folder, tmp_path):
     shutil.copytree(folder, tmp_path / "model")
     calls = [([SENTENCES], {"n_best": 2, "return_alignments": True}), ([SENTENCES[0]], {"num_beams": 1})]
     (tmp_path / "calls.json").write_text(json.dumps(calls))
@@ -191,7 +183,7 @@ def test_two_tokenizers_are_saved_and_used(tmp_path):
         assert found["translation_text"] == other.decode(ids[0], skip_special_tokens=True)
 
 
-def test_code_of_a_checkpoint_runs_only_when_trusted_and_asked_for(folder, tmp_path):
+def test_code_of_a_checkpoint_runs_only_if_trusted_and_requested(folder, tmp_path):
     shutil.copytree(folder, tmp_path / "model")
     canary = tmp_path / "canary"
     for path in (tmp_path / "model").glob("*.py"):
@@ -206,14 +198,15 @@ def test_code_of_a_checkpoint_runs_only_when_trusted_and_asked_for(folder, tmp_p
     assert not canary.exists()
 
 
-def test_unknown_options_of_the_own_pipeline_are_named(own):
-    with pytest.raises(ValueError, match="n_bets"):
-        own(SENTENCES[0], n_bets=2)
-    with pytest.raises(ValueError, match="`n_best` must be in"):
-        own(SENTENCES[0], n_best=5)
+def test_unknown_options_are_named_with_the_known_ones(own, translator):
+    for each in (own, translator):
+        with pytest.raises(ValueError, match="`n_bets` is not an option of translations; these are num_beams, "):
+            each(SENTENCES[0], n_bets=2)
+        with pytest.raises(ValueError, match="`n_best` must be in"):
+            each(SENTENCES[0], n_best=5)
 
 
-def test_a_tokenizer_whose_folder_is_gone_serves_both_sides(tmp_path):
+def test_missing_folder_has_no_target_tokenizer(tmp_path):
     assert load_target_tokenizer(tmp_path / "gone") is None
 
 
@@ -230,7 +223,7 @@ SET_BY_TRANSLATING = {
 
 
 @pytest.mark.parametrize("name", SET_BY_TRANSLATING)
-def test_options_that_translating_sets_are_refused_with_ours(own, translator, name):
+def test_fixed_options_are_rejected_with_advice(own, translator, name):
     message = f"`{name}` is not an option of translations; {SET_BY_TRANSLATING[name]}"
     for each in (own, translator):
         with pytest.raises(ValueError, match=message):
@@ -245,11 +238,11 @@ def test_options_that_translating_sets_are_refused_with_ours(own, translator, na
         (None, "`texts` must be a string or a list of strings, got NoneType"),
         (7, "`texts` must be a string or a list of strings, got int"),
         ({"a": "b"}, "`texts` must be a string or a list of strings, got dict"),
-        (["x", None], "`texts` must hold strings, but number 2 is NoneType"),
+        (["x", None], "`texts` must contain only strings, but number 2 is NoneType"),
     ],
     ids=["none", "number", "dict", "none inside"],
 )
-def test_what_is_no_text_is_named(own, translator, texts, message):
+def test_pipeline_names_bad_texts(own, translator, texts, message):
     for each in (own, translator):
         with pytest.raises(TypeError, match=message):
             each(texts)
@@ -264,7 +257,7 @@ def test_what_is_no_text_is_named(own, translator, texts, message):
     ],
     ids=["nan", "inf", "length"],
 )
-def test_options_out_of_their_range_are_named(own, translator, options, message):
+def test_pipeline_names_options_out_of_range(own, translator, options, message):
     for each in (own, translator):
         with pytest.raises(ValueError, match=message):
             each(SENTENCES[0], **options)

@@ -1,4 +1,4 @@
-"""A small model that reads and writes text, in a folder as users have it: it repeats the few texts that it knows."""
+"""A small translator of text, in a folder as users have it: it copies the few texts of its training."""
 
 import torch
 from tiny_translator import PAD
@@ -20,7 +20,7 @@ def text_tokenizer() -> PreTrainedTokenizerBase:
 
 
 def text_model(steps: int = 60, **config) -> VanillaTransformerForConditionalGeneration:
-    """Train a model for it until it knows something."""
+    """Train a model that copies `KNOWN`."""
     torch.manual_seed(0)
     sizes = dict(vocab_size=VOCAB, d_model=32, d_ff=48, num_heads=4, encoder_layers=1, decoder_layers=2, dropout=0.0)
     model = VanillaTransformerForConditionalGeneration(VanillaTransformerConfig(**{**sizes, **config}))
@@ -36,7 +36,7 @@ def text_model(steps: int = 60, **config) -> VanillaTransformerForConditionalGen
 
 
 def save_translator(folder, **config) -> str:
-    """Save both, and give the folder's name back."""
+    """Save model and tokenizer, and return the folder's name."""
     text_model(**config).save_pretrained(folder)
     text_tokenizer().save_pretrained(folder)
     return str(folder)

@@ -1,4 +1,4 @@
-"""A small model that has learnt a little, so that its beams differ and its sentences end: it reverses words, badly."""
+"""A small, barely trained model that reverses sequences, so that its beams differ and its sequences end."""
 
 import torch
 
@@ -10,7 +10,7 @@ VOCAB = 30
 
 
 def reversal_batch(batch: int, vocab_size: int = VOCAB, longest: int = 6) -> dict[str, torch.Tensor]:
-    """Draw sources of 1 to `longest` words and `</s>`, and the same words backwards."""
+    """Draw sources of 1 to `longest` tokens and `</s>`, and the reversed sources."""
     words = torch.randint(3, vocab_size, (batch, longest))
     lengths = torch.randint(1, longest + 1, (batch,))
     source = torch.zeros(batch, longest + 1, dtype=torch.long)
@@ -22,7 +22,7 @@ def reversal_batch(batch: int, vocab_size: int = VOCAB, longest: int = 6) -> dic
 
 
 def trained_model(steps: int = 40, seed: int = 0, **config) -> VanillaTransformerForConditionalGeneration:
-    """Train for a moment: the result prefers some words to others, and is wrong more often than right."""
+    """Train for a few steps: the model prefers some tokens to others, but is mostly wrong."""
     torch.manual_seed(seed)
     sizes = dict(vocab_size=VOCAB, d_model=16, d_ff=24, num_heads=4, d_k=3, d_v=5, encoder_layers=1, decoder_layers=3)
     model = VanillaTransformerForConditionalGeneration(VanillaTransformerConfig(**{**sizes, "dropout": 0.0, **config}))

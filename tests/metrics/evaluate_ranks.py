@@ -28,7 +28,7 @@ def word_tokenizer():
 
 
 def model_of_many_words():
-    """A model that nobody trained, with weights so large that its output depends on its input."""
+    """An untrained model, with weights so large that its output depends on its input."""
     torch.manual_seed(3)
     config = VanillaTransformerConfig(
         vocab_size=11, d_model=16, d_ff=20, num_heads=4, encoder_layers=1, decoder_layers=1
@@ -45,7 +45,7 @@ def generate_one_by_one(model):
 
 
 def labels_for(generated):
-    """Labels of many lengths: what the model says, that cut short, or something else."""
+    """Labels of many lengths: the model's output, a part of it, or others."""
     return [[*generated[0], END], [6, 7, END], generated[2][:4], [4, 5, 6, 7, 8, 9, 10, END], generated[4][1:]]
 
 

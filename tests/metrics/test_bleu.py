@@ -22,7 +22,7 @@ REFERENCES = [
 ]
 
 
-def test_precisions_by_hand():
+def test_bleu_precisions_by_hand():
     result = Bleu().compute(predictions=["a b c d e"], references=["a b c d f"], tokenize="none")
     assert result["counts"] == [4, 3, 2, 1]
     assert result["totals"] == [5, 4, 3, 2]
@@ -52,14 +52,14 @@ def test_clipping_by_hand():
         ("zh", "我爱你 OK。", 5),
     ],
 )
-def test_tokenizers(tokenize, hypothesis, sys_len):
+def test_bleu_tokenizers(tokenize, hypothesis, sys_len):
     result = Bleu().compute(predictions=[hypothesis], references=[hypothesis], tokenize=tokenize)
     assert result["sys_len"] == result["ref_len"] == sys_len
     assert result["score"] == pytest.approx(100)
     assert f"tok:{tokenize}|" in result["signature"]
 
 
-def test_lowercase():
+def test_bleu_ignores_case():
     settings = {"predictions": ["THE CAT SAT DOWN"], "references": ["the cat sat down"], "tokenize": "none"}
     assert Bleu().compute(**settings)["score"] == 0
     result = Bleu().compute(**settings, lowercase=True)
@@ -67,7 +67,7 @@ def test_lowercase():
     assert "case:lc|" in result["signature"]
 
 
-def test_equals_sacrebleu_for_any_number_of_references():
+def test_bleu_equals_sacrebleu_for_any_number_of_references():
     references = [[REFERENCES[0], HYPOTHESES[0]], [REFERENCES[1]], REFERENCES[2:4], ["nothing"], [REFERENCES[4]]]
     streams = [[texts[0] for texts in references], [texts[1] if len(texts) > 1 else None for texts in references]]
     ours = Bleu().compute(predictions=HYPOTHESES, references=references)
@@ -77,7 +77,7 @@ def test_equals_sacrebleu_for_any_number_of_references():
     assert ours["signature"].startswith("nrefs:var|")
 
 
-def test_equals_the_sacrebleu_command_on_tokenised_lower_case(tmp_path):
+def test_bleu_equals_the_sacrebleu_command_on_tokenized_lower_case(tmp_path):
     hypotheses, references = HYPOTHESES * 30, REFERENCES * 30
     (tmp_path / "hypotheses").write_text("\n".join(hypotheses) + "\n", encoding="utf-8")
     (tmp_path / "references").write_text("\n".join(references) + "\n", encoding="utf-8")
@@ -90,7 +90,7 @@ def test_equals_the_sacrebleu_command_on_tokenised_lower_case(tmp_path):
     assert theirs["signature"] == ours["signature"]
 
 
-def test_tokenised_text_is_no_surprise_when_it_was_announced(caplog):
+def test_bleu_does_not_warn_of_expected_tokenized_text(caplog):
     caplog.set_level("WARNING", logger="sacrebleu")
     sentences = ["A sentence ."] * 120
     Bleu().compute(predictions=sentences, references=sentences, tokenize="none")
@@ -116,11 +116,11 @@ def test_added_examples_are_scored_together_and_once():
         (
             {"predictions": [], "references": []},
             ValueError,
-            "`predictions` must hold at least one hypothesis, got none",
+            "`predictions` must have at least one hypothesis, got none",
         ),
-        ({}, ValueError, "`predictions` must hold .* got none; there is nothing"),
-        ({"predictions": ["a"], "references": ["a", "b"]}, ValueError, "equal number, got 1 and 2"),
-        ({"predictions": [], "references": ["a", "b"]}, ValueError, "equal number, got 0 and 2"),
+        ({}, ValueError, "`predictions` must have .* got none"),
+        ({"predictions": ["a"], "references": ["a", "b"]}, ValueError, "equal in number, got 1 and 2"),
+        ({"predictions": [], "references": ["a", "b"]}, ValueError, "equal in number, got 0 and 2"),
         (
             {"predictions": ["a"], "references": [[]]},
             ValueError,
@@ -142,14 +142,14 @@ def test_added_examples_are_scored_together_and_once():
         ),
     ],
 )
-def test_bad_input(arguments, error, message):
+def test_bleu_names_bad_input(arguments, error, message):
     metric = Bleu()
     with pytest.raises(error, match=message):
         metric.compute(**arguments)
     assert metric.compute(predictions=["a b c d"], references=["a b c d"])["sys_len"] == 4
 
 
-def test_writes_no_file_even_where_none_can_be_written(tmp_path):
+def test_bleu_writes_no_file(tmp_path):
     not_a_folder = tmp_path / "file"
     not_a_folder.touch()
     metric = Bleu(cache_dir=str(not_a_folder))
@@ -158,7 +158,7 @@ def test_writes_no_file_even_where_none_can_be_written(tmp_path):
     assert list(tmp_path.iterdir()) == [not_a_folder]
 
 
-def test_loads_through_evaluate():
+def test_bleu_loads_through_evaluate():
     metric = evaluate.load(str(Path(bleu.__file__)))
     assert metric.name == "bleu"
     result = metric.compute(predictions=HYPOTHESES, references=REFERENCES)

@@ -9,7 +9,7 @@ REFERENCES = ["the cat sits on a mat.", "我很爱你", "not empty", "Gruß aus 
 
 
 @pytest.mark.parametrize(("beta", "score"), [(1, 200 / 3), (2, 100 * 2.5 / 4.5)])
-def test_by_hand(beta, score):
+def test_chrf_by_hand(beta, score):
     # Single characters: all 2 of the hypothesis match, and they are 2 of 4 in the reference.
     result = ChrF().compute(predictions=["ab"], references=["abcd"], char_order=1, beta=beta)
     assert result["score"] == pytest.approx(score)
@@ -24,7 +24,7 @@ def test_words_count_in_chrf_plus_plus():
 
 @pytest.mark.parametrize("word_order", [0, 2], ids=["chrF", "chrF++"])
 @pytest.mark.parametrize("lowercase", [False, True])
-def test_equals_sacrebleu(word_order, lowercase):
+def test_chrf_equals_sacrebleu(word_order, lowercase):
     references = [[text, hypothesis.upper()] for text, hypothesis in zip(REFERENCES, HYPOTHESES, strict=True)]
     ours = ChrF().compute(predictions=HYPOTHESES, references=references, word_order=word_order, lowercase=lowercase)
     theirs = sacrebleu.metrics.CHRF(word_order=word_order, lowercase=lowercase)
@@ -32,7 +32,7 @@ def test_equals_sacrebleu(word_order, lowercase):
     assert ours["signature"] == str(theirs.get_signature())
 
 
-def test_one_reference_may_be_a_string():
+def test_single_reference_can_be_a_string():
     ours = ChrF().compute(predictions=HYPOTHESES, references=REFERENCES)
     assert ours == ChrF().compute(predictions=HYPOTHESES, references=[[text] for text in REFERENCES])
     assert ours["score"] == sacrebleu.corpus_chrf(HYPOTHESES, [REFERENCES]).score
@@ -46,11 +46,11 @@ def test_one_reference_may_be_a_string():
         ({"beta": 0}, "`beta` must be at least 1, got 0"),
     ],
 )
-def test_bad_settings(settings, message):
+def test_chrf_names_bad_settings(settings, message):
     with pytest.raises(ValueError, match=message):
         ChrF().compute(predictions=["a"], references=["a"], **settings)
 
 
-def test_bad_counts():
-    with pytest.raises(ValueError, match="equal number, got 2 and 1"):
+def test_chrf_names_unequal_numbers():
+    with pytest.raises(ValueError, match="equal in number, got 2 and 1"):
         ChrF().compute(predictions=["a", "b"], references=["a"])

@@ -1,4 +1,4 @@
-"""Scores worked out by hand."""
+"""Metrics computed by hand."""
 
 import math
 
@@ -13,7 +13,7 @@ def logits_of(classes, count):
     return np.eye(count)[classes] * 3 - 1
 
 
-def test_two_classes():
+def test_metrics_of_two_classes():
     # predicted 1 1 1 0 0, true 1 0 1 0 1: tp 2, fp 1, fn 1, tn 1
     scores = ClassificationMetrics("single_label_classification")(
         EvalPrediction((logits_of([1, 1, 1, 0, 0], 2), "hidden states"), np.array([1, 0, 1, 0, 1]))
@@ -31,7 +31,7 @@ def test_three_classes_average_f1():
     assert scores["f1"] == pytest.approx((2 / 3 + 2 / 3 + 1) / 3)
 
 
-def test_several_labels():
+def test_metrics_of_several_labels():
     logits = np.array([[1.0, -1.0], [1.0, 1.0], [-1.0, -1.0]])
     labels = np.array([[1.0, 0.0], [0.0, 1.0], [0.0, 1.0]])
     scores = ClassificationMetrics("multi_label_classification")(EvalPrediction(logits, labels))
@@ -40,7 +40,7 @@ def test_several_labels():
     assert scores["f1_macro"] == pytest.approx((2 / 3 + 2 / 3) / 2)
 
 
-def test_regression():
+def test_metrics_of_regression():
     predicted, labels = np.array([[1.0], [2.0], [4.0], [3.0]]), np.array([1.0, 2.0, 3.0, 9.0])
     scores = ClassificationMetrics("regression")(EvalPrediction(predicted, labels))
     assert scores["mse"] == pytest.approx((0 + 0 + 1 + 36) / 4)
@@ -48,11 +48,11 @@ def test_regression():
     assert scores["pearson"] == pytest.approx(np.corrcoef(predicted[:, 0], labels)[0, 1])
 
 
-def test_what_does_not_vary_has_no_correlation():
+def test_constants_have_no_correlation():
     scores = ClassificationMetrics("regression")(EvalPrediction(np.ones((3, 1)), np.array([1.0, 2.0, 3.0])))
     assert (scores["pearson"], scores["spearman"]) == (0.0, 0.0)
 
 
-def test_other_types_are_refused():
+def test_other_problem_types_are_rejected():
     with pytest.raises(ValueError, match="`problem_type` must be one of single_label.*got 'ranking'"):
         ClassificationMetrics("ranking")

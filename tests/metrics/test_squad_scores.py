@@ -1,4 +1,4 @@
-"""Numbers worked out by hand from the published rules."""
+"""Scores computed by hand from the published rules."""
 
 import pytest
 
@@ -17,7 +17,7 @@ from hf_vanilla.metrics.question_answering import normalise_answer, squad_scores
     ],
     ids=["punctuation", "articles", "prefix", "dots", "nothing", "dash"],
 )
-def test_normalisation(text, expected):
+def test_answers_are_normalized(text, expected):
     assert normalise_answer(text) == expected
 
 
@@ -37,7 +37,7 @@ def test_f1_of_words(prediction, answer, expected):
     assert token_f1(prediction, answer) == pytest.approx(expected)
 
 
-def test_the_nearest_answer_counts_and_none_is_an_answer():
+def test_best_match_counts_and_answers_can_be_empty():
     predictions = {"q1": "Denver Broncos", "q2": "in 1066", "q3": "", "q4": "something", "q5": "x"}
     answers = {"q1": ["the Broncos", "Denver Broncos!"], "q2": ["1066"], "q3": [], "q4": [], "q5": ["the", "x y"]}
     scores = squad_scores(predictions, answers)

@@ -35,7 +35,7 @@ def expected(texts=TEXTS, references=REFERENCES, gen_len=3.0, word_order=0, lowe
     return {"bleu": bleu["score"], "chrf": chrf["score"], "gen_len": gen_len}
 
 
-def test_scores_decoded_text(tokenizer):
+def test_decoded_text_is_scored(tokenizer):
     scores = TranslationMetrics(tokenizer)(EvalPrediction(predictions=GENERATED, label_ids=LABELS))
     assert scores == expected()
     assert 0 < scores["bleu"] < 100
@@ -49,14 +49,14 @@ def test_scores_decoded_text(tokenizer):
         (GENERATED, np.zeros((3, 2, 5), dtype=np.float32)),
         torch.from_numpy(GENERATED),
     ],
-    ids=["-100 for padding", "-100 behind padding", "tuple", "tensor"],
+    ids=["-100 for padding", "-100 after padding", "tuple", "tensor"],
 )
 def test_padding_and_form_of_predictions_do_not_matter(tokenizer, filled_up):
     scores = TranslationMetrics(tokenizer)(EvalPrediction(predictions=filled_up, label_ids=LABELS))
     assert scores == expected()
 
 
-def test_arrays_gathered_from_ranks_of_different_lengths(tokenizer):
+def test_arrays_of_ranks_can_have_different_lengths(tokenizer):
     # The trainer fills the shorter arrays of each rank up with -100, in predictions and labels.
     gathered = np.concatenate([GENERATED, np.full((1, 8), -100)])
     gathered[3, :5] = [START, 4, 5, 6, END]
@@ -66,7 +66,7 @@ def test_arrays_gathered_from_ranks_of_different_lengths(tokenizer):
     assert scores == expected([*TEXTS, "a b c"], [*REFERENCES, "a b c d e f G"], gen_len=12 / 4)
 
 
-def test_settings_reach_the_scores(tokenizer):
+def test_settings_change_the_metrics(tokenizer):
     prediction = EvalPrediction(predictions=GENERATED[1:2], label_ids=np.array([[8, 9, 4, 5, 10, END]]))
     metrics = TranslationMetrics(tokenizer, tokenize="char", lowercase=True, word_order=2)
     assert metrics(prediction) == expected(
@@ -81,38 +81,38 @@ def test_settings_reach_the_scores(tokenizer):
         (GENERATED.astype(np.float32), LABELS, r"`predictions` .* set `predict_with_generate=True`"),
         (GENERATED, None, "`label_ids` must be token ids, got None"),
         (GENERATED, LABELS[0], r"`label_ids` .* got int64 of shape \(6,\)"),
-        (GENERATED, LABELS[:2], "equal number, got 3 and 2"),
+        (GENERATED, LABELS[:2], "equal in number, got 3 and 2"),
     ],
     ids=["logits", "floats", "no labels", "one row", "counts differ"],
 )
-def test_bad_input(tokenizer, predictions, labels, message):
+def test_bad_predictions_are_named(tokenizer, predictions, labels, message):
     with pytest.raises(ValueError, match=message):
         TranslationMetrics(tokenizer)(EvalPrediction(predictions=predictions, label_ids=labels))
 
 
-def test_rows_behind_the_examples_are_not_scored(tokenizer):
+def test_rows_after_num_examples_are_not_scored(tokenizer):
     repeated = EvalPrediction(predictions=GENERATED[[0, 1, 2, 0, 1]], label_ids=LABELS[[0, 1, 2, 0, 1]])
     assert TranslationMetrics(tokenizer, num_examples=3)(repeated) == expected()
     assert TranslationMetrics(tokenizer)(repeated) != expected()
 
 
-def test_missing_rows(tokenizer):
+def test_missing_rows_are_named(tokenizer):
     with pytest.raises(ValueError, match="`predictions` must have at least `num_examples` = 4 rows, got 3"):
         TranslationMetrics(tokenizer, num_examples=4)(EvalPrediction(predictions=GENERATED, label_ids=LABELS))
 
 
-def test_unknown_bleu_tokenizer_is_refused_before_training(tokenizer):
+def test_unknown_bleu_tokenizer_is_rejected_before_training(tokenizer):
     with pytest.raises(ValueError, match="`tokenize` must be one of 13a, .* got 'moses'"):
         TranslationMetrics(tokenizer, tokenize="moses")
 
 
-def test_tokenizer_without_padding(tokenizer):
+def test_tokenizer_without_padding_is_rejected(tokenizer):
     tokenizer.pad_token = None
     with pytest.raises(ValueError, match="`tokenizer` must have a pad token"):
         TranslationMetrics(tokenizer)
 
 
-def test_in_the_stock_trainer(tokenizer, tmp_path):
+def test_metrics_in_the_trainer_of_transformers(tokenizer, tmp_path):
     scores, _ = evaluate_ranks.evaluate(tmp_path)
     generated = evaluate_ranks.generate_one_by_one(evaluate_ranks.model_of_many_words())
     assert len(set(map(tuple, generated))) > 2

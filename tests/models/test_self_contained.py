@@ -23,13 +23,18 @@ from hf_vanilla import (
 
 HERE = Path(__file__).parent
 BERT_CODE = {
+    "answering.py",
+    "checks.py",
+    "chunked_loss.py",
     "configuration_vanilla_bert.py",
-    "modeling_vanilla_bert.py",
-    "pipeline_vanilla_bert.py",
+    "conversion_vanilla_bert.py",
+    "dropout.py",
     "layers.py",
     "loss.py",
+    "modeling_vanilla_bert.py",
+    "packing.py",
+    "pipeline_vanilla_bert.py",
     "self_contained.py",
-    "text_batches.py",
 }
 
 

@@ -113,7 +113,7 @@ def test_question_answering_finds_answers(bert, tmp_path):
         (
             "finetune_token_classification.py",
             {"tokens": ["a", "b"], "tags": [0, 1]},
-            "the train data, row 1: 'tags' must hold strings alone, but has 0",
+            "the train data, row 1: 'tags' must contain only strings, but has 0",
         ),
         (
             "finetune_question_answering.py",

@@ -1,4 +1,4 @@
-"""scripts/score.py as a user calls it."""
+"""The command line of scripts/score.py."""
 
 import importlib.util
 import io
@@ -46,7 +46,7 @@ def script():
 
 @pytest.fixture
 def run(script, monkeypatch, capfd, folder):
-    """Call the script's main function; its status, standard output and standard error."""
+    """Call the script's main function; return status, standard output and standard error."""
 
     def run(*arguments, stdin=b""):
         monkeypatch.setattr(sys, "argv", ["score.py", "--model", folder, "--device", "cpu", *map(str, arguments)])
@@ -75,7 +75,7 @@ def expected(folder, **options):
     ],
     ids=["log probabilities", "gnmt", "power", "cut"],
 )
-def test_a_score_for_each_pair(run, folder, files, tmp_path, options):
+def test_every_pair_has_a_score(run, folder, files, tmp_path, options):
     arguments = [argument for name, value in options.items() for argument in (f"--{name}", value)]
     status, out, err = run(*files, "--output", tmp_path / "out", *arguments)
     assert (status, out) == (0, "")
@@ -85,7 +85,7 @@ def test_a_score_for_each_pair(run, folder, files, tmp_path, options):
     assert len({round(score, 2) for score in scores}) == 4
 
 
-def test_scores_are_those_of_the_translations(run, folder, tmp_path):
+def test_scores_equal_those_of_translations(run, folder, tmp_path):
     model, tokenizer, _ = load_translator(folder)
     [[translation]] = translate(model, tokenizer, [SENTENCES[0]])
     (tmp_path / "target").write_text(translation.text)
@@ -108,7 +108,7 @@ def test_scores_are_those_of_the_translations(run, folder, tmp_path):
         (["--device", "tpu9"], 2, "--device: Invalid device string: 'tpu9'"),
     ],
 )
-def test_refuses(run, files, tmp_path, arguments, status, message):
+def test_score_names_bad_input(run, files, tmp_path, arguments, status, message):
     (tmp_path / "latin").write_bytes(b"\xe4\n")
     (tmp_path / "short").write_text("a\nb\nc\n")
     given = [*files, "--target", tmp_path / "short", *(argument.format(tmp_path) for argument in arguments)]
@@ -119,7 +119,7 @@ def test_refuses(run, files, tmp_path, arguments, status, message):
     assert sorted(os.listdir(tmp_path)) == ["latin", "short", "source", "target"]
 
 
-def test_help(run):
+def test_score_help_lists_options(run):
     status, out, _ = run("--help")
     assert status == 0
     assert "python scripts/score.py --model runs/en-de --source test.en --target test.de --output test.scores" in out
@@ -130,7 +130,7 @@ def test_help(run):
 def test_two_processes_share_the_pairs(folder, files, tmp_path):
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", SCRIPT]
     arguments = ["--model", folder, *files, "--output", tmp_path / "out", "--device", "cpu"]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run([*command, *arguments], env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     assert "2/2" in done.stderr
