@@ -6,7 +6,6 @@ from typing import Any
 import torch
 from huggingface_hub.dataclasses import strict
 from transformers import Pipeline
-from transformers.activations import ACT2FN
 
 from .self_contained import SelfContainedConfig
 
@@ -80,6 +79,19 @@ class VanillaBertConfig(SelfContainedConfig):
     """
 
     model_type = "vanilla_bert"
+
+    presets = _PRESETS
+    sizes = (
+        "vocab_size",
+        "hidden_size",
+        "num_attention_heads",
+        "intermediate_size",
+        "max_position_embeddings",
+        "type_vocab_size",
+    )
+    counts = ("num_hidden_layers",)
+    rates = ("hidden_dropout_prob", "attention_probs_dropout_prob", "classifier_dropout")
+    scales = ("initializer_range", "layer_norm_eps")
 
     vocab_size: int = 30522
     hidden_size: int = 768
@@ -165,36 +177,6 @@ class VanillaBertConfig(SelfContainedConfig):
         return layers + prediction + 2 * width**2 + 4 * width
 
     @classmethod
-    def preset(cls, name: str, **overrides: Any) -> "VanillaBertConfig":
-        """Build the configuration of a published size.
-
-        Args:
-            name (`str`): `"base"` or `"large"`; one of the miniatures `"tiny"`, `"mini"`, `"small"`, `"medium"`, or
-                any of their grid as `"L-6_H-256"`; `VanillaBertConfig.preset_names()` lists them.
-            **overrides: Fields that shall differ, such as `vocab_size`.
-
-        Returns:
-            `VanillaBertConfig`: the configuration.
-
-        Raises:
-            ValueError: if there is no such size.
-
-        Source: Devlin et al. 2018, section 3; Turc et al. 2019, Table 1.
-        """
-        if name not in _PRESETS:
-            raise ValueError(f"`name` must be one of {', '.join(_PRESETS)}; got {name!r}.")
-        return cls(**{**_PRESETS[name], **overrides})
-
-    @classmethod
-    def preset_names(cls) -> tuple[str, ...]:
-        """Name the sizes that `preset` builds.
-
-        Returns:
-            `tuple[str, ...]`: the names.
-        """
-        return tuple(_PRESETS)
-
-    @classmethod
     def get_config_dict(
         cls, pretrained_model_name_or_path: str | os.PathLike, **kwargs: Any
     ) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -220,46 +202,15 @@ class VanillaBertConfig(SelfContainedConfig):
             )
         return fields, unused
 
-    def validate_sizes(self) -> None:
-        """Check that sizes are positive.
+    def validate_choices(self) -> None:
+        """Check that padding is in the vocabulary, and that no decoder is wanted.
 
         Raises:
-            ValueError: if one of them does not.
+            ValueError: if not.
         """
-        sizes = ("vocab_size", "hidden_size", "num_attention_heads", "intermediate_size", "max_position_embeddings")
-        for name in (*sizes, "type_vocab_size"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"`{name}` must be at least 1, got {getattr(self, name)}.")
-        if self.num_hidden_layers < 0:
-            raise ValueError(f"`num_hidden_layers` must not be negative, got {self.num_hidden_layers}.")
         if self.pad_token_id is not None and not 0 <= self.pad_token_id < self.vocab_size:
             raise ValueError(
                 f"`pad_token_id` must be in [0, `vocab_size` = {self.vocab_size}), got {self.pad_token_id}."
-            )
-
-    def validate_rates(self) -> None:
-        """Check that rates are probabilities, and that spreads are positive.
-
-        Raises:
-            ValueError: if one of them is not.
-        """
-        for name in ("hidden_dropout_prob", "attention_probs_dropout_prob", "classifier_dropout"):
-            value = getattr(self, name)
-            if value is not None and not 0 <= value < 1:
-                raise ValueError(f"`{name}` must be in [0, 1), got {value}.")
-        for name in ("initializer_range", "layer_norm_eps"):
-            if not 0 < getattr(self, name) < float("inf"):
-                raise ValueError(f"`{name}` must be positive and finite, got {getattr(self, name)}.")
-
-    def validate_choices(self) -> None:
-        """Check that the activation exists, and that nobody asks for a decoder.
-
-        Raises:
-            ValueError: if it does not, or somebody does.
-        """
-        if self.hidden_act not in ACT2FN:
-            raise ValueError(
-                f"`hidden_act` must be a name of transformers' ACT2FN, such as gelu or relu; got {self.hidden_act!r}."
             )
         for name in ("is_decoder", "add_cross_attention"):
             if getattr(self, name):

@@ -200,6 +200,7 @@ def eager_attention_forward(
     attention_mask: Tensor | None,
     scaling: float,
     dropout: float = 0.0,
+    is_causal: bool | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, Tensor]:
     """Compute softmax(Q K^T * scaling) V as the formula says, and return the weights too.
@@ -214,6 +215,7 @@ def eager_attention_forward(
             where a query may look; or of another type, added to the scores.
         scaling (`float`): What the scores are multiplied with.
         dropout (`float`, defaults to 0.0): Probability that a weight is dropped.
+        is_causal (`bool`, *optional*): In place of the module's.
         **kwargs: Not used.
 
     Returns:
@@ -223,7 +225,7 @@ def eager_attention_forward(
     Source: Vaswani et al. 2017, 3.2.1. A query that may look nowhere spreads its weight evenly: the result is finite.
     """
     scores = torch.matmul(query * scaling, key.transpose(2, 3))  # (batch, heads, query_len, key_len)
-    if attention_mask is None and module.is_causal and query.shape[2] > 1:
+    if attention_mask is None and query.shape[2] > 1 and (module.is_causal if is_causal is None else is_causal):
         attention_mask = torch.ones(query.shape[2], key.shape[2], dtype=torch.bool, device=query.device).tril()
     if attention_mask is not None:
         if attention_mask.dtype == torch.bool:

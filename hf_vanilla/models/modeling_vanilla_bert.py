@@ -22,8 +22,7 @@ Departures from the paper:
 - On a CPU, where a batch has padding, the layers work on its tokens alone; the encoder's output at padding is then 0.
   What no head reads of the last layer's output is not computed either.
 
-Every checkpoint of type `bert` loads here. `save_pretrained(..., save_original_format=True)` writes the names of its
-parameters, so that transformers' `BertFor...` read what is saved here.
+Every checkpoint of type `bert` loads here, and transformers' `BertFor...` read what is saved here.
 """
 
 import os
@@ -44,7 +43,6 @@ from transformers.modeling_outputs import (
     SequenceClassifierOutput,
     TokenClassifierOutput,
 )
-from transformers.modeling_utils import PreTrainedModel
 from transformers.models.bert.modeling_bert import BertForPreTrainingOutput
 from transformers.processing_utils import Unpack
 from transformers.utils.generic import ModelOutput, TransformersKwargs, can_return_tuple, merge_with_config_defaults
@@ -59,7 +57,7 @@ from .checks import (
     checked_embeddings,
 )
 from .configuration_vanilla_bert import VanillaBertConfig
-from .conversion_vanilla_bert import BERT_NAMES
+from .conversion_vanilla_bert import BERT_NAMES, take_bert_names
 from .dropout import dropout
 from .layers import EncoderLayer, SelfAttention
 from .loss import LossAndLogits, classification_loss, has_label, mean_loss, problem_type_of, token_loss
@@ -72,10 +70,8 @@ from .packing import (
     run_layers,
     zero_padding,
 )
+from .self_contained import VanillaPreTrainedModel
 
-
-# A checkpoint that carries this file may bring it in twice.
-register_checkpoint_conversion_mapping(VanillaBertConfig.model_type, BERT_NAMES, overwrite=True)
 
 TIED_PROJECTION = {
     "cls.predictions.decoder.weight": "bert.embeddings.word_embeddings.weight",
@@ -215,18 +211,12 @@ class MaskedTokenHead(nn.Module):
         return token_loss(self.decoder, hidden_states, labels, **options)
 
 
-class VanillaBertPreTrainedModel(PreTrainedModel):
+class VanillaBertPreTrainedModel(VanillaPreTrainedModel):
     """What all models of the family share: initialisation, and what transformers may do with them."""
 
     config: VanillaBertConfig
     config_class = VanillaBertConfig
     base_model_prefix = "bert"
-    supports_gradient_checkpointing = True
-    _supports_sdpa = True
-    _supports_flash_attn = True
-    _supports_flex_attn = True
-    _supports_attention_backend = True
-    _can_compile_fullgraph = True
     _no_split_modules = ["Embeddings", "EncoderLayer"]
     _can_record_outputs = {
         "hidden_states": EncoderLayer,
@@ -235,41 +225,32 @@ class VanillaBertPreTrainedModel(PreTrainedModel):
     # Old files hold the numbers from 0 to 511 too.
     _keys_to_ignore_on_load_unexpected = [r"embeddings\.position_ids$"]
 
+    def __init__(self, config: VanillaBertConfig, *args: Any, **kwargs: Any):
+        super().__init__(config, *args, **kwargs)
+        # Here and not once for all: code that came with another checkpoint may have registered its own names.
+        register_checkpoint_conversion_mapping(config.model_type, BERT_NAMES, overwrite=True)
+        self.register_load_state_dict_pre_hook(take_bert_names)
+
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
         """Initialise as the authors do: a normal distribution cut at two standard deviations, biases 0."""
         spread = self.config.initializer_range
         if isinstance(module, nn.Linear | nn.Embedding):
             init.trunc_normal_(module.weight, std=spread, a=-2 * spread, b=2 * spread)
-        if isinstance(module, nn.Linear) and module.bias is not None:
-            init.zeros_(module.bias)
-        elif isinstance(module, nn.Embedding):
-            if module.padding_idx is not None and not getattr(module.weight, "_is_hf_initialized", False):
-                init.zeros_(module.weight[module.padding_idx])
-        elif isinstance(module, nn.LayerNorm):
-            init.ones_(module.weight)
-            init.zeros_(module.bias)
         elif isinstance(module, MaskedTokenHead):
             init.zeros_(module.bias)
+        super()._init_weights(module)
 
-    def save_pretrained(
-        self, save_directory: str | os.PathLike, *args: Any, save_original_format: bool = False, **kwargs: Any
-    ) -> None:
-        """Save the model: transformers' `save_pretrained`, but with the names of this module's parameters.
-
-        transformers' Trainer puts a checkpoint's weights into the model without renaming them, so that a run would go
-        on from untrained weights if they were saved under other names.
+    def save_pretrained(self, save_directory: str | os.PathLike, *args: Any, **kwargs: Any) -> None:
+        """Save the model under the names of BERT's own checkpoints, which transformers' `BertFor...` read.
 
         Args:
             save_directory (`str`): Folder to write to.
             *args: Passed on.
-            save_original_format (`bool`, defaults to `False`): Whether to write the names of BERT's own checkpoints,
-                which transformers' `BertFor...` read.
-            **kwargs: Passed on.
+            **kwargs: Passed on. `save_original_format=False` writes the names of this module's parameters.
         """
-        if save_original_format:
-            self._weight_conversions = None  # of a loaded model, those that its file needed, perhaps none
-        super().save_pretrained(save_directory, *args, save_original_format=save_original_format, **kwargs)
+        self._weight_conversions = None  # of a loaded model those that its file needed, perhaps none
+        super().save_pretrained(save_directory, *args, **kwargs)
 
     def get_output_embeddings(self) -> nn.Linear | None:
         """Return the projection onto the vocabulary, if this model has one."""
@@ -397,22 +378,17 @@ class VanillaBertModel(VanillaBertPreTrainedModel):
         """Refuse shapes that don't fit each other, and segments and positions that have no embedding."""
         batch, length, _ = inputs_embeds.shape
         check_attention_mask("attention_mask", attention_mask, batch, length)
-        limit = self.config.max_position_embeddings
         if token_type_ids is not None:
-            segments = "`type_vocab_size` of the config is the number of segments."
-            check_input_ids("token_type_ids", token_type_ids, self.config.type_vocab_size, segments)
+            hint = "`type_vocab_size` of the config is the number of segments."
+            check_input_ids("token_type_ids", token_type_ids, self.config.type_vocab_size, hint)
             check_shape("token_type_ids", token_type_ids, batch, length)
         if read_positions is not None:
             check_shape("read_positions", read_positions, batch, length)
+        limit = self.config.max_position_embeddings
         if position_ids is not None:
-            check_input_ids(
-                "position_ids", position_ids, limit, "`max_position_embeddings` of the config is the limit."
-            )
-            if position_ids.shape[1] != length or position_ids.shape[0] not in (1, batch):
-                raise ValueError(
-                    f"`position_ids` must have shape ({batch}, {length}) or (1, {length}), got "
-                    f"{tuple(position_ids.shape)}."
-                )
+            hint = "`max_position_embeddings` of the config is the limit."
+            check_input_ids("position_ids", position_ids, limit, hint)
+            check_shape("position_ids", position_ids, 1 if len(position_ids) == 1 else batch, length)
         elif length > limit:
             raise ValueError(
                 f"A sequence of {length} tokens exceeds `max_position_embeddings` ({limit}); truncate the input "
@@ -815,17 +791,3 @@ AUTO_CLASSES: dict[str, type[VanillaBertPreTrainedModel]] = {
     "AutoModelForQuestionAnswering": VanillaBertForQuestionAnswering,
     "AutoModelForMultipleChoice": VanillaBertForMultipleChoice,
 }
-
-
-__all__ = [
-    "AUTO_CLASSES",
-    "VanillaBertForMaskedLM",
-    "VanillaBertForMultipleChoice",
-    "VanillaBertForNextSentencePrediction",
-    "VanillaBertForPreTraining",
-    "VanillaBertForQuestionAnswering",
-    "VanillaBertForSequenceClassification",
-    "VanillaBertForTokenClassification",
-    "VanillaBertModel",
-    "VanillaBertPreTrainedModel",
-]

@@ -39,7 +39,6 @@ from transformers.modeling_outputs import (
     Seq2SeqLMOutput,
     Seq2SeqModelOutput,
 )
-from transformers.modeling_utils import PreTrainedModel
 from transformers.processing_utils import Unpack
 from transformers.utils.generic import TransformersKwargs, can_return_tuple, merge_with_config_defaults
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs
@@ -50,21 +49,16 @@ from .dropout import dropout
 from .layers import CrossAttention, DecoderLayer, EncoderLayer, FusedLinear, SelfAttention, sinusoidal_positions
 from .loss import smoothed_target, token_loss
 from .packing import label_positions, pack_source, plan_packing, positions_of, run_layers, up_to_last, zero_padding
+from .self_contained import VanillaPreTrainedModel
 from .seq2seq_generation import Seq2SeqGenerationMixin
 
 
-class VanillaTransformerPreTrainedModel(PreTrainedModel):
+class VanillaTransformerPreTrainedModel(VanillaPreTrainedModel):
     """What all models of the family share: initialisation, and what transformers may do with them."""
 
     config: VanillaTransformerConfig
     config_class = VanillaTransformerConfig
     base_model_prefix = "model"
-    supports_gradient_checkpointing = True
-    _supports_sdpa = True
-    _supports_flash_attn = True
-    _supports_flex_attn = True
-    _supports_attention_backend = True
-    _can_compile_fullgraph = True
     _no_split_modules = ["EncoderLayer", "DecoderLayer"]
     _skip_keys_device_placement = "past_key_values"
 
@@ -73,18 +67,11 @@ class VanillaTransformerPreTrainedModel(PreTrainedModel):
         """Initialise as Tensor2Tensor does: Xavier for matrices, N(0, d_model^-0.5) for embeddings, padding zero."""
         if isinstance(module, FusedLinear):
             module.init_xavier_uniform()
-            init.zeros_(module.bias)
         elif isinstance(module, nn.Linear):
             init.xavier_uniform_(module.weight)
-            if module.bias is not None:
-                init.zeros_(module.bias)
         elif isinstance(module, nn.Embedding):
             init.normal_(module.weight, std=self.config.d_model**-0.5)
-            if module.padding_idx is not None and not getattr(module.weight, "_is_hf_initialized", False):
-                init.zeros_(module.weight[module.padding_idx])
-        elif isinstance(module, nn.LayerNorm):
-            init.ones_(module.weight)
-            init.zeros_(module.bias)
+        super()._init_weights(module)
 
     def get_expanded_tied_weights_keys(self, all_submodels: bool = False) -> dict[str, str]:
         """Name the tied parameters. Source and target may be one although `tie_word_embeddings` is false."""
@@ -108,6 +95,28 @@ class VanillaTransformerPreTrainedModel(PreTrainedModel):
             self._get_resized_embeddings(decoder.embed_tokens, new_num_tokens, *args)
         return embeddings
 
+
+class VanillaTransformerStack(VanillaTransformerPreTrainedModel):
+    """What both stacks share: embeddings with positions, layers, and with pre-norm one more norm.
+
+    Args:
+        config (`VanillaTransformerConfig`): The model's config.
+        vocab_size (`int`): Rows of the embedding.
+        layer_class (`type`): Class of the layers.
+        num_layers (`int`): Number of layers.
+    """
+
+    def __init__(self, config: VanillaTransformerConfig, vocab_size: int, layer_class: Any, num_layers: int):
+        super().__init__(config)
+        self.embed_tokens = nn.Embedding(vocab_size, config.d_model, padding_idx=config.pad_token_id)
+        if config.position_type == "learned":
+            self.embed_positions = nn.Embedding(config.max_position_embeddings, config.d_model)
+        self.layers = nn.ModuleList([layer_class(config, number) for number in range(num_layers)])
+        is_pre = config.norm_position == "pre"
+        self.norm = nn.LayerNorm(config.d_model, eps=config.layer_norm_eps) if is_pre else nn.Identity()
+        self.gradient_checkpointing = False
+        self.post_init()
+
     def _embed(self, inputs_embeds: Tensor, position_ids: Tensor) -> Tensor:
         """Scale embeddings by sqrt(d_model), add positions, drop: (batch, length, d_model). Paper, 3.4 and 3.5."""
         hidden_states = inputs_embeds * math.sqrt(self.config.d_model)
@@ -127,7 +136,7 @@ class VanillaTransformerPreTrainedModel(PreTrainedModel):
             )
 
 
-class VanillaTransformerEncoder(VanillaTransformerPreTrainedModel):
+class VanillaTransformerEncoder(VanillaTransformerStack):
     """The encoder stack: `encoder_layers` layers, and with pre-norm one more norm.
 
     Args:
@@ -140,16 +149,7 @@ class VanillaTransformerEncoder(VanillaTransformerPreTrainedModel):
     }
 
     def __init__(self, config: VanillaTransformerConfig):
-        super().__init__(config)
-        vocab_size = config.vocab_size if config.source_vocab_size is None else config.source_vocab_size
-        self.embed_tokens = nn.Embedding(vocab_size, config.d_model, padding_idx=config.pad_token_id)
-        if config.position_type == "learned":
-            self.embed_positions = nn.Embedding(config.max_position_embeddings, config.d_model)
-        self.layers = nn.ModuleList([EncoderLayer(config) for _ in range(config.encoder_layers)])
-        is_pre = config.norm_position == "pre"
-        self.norm = nn.LayerNorm(config.d_model, eps=config.layer_norm_eps) if is_pre else nn.Identity()
-        self.gradient_checkpointing = False
-        self.post_init()
+        super().__init__(config, config.source_vocab_size or config.vocab_size, EncoderLayer, config.encoder_layers)
 
     @merge_with_config_defaults
     @capture_outputs
@@ -192,7 +192,7 @@ class VanillaTransformerEncoder(VanillaTransformerPreTrainedModel):
         return BaseModelOutput(zero_padding(hidden_states, attention_mask))
 
 
-class VanillaTransformerDecoder(VanillaTransformerPreTrainedModel):
+class VanillaTransformerDecoder(VanillaTransformerStack):
     """The decoder stack: `decoder_layers` layers, and with pre-norm one more norm.
 
     Args:
@@ -206,15 +206,7 @@ class VanillaTransformerDecoder(VanillaTransformerPreTrainedModel):
     }
 
     def __init__(self, config: VanillaTransformerConfig):
-        super().__init__(config)
-        self.embed_tokens = nn.Embedding(config.vocab_size, config.d_model, padding_idx=config.pad_token_id)
-        if config.position_type == "learned":
-            self.embed_positions = nn.Embedding(config.max_position_embeddings, config.d_model)
-        self.layers = nn.ModuleList([DecoderLayer(config, layer_idx) for layer_idx in range(config.decoder_layers)])
-        is_pre = config.norm_position == "pre"
-        self.norm = nn.LayerNorm(config.d_model, eps=config.layer_norm_eps) if is_pre else nn.Identity()
-        self.gradient_checkpointing = False
-        self.post_init()
+        super().__init__(config, config.vocab_size, DecoderLayer, config.decoder_layers)
 
     @merge_with_config_defaults
     @capture_outputs
@@ -553,13 +545,3 @@ AUTO_CLASSES: dict[str, type[VanillaTransformerPreTrainedModel]] = {
     "AutoModel": VanillaTransformerModel,
     "AutoModelForSeq2SeqLM": VanillaTransformerForConditionalGeneration,
 }
-
-
-__all__ = [
-    "AUTO_CLASSES",
-    "VanillaTransformerDecoder",
-    "VanillaTransformerEncoder",
-    "VanillaTransformerForConditionalGeneration",
-    "VanillaTransformerModel",
-    "VanillaTransformerPreTrainedModel",
-]

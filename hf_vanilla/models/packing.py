@@ -309,6 +309,8 @@ def _may_leave_out(model: PreTrainedModel, hidden_states: Tensor, kwargs: dict[s
     """Whether positions may be left out: on a CPU, not compiled or traced, no outputs of single layers."""
     if torch.compiler.is_compiling() or torch.jit.is_tracing() or hidden_states.device.type != "cpu":
         return False
+    if kwargs.get("is_causal") is not None:  # buckets are planned for what the layers declare
+        return False
     names = ("output_attentions", "output_hidden_states")
     return not any(kwargs.get(name, getattr(model.config, name)) for name in names)
 

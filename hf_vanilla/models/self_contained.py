@@ -1,10 +1,16 @@
-"""Saves with every model its code and its pipelines, so that loading it needs transformers alone."""
+"""What makes configs, models and pipelines of the package self-contained: saved with their code, and checked."""
 
 import os
-from typing import Any
+import sys
+from typing import Any, ClassVar, Self
 
+import torch
+from torch import nn
 from transformers import Pipeline
+from transformers import initialization as init
+from transformers.activations import ACT2FN
 from transformers.configuration_utils import PreTrainedConfig
+from transformers.modeling_utils import PreTrainedModel
 
 
 def _place_of(saved_class: type) -> str:
@@ -18,6 +24,14 @@ class SelfContainedConfig(PreTrainedConfig):
     By default transformers names only the head that was saved, and `AutoModel` can't load what `AutoModelForMaskedLM`
     can.
     """
+
+    # For each published size the fields that it sets.
+    presets: ClassVar[dict[str, dict[str, Any]]] = {}
+    # Names of fields: numbers of at least 1, of at least 0, in [0, 1), and above 0.
+    sizes: ClassVar[tuple[str, ...]] = ()
+    counts: ClassVar[tuple[str, ...]] = ()
+    rates: ClassVar[tuple[str, ...]] = ()
+    scales: ClassVar[tuple[str, ...]] = ()
 
     _auto_class = "AutoConfig"  # makes transformers copy the file of the class and those that it imports
 
@@ -42,6 +56,57 @@ class SelfContainedConfig(PreTrainedConfig):
             `dict[str, tuple]`: for each task the Auto class of its model, and the pipeline class.
         """
         return {}
+
+    @classmethod
+    def preset(cls, name: str, **overrides: Any) -> Self:
+        """Build the configuration of a published size.
+
+        Args:
+            name (`str`): One of `preset_names()`.
+            **overrides: Fields that differ from it, such as `vocab_size`.
+
+        Returns:
+            `SelfContainedConfig`: the configuration.
+
+        Raises:
+            ValueError: if there is no such size.
+        """
+        if name not in cls.presets:
+            raise ValueError(f"`name` must be one of {', '.join(cls.presets)}; got {name!r}.")
+        return cls(**{**cls.presets[name], **overrides})
+
+    @classmethod
+    def preset_names(cls) -> tuple[str, ...]:
+        """Name the sizes that `preset` builds.
+
+        Returns:
+            `tuple[str, ...]`: the names, in the order of the paper.
+        """
+        return tuple(cls.presets)
+
+    def validate_ranges(self) -> None:
+        """Check that numbers are in their ranges, and that the activation exists.
+
+        Raises:
+            ValueError: if a field is not.
+        """
+        infinity = float("inf")
+        ranges: list[tuple[tuple[str, ...], float, float, str]] = [
+            (self.sizes, 1, infinity, "must be at least 1"),
+            (self.counts, 0, infinity, "must not be negative"),
+            (self.rates, 0, 1, "must be in [0, 1)"),
+            (self.scales, sys.float_info.min, infinity, "must be positive and finite"),
+        ]
+        for names, low, high, rule in ranges:
+            for name in names:
+                value = getattr(self, name)
+                if value is not None and not low <= value < high:
+                    raise ValueError(f"`{name}` {rule}, got {value}.")
+        if self.hidden_act not in ACT2FN:
+            name = self.attribute_map.get("hidden_act", "hidden_act")
+            raise ValueError(
+                f"`{name}` must be a name of transformers' ACT2FN, such as relu or gelu; got {self.hidden_act!r}."
+            )
 
     def save_pretrained(self, save_directory: str | os.PathLike, *args: Any, **kwargs: Any) -> None:
         """Save the configuration, the code of the model family, and the model class of each Auto class.
@@ -72,6 +137,28 @@ class SelfContainedConfig(PreTrainedConfig):
             self.custom_pipelines = offered
         elif hasattr(self, "custom_pipelines"):
             del self.custom_pipelines  # transformers expects a dictionary wherever the attribute exists
+
+
+class VanillaPreTrainedModel(PreTrainedModel):
+    """What all models of the package share: what transformers may do with them, and how norms are initialised."""
+
+    supports_gradient_checkpointing = True
+    _supports_sdpa = True
+    _supports_flash_attn = True
+    _supports_flex_attn = True
+    _supports_attention_backend = True
+    _can_compile_fullgraph = True
+
+    @torch.no_grad()
+    def _init_weights(self, module: nn.Module) -> None:
+        """Set norms to the identity, biases to zero, and embeddings of padding to zero unless they are loaded."""
+        if isinstance(module, nn.LayerNorm):
+            init.ones_(module.weight)
+        if isinstance(module, nn.Linear | nn.LayerNorm) and module.bias is not None:
+            init.zeros_(module.bias)
+        is_loaded = getattr(getattr(module, "weight", None), "_is_hf_initialized", False)
+        if isinstance(module, nn.Embedding) and module.padding_idx is not None and not is_loaded:
+            init.zeros_(module.weight[module.padding_idx])
 
 
 class SelfContainedPipeline(Pipeline):

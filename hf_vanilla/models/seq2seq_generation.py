@@ -95,7 +95,8 @@ class Seq2SeqGenerationMixin(GenerationMixin):
         """Give each sentence `expand_size` target rows; they share one source where attention can do so."""
         if expand_size < 1:
             raise ValueError(f"`num_beams` or `num_return_sequences` must be at least 1, got {expand_size}.")
-        if self.config._attn_implementation not in ("eager", "sdpa"):
+        is_fresh = model_kwargs.get("past_key_values") is None  # a cache from outside has a source for each row
+        if self.config._attn_implementation not in ("eager", "sdpa") or not is_fresh:
             return super()._expand_inputs_for_generation(
                 expand_size=expand_size, is_encoder_decoder=is_encoder_decoder, input_ids=input_ids, **model_kwargs
             )
