@@ -30,6 +30,7 @@ class PackedLinear(nn.Module):
 
     def __init__(self, linear: nn.Linear, rows: int):
         super().__init__()
+        self.in_features, self.out_features = linear.in_features, linear.out_features
         self.sizes = getattr(linear, "sizes", None)
         self.weight = torch.ops.mkldnn._reorder_linear_weight(linear.weight.detach(), rows)
         self.bias = None if linear.bias is None else linear.bias.detach()
