@@ -72,7 +72,7 @@ def main() -> None:
     dtype = torch.bfloat16 if arguments.bf16 else torch.float32
     config = VanillaBertConfig.preset(size, vocab_size=len(tokenizer))
     ours = VanillaBertModel(config).eval()
-    ours.save_pretrained(FOLDER / "bert", save_original_format=True)
+    ours.save_pretrained(FOLDER / "bert")
     native = BertModel(BertConfig.from_pretrained(FOLDER / "bert")).eval()
     native.load_state_dict(BertModel.from_pretrained(FOLDER / "bert").state_dict())
     ours, native = ours.to(device(), dtype), native.to(device(), dtype)

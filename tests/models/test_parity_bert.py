@@ -21,8 +21,7 @@ def original_gradients(model, folder):
     """Write the gradients as if they were weights, which gives them the names of BERT."""
     for parameter in model.parameters():
         parameter.data = parameter.grad if parameter.grad is not None else torch.zeros_like(parameter)
-    options = {"save_original_format": True} if model.config.model_type == "vanilla_bert" else {}
-    model.save_pretrained(folder, **options)
+    model.save_pretrained(folder)
     return folder
 
 
@@ -63,7 +62,7 @@ def test_gradients_are_equal_in_training_mode(task, saved, kernel, tmp_path):
 
 def test_what_is_saved_is_what_transformers_saves_to_the_bit(task, saved, tmp_path):
     native, folder = saved
-    TASKS[task][0].from_pretrained(folder).save_pretrained(tmp_path / "ours", save_original_format=True)
+    TASKS[task][0].from_pretrained(folder).save_pretrained(tmp_path / "ours")
     again, info = TASKS[task][1].from_pretrained(tmp_path / "ours", output_loading_info=True)
     assert not any(info.values())
     wanted = native.state_dict()
@@ -74,9 +73,9 @@ def test_what_is_saved_is_what_transformers_saves_to_the_bit(task, saved, tmp_pa
 
 def test_a_model_made_here_can_be_saved_for_transformers(task, tmp_path):
     model = tiny_bert(task)
-    model.save_pretrained(tmp_path / "own-names")
+    model.save_pretrained(tmp_path / "own-names", save_original_format=False)
     model = TASKS[task][0].from_pretrained(tmp_path / "own-names").eval()
-    model.save_pretrained(tmp_path, save_original_format=True)
+    model.save_pretrained(tmp_path)
     native, info = TASKS[task][1].from_pretrained(tmp_path, output_loading_info=True)
     assert not any(info.values())
     with torch.no_grad():
