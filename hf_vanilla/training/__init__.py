@@ -53,11 +53,8 @@ def __getattr__(name: str) -> Any:
     if name not in deprecated.NAMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     new_name, value = deprecated.NAMES[name]
-    warnings.warn(
-        f"`hf_vanilla.training.{name}` is now `{new_name}`; the old name will be removed in 0.3.",
-        FutureWarning,
-        stacklevel=2,
-    )
+    message = f"`{name}` is now called `{new_name}`; the old name will be removed in 0.3."
+    warnings.warn(message, FutureWarning, stacklevel=2)
     return value
 
 

@@ -24,7 +24,7 @@ NAMES: dict[str, tuple[str, Any]] = {
     "PatientPushes": ("hf_vanilla.training.ResilientPushTrainer", ResilientPushTrainer),
     "bert_flops": ("config.forward_flops", _bert_flops),
     "transformer_flops": ("config.forward_flops", _transformer_flops),
-    "hold_folder": ("hf_vanilla.training.lock_run_folder", lock_run_folder),
-    "keep_options": ("hf_vanilla.training.check_and_save_options", check_and_save_options),
-    "told_how_to_go_on": ("hf_vanilla.training.resume_hint_on_interrupt", resume_hint_on_interrupt),
+    "hold_folder": ("lock_run_folder", lock_run_folder),
+    "keep_options": ("check_and_save_options", check_and_save_options),
+    "told_how_to_go_on": ("resume_hint_on_interrupt", resume_hint_on_interrupt),
 }

@@ -60,10 +60,10 @@ def test_flops_of_pretraining_match_torch(whole_last_layer):
 
 def test_old_names_of_flops_warn():
     lengths = torch.tensor([7, 11])
-    with pytest.warns(FutureWarning, match="`hf_vanilla.training.transformer_flops` is now `config.forward_flops`"):
+    with pytest.warns(FutureWarning, match="`transformer_flops` is now called `config.forward_flops`"):
         flops = training.transformer_flops(tiny_config(), lengths, lengths + 1)
     assert torch.equal(flops, tiny_config().forward_flops(lengths, lengths + 1))
-    with pytest.warns(FutureWarning, match="`hf_vanilla.training.bert_flops` is now `config.forward_flops`"):
+    with pytest.warns(FutureWarning, match="`bert_flops` is now called `config.forward_flops`"):
         flops = training.bert_flops(VanillaBertConfig(**BERT), lengths)
     assert torch.equal(flops, VanillaBertConfig(**BERT).forward_flops(lengths, lengths * 0.15))
 

@@ -249,5 +249,5 @@ def test_finished_run_without_checkpoints_is_not_repeated(tmp_path):
     ],
 )
 def test_old_names_warn(old, new):
-    with pytest.warns(FutureWarning, match=f"`hf_vanilla.training.{old}` is now .*{new.__name__}`; .* removed in 0.3"):
+    with pytest.warns(FutureWarning, match=f"`{old}` is now called `{new.__name__}`; .* removed in 0.3"):
         assert getattr(training, old) is new
