@@ -6,17 +6,15 @@ import transformers
 from transformers.pipelines import PIPELINE_REGISTRY
 
 from .generation.translation_pipeline import TranslationPipeline
-from .models import modeling_vanilla_bert, modeling_vanilla_transformer
 from .models.configuration_vanilla_bert import VanillaBertConfig
 from .models.configuration_vanilla_transformer import VanillaTransformerConfig
 from .models.pipeline_vanilla_bert import QuestionAnsweringPipeline
 
 
+# One line for each model family.
+CONFIGS = (VanillaTransformerConfig, VanillaBertConfig)
 # For each config class, the model class of each Auto class.
-AUTO_CLASSES: dict[Any, dict[str, Any]] = {
-    VanillaTransformerConfig: modeling_vanilla_transformer.AUTO_CLASSES,
-    VanillaBertConfig: modeling_vanilla_bert.AUTO_CLASSES,
-}
+AUTO_CLASSES: dict[Any, dict[str, Any]] = {config_class: config_class.auto_classes() for config_class in CONFIGS}
 # For each task, the pipeline and the Auto class of its model. transformers 5 has dropped both tasks.
 PIPELINES: dict[str, tuple[Any, Any]] = {
     "vanilla-translation": (TranslationPipeline, transformers.AutoModelForSeq2SeqLM),

@@ -2,7 +2,13 @@
 
 import warnings
 
-from .data.tokenization import train_tokenizer, train_wordpiece_tokenizer
+from .data.tokenization import (
+    MINIMUM_VOCAB_SIZE,
+    SPECIAL_TOKENS,
+    WORDPIECE_SPECIAL_TOKENS,
+    train_tokenizer,
+    train_wordpiece_tokenizer,
+)
 from .models.text_batches import load_tokenizers
 
 
@@ -12,4 +18,11 @@ warnings.warn(
     stacklevel=2,
 )
 
-__all__ = ["load_tokenizers", "train_tokenizer", "train_wordpiece_tokenizer"]
+__all__ = [
+    "MINIMUM_VOCAB_SIZE",
+    "SPECIAL_TOKENS",
+    "WORDPIECE_SPECIAL_TOKENS",
+    "load_tokenizers",
+    "train_tokenizer",
+    "train_wordpiece_tokenizer",
+]

@@ -19,6 +19,7 @@ from huggingface_hub import EvalResult, ModelCard, ModelCardData
 from transformers import AutoConfig, PreTrainedConfig
 from transformers.utils import logging
 
+from ..registration import CONFIGS
 from .results import Score, list_scores, read_json, results_of_folder
 
 
@@ -28,10 +29,8 @@ logger = logging.get_logger(__name__)
 TEMPLATE = Path(__file__).with_name("model_card_template.md")
 CURVE = "training_curve.png"
 NOTES_SHOWN_ELSEWHERE = ("parameters", "test_set")  # in the description and in the table of scores
-PAPERS = {
-    "vanilla_transformer": "The encoder-decoder Transformer of Vaswani et al. 2017 ([paper](https://arxiv.org/abs/1706.03762)).",
-    "vanilla_bert": "BERT of Devlin et al. 2018 ([paper](https://arxiv.org/abs/1810.04805)).",
-}
+# For each model type, the sentence that names its paper.
+PAPERS = {config_class.model_type: config_class.paper for config_class in CONFIGS}
 TASKS = {
     "AutoModelForSeq2SeqLM": "translation",
     "AutoModelForMaskedLM": "fill-mask",
@@ -141,7 +140,7 @@ def model_card(
     Args:
         facts (`CardFacts`): What the results do not contain.
         repo_id (`str`): The repository from which to load the model.
-        model_type (`str`): `"vanilla_transformer"` or `"vanilla_bert"`.
+        model_type (`str`): The config's `model_type`.
         auto_class (`str`): Name of the Auto class that loads the model with its head.
         results (`dict[str, Any]`, *optional*): Content of a results file of the scripts, or what
             [`results_of_folder`] finds.

@@ -14,6 +14,18 @@ IGNORED_LABEL = -100
 VOCABULARY_HINT = "These are the ids of the vocabulary: do tokenizer and model belong together?"
 
 
+def has_label(labels: Tensor) -> Tensor:
+    """Find the positions with a label.
+
+    Args:
+        labels (`torch.Tensor`): Integers of any kind; -100 where there is none.
+
+    Returns:
+        `torch.BoolTensor` of their shape.
+    """
+    return labels.long() != IGNORED_LABEL  # among small integers, -100 may be another number
+
+
 def check_evaluation_mode(model: PreTrainedModel) -> None:
     """Check that dropout is off.
 
@@ -28,7 +40,7 @@ def check_evaluation_mode(model: PreTrainedModel) -> None:
 
 
 def _check_values(name: str, ids: Tensor, size: int, hint: str, ignored: int | None = None) -> None:
-    """Check that every id is in [0, size) or ignored, where looking is free: on a CPU, outside of compiled code."""
+    """Check that every id is in [0, size) or ignored, where reading values needs no synchronization."""
     if torch.compiler.is_compiling() or ids.device.type != "cpu" or ids.numel() == 0:
         return
     lowest, highest = torch.aminmax(ids)
@@ -53,7 +65,7 @@ def check_input_ids(name: str, input_ids: Tensor, size: int, hint: str = VOCABUL
         hint (`str`, *optional*): Hint appended to the error.
 
     Raises:
-        ValueError: if an id is negative or not below `size`, or `input_ids` has not two dimensions.
+        ValueError: if an id is negative or not below `size`, or `input_ids` does not have two dimensions.
         TypeError: if `input_ids` is no tensor of integers.
     """
     if not isinstance(input_ids, Tensor):
@@ -179,3 +191,20 @@ def as_texts(name: str, given: Any) -> list[str]:
         if not isinstance(text, str):
             raise TypeError(f"`{name}` must contain only strings, but number {number} is {type(text).__name__}.")
     return texts
+
+
+def check_length(length: int, limit: int) -> None:
+    """Check that a table of learned positions reaches.
+
+    Args:
+        length (`int`): Length of a sequence.
+        limit (`int`): Rows of the table.
+
+    Raises:
+        ValueError: if it does not.
+    """
+    if length > limit:
+        raise ValueError(
+            f"A sequence of {length} tokens exceeds `max_position_embeddings` ({limit}); truncate the input "
+            "(`tokenizer(..., truncation=True, max_length=...)`) or build a model with more."
+        )

@@ -18,16 +18,17 @@ CHUNK_TOKENS = 256
 
 
 # Logits that may exist at the same time on an accelerator, where few and large products are fast, and each chunk adds
-# to all of the weight's gradient. With their copies in float32, about 1 GiB: an estimate that nobody has measured.
+# to all of the weight's gradient. With their copies in float32, about 1 GiB; not tuned.
 CHUNK_LOGITS = 2**27
 
 
-# Words whose gradients are summed at the same time on a CPU. Larger temporaries cost more in page faults than in sums.
-BLOCK_WORDS = 2048
+# Vocabulary entries whose gradients are summed at the same time on a CPU. Larger temporaries cost more in page faults
+# than in sums.
+VOCAB_BLOCK_SIZE = 2048
 
 
 class SmoothedTarget(NamedTuple):
-    """The distribution that a token's prediction is held against.
+    """Target distribution of one token.
 
     Attributes:
         true_probability: Probability of the true token.
@@ -127,12 +128,12 @@ def _softmax_and_log_sum_exp(
 def _add_gradients(grad_weight: Tensor, grad_bias: Tensor | None, chunk: Tensor, probabilities: Tensor) -> None:
     """Add a chunk's part of the gradients of weight and bias that softmax(z) makes: in place, block by block."""
     vocab_size = grad_weight.shape[0]
-    step = BLOCK_WORDS if grad_weight.device.type == "cpu" else vocab_size
+    step = VOCAB_BLOCK_SIZE if grad_weight.device.type == "cpu" else vocab_size
     for start in range(0, vocab_size, step):
-        words = slice(start, start + step)
-        grad_weight[words] += torch.mm(probabilities[:, words].t(), chunk)
+        block = slice(start, start + step)
+        grad_weight[block] += torch.mm(probabilities[:, block].t(), chunk)
         if grad_bias is not None:
-            grad_bias[words] += probabilities[:, words].sum(0, dtype=torch.float32)
+            grad_bias[block] += probabilities[:, block].sum(0, dtype=torch.float32)
 
 
 def loss_and_gradients(
@@ -201,8 +202,8 @@ def _scaled_gradients(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...
 @torch.library.custom_op(
     re.sub(r"\W", "_", __name__, flags=re.ASCII) + "::cross_entropy_and_gradients",
     mutates_args=(),
-    schema="(Tensor hidden_states, Tensor weight, Tensor? bias, Tensor labels, float confidence, float share,"
-    " int excluded_id, float entropy) -> (Tensor, Tensor, Tensor, Tensor)",
+    schema="(Tensor hidden_states, Tensor weight, Tensor? bias, Tensor labels, float true_probability,"
+    " float other_probability, int excluded_id, float entropy) -> (Tensor, Tensor, Tensor, Tensor)",
 )
 def cross_entropy_and_gradients(
     hidden_states: Tensor,
@@ -260,7 +261,7 @@ def projected_cross_entropy_sum(
     """Project the tokens that `select_labelled` gives onto the vocabulary and sum the cross-entropy.
 
     Works in chunks of tokens, so that the `(tokens, vocab)` logits of many never exist whole, and computes their
-    gradient while they are at hand.
+    gradient while they are in memory.
 
     Args:
         hidden_states (`torch.Tensor` of shape `(tokens, d_model)`): What is projected.

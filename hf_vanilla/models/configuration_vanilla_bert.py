@@ -80,6 +80,7 @@ class VanillaBertConfig(SelfContainedConfig):
 
     model_type = "vanilla_bert"
 
+    paper = "BERT of Devlin et al. 2018 ([paper](https://arxiv.org/abs/1810.04805))."
     presets = _PRESETS
     sizes = (
         "vocab_size",
@@ -129,22 +130,16 @@ class VanillaBertConfig(SelfContainedConfig):
         """Width of one head's values."""
         return self.hidden_size // self.num_attention_heads
 
-    def auto_classes(self) -> dict[str, Any]:
-        """Return the model class behind each Auto class.
-
-        Returns:
-            `dict[str, Any]`: model classes, by the names of the Auto classes.
-        """
+    @classmethod
+    def auto_classes(cls) -> dict[str, Any]:
+        """Return the model class of each Auto class."""
         from .modeling_vanilla_bert import AUTO_CLASSES
 
         return AUTO_CLASSES
 
-    def pipelines(self) -> dict[str, tuple[str, type[Pipeline]]]:
-        """Return the pipelines that transformers does not have.
-
-        Returns:
-            `dict[str, tuple]`: for each task the Auto class that it needs, and the pipeline's class.
-        """
+    @classmethod
+    def pipelines(cls) -> dict[str, tuple[str, type[Pipeline]]]:
+        """Return the pipelines that transformers lacks."""
         from .pipeline_vanilla_bert import QuestionAnsweringPipeline
 
         return {"question-answering": ("AutoModelForQuestionAnswering", QuestionAnsweringPipeline)}
@@ -152,7 +147,7 @@ class VanillaBertConfig(SelfContainedConfig):
     def forward_flops(
         self, input_lengths: torch.Tensor, label_counts: torch.Tensor, *, whole_last_layer: bool = False
     ) -> torch.Tensor:
-        """Count the operations of all matrix products of a forward pass of pre-training, two for each multiplication.
+        """Count the operations of all matrix products of a pre-training's forward pass; a multiply-add counts as two.
 
         Args:
             input_lengths (`torch.Tensor` of shape `(batch,)`): Tokens of each row.

@@ -118,6 +118,7 @@ class VanillaTransformerConfig(SelfContainedConfig):
         "attention_probs_dropout_prob": "attention_dropout",
     }
 
+    paper = "The encoder-decoder Transformer of Vaswani et al. 2017 ([paper](https://arxiv.org/abs/1706.03762))."
     presets = _TABLE_3
     sizes = (
         "vocab_size",
@@ -175,22 +176,16 @@ class VanillaTransformerConfig(SelfContainedConfig):
             self.decoder_start_token_id = self.bos_token_id
         super().__post_init__(**kwargs)
 
-    def auto_classes(self) -> dict[str, Any]:
-        """Return the model class behind each Auto class.
-
-        Returns:
-            `dict[str, Any]`: model classes, by the names of the Auto classes.
-        """
+    @classmethod
+    def auto_classes(cls) -> dict[str, Any]:
+        """Return the model class of each Auto class."""
         from .modeling_vanilla_transformer import AUTO_CLASSES
 
         return AUTO_CLASSES
 
-    def pipelines(self) -> dict[str, tuple[str, type[Pipeline]]]:
-        """Return the pipelines that transformers does not have.
-
-        Returns:
-            `dict[str, tuple]`: for each task the Auto class that it needs, and the pipeline's class.
-        """
+    @classmethod
+    def pipelines(cls) -> dict[str, tuple[str, type[Pipeline]]]:
+        """Return the pipelines that transformers lacks."""
         from .pipeline_vanilla_transformer import TranslationPipeline
 
         return {"translation": ("AutoModelForSeq2SeqLM", TranslationPipeline)}
@@ -198,7 +193,7 @@ class VanillaTransformerConfig(SelfContainedConfig):
     def forward_flops(
         self, input_lengths: torch.Tensor, label_counts: torch.Tensor, *, whole_last_layer: bool = False
     ) -> torch.Tensor:
-        """Count the operations of all matrix products of a forward pass, two for each multiplication and addition.
+        """Count the operations of all matrix products of a forward pass; a multiply-add counts as two.
 
         Args:
             input_lengths (`torch.Tensor` of shape `(batch,)`): Tokens of each source.

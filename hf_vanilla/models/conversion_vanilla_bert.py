@@ -16,8 +16,8 @@ from transformers.core_model_loading import Concatenate, WeightConverter, Weight
 # From the names in every BERT's file to those in the models.
 BERT_NAMES = [
     WeightRenaming(r"encoder\.layer\.(\d+)\.", r"layers.\1."),
-    # The authors' first files say gamma and beta. These lines stand first, so that saving, which goes backwards, never
-    # gets to them.
+    # The authors' first files say gamma and beta. These rules come first, so that saving, which applies the list in
+    # reverse, does not use them.
     *(
         WeightRenaming(rf"\.{theirs}\.LayerNorm\.{old}", f".{ours}.layer_norm.{new}")
         for theirs, ours in (("attention.output", "self_attn_residual"), ("output", "feed_forward_residual"))

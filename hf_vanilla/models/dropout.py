@@ -15,7 +15,7 @@ def dropout_noise(shape: torch.Size, rate: float, device: torch.device) -> Tenso
     Args:
         shape (`torch.Size`): Its shape.
         rate (`float`): Probability of a 0.
-        device (`torch.device`): Where it shall be.
+        device (`torch.device`): Device of the result.
 
     Returns:
         `torch.Tensor`: the noise, one byte (`torch.int8`) for each element.

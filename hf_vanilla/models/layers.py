@@ -1,5 +1,7 @@
 """The paper's bricks, in the order of its sections 3.1 to 3.5 (Vaswani et al. 2017).
 
+Read it from the top: the layers come before their parts.
+
     3.1    residual connections with norm, encoder layer, decoder layer
     3.2.1  scaled dot-product attention
     3.2.2  multi-head attention
@@ -13,10 +15,10 @@ Every brick takes the model's config and reads these names of it, most of them t
 `_attn_implementation`.
 
 Shapes are written with these words: batch, src_len, tgt_len, query_len, key_len, heads, d_k, d_v, d_model, d_ff,
-vocab. d_k and d_v are the widths of one head's keys and values.
+vocab; length where it may be either. d_k and d_v are the widths of one head's keys and values.
 
 An attention mask says which positions see each other. It is what transformers' mask helpers make for the kernel that
-the config names; or, where padding is left out, a `Packing`: then tokens `(1, tokens, d_model)` stand for the batch.
+the config names; or, for a packed batch, a `Packing`: hidden states then have shape `(1, tokens, d_model)`.
 """
 
 import math
@@ -212,7 +214,7 @@ def eager_attention_forward(
         key (`torch.Tensor` of shape `(batch, heads, key_len, d_k)`): Keys.
         value (`torch.Tensor` of shape `(batch, heads, key_len, d_v)`): Values.
         attention_mask (`torch.Tensor` of shape `(batch or 1, 1, query_len or 1, key_len)`, *optional*): Boolean, true
-            where a query may look; or of another type, added to the scores.
+            where a query may attend; or of another type, added to the scores.
         scaling (`float`): What the scores are multiplied with.
         dropout (`float`, defaults to 0.0): Probability that a weight is dropped.
         is_causal (`bool`, *optional*): In place of the module's.
@@ -222,11 +224,12 @@ def eager_attention_forward(
         `tuple[torch.Tensor, torch.Tensor]`: the output of shape `(batch, query_len, heads, d_v)`, and the weights of
         shape `(batch, heads, query_len, key_len)`.
 
-    Source: Vaswani et al. 2017, 3.2.1. A query that may look nowhere spreads its weight evenly: the result is finite.
+    Source: Vaswani et al. 2017, 3.2.1. A fully masked query attends uniformly: the result is finite.
     """
     scores = torch.matmul(query * scaling, key.transpose(2, 3))  # (batch, heads, query_len, key_len)
     if attention_mask is None and query.shape[2] > 1 and (module.is_causal if is_causal is None else is_causal):
-        attention_mask = torch.ones(query.shape[2], key.shape[2], dtype=torch.bool, device=query.device).tril()
+        attention_mask = torch.ones(query.shape[2], key.shape[2], dtype=torch.bool, device=query.device)
+        attention_mask = attention_mask.tril(key.shape[2] - query.shape[2])
     if attention_mask is not None:
         if attention_mask.dtype == torch.bool:
             scores = scores.masked_fill(~attention_mask, torch.finfo(scores.dtype).min)
@@ -248,7 +251,8 @@ class MultiHeadAttention(nn.Module):
         layer_idx (`int`, defaults to 0): The layer's number, under which a cache keeps its keys and values.
         is_causal (`bool`, defaults to `False`): Whether no position sees a later one.
 
-    Source: Vaswani et al. 2017, 3.2.2. Differs from `nn.MultiheadAttention`: batch first, free d_k and d_v.
+    Source: Vaswani et al. 2017, 3.2.2. Differs from the formula by biases, from
+    `nn.MultiheadAttention` by free d_k and d_v.
     """
 
     def __init__(self, config: PreTrainedConfig, layer_idx: int = 0, is_causal: bool = False):
@@ -492,7 +496,7 @@ def sinusoidal_positions(position_ids: Tensor, d_model: int, position_type: str)
         position_ids (`torch.Tensor` of shape `(..., length)`): Positions, from 0.
         d_model (`int`): Width, an even number.
         position_type (`str`): `"sinusoidal"` interleaves sine and cosine as the paper does; `"sinusoidal_split"` puts
-            the same sines first and the cosines behind; `"sinusoidal_t2t"` does so with Tensor2Tensor's wavelengths,
+            all sines first, then all cosines; `"sinusoidal_t2t"` does so with Tensor2Tensor's wavelengths,
             whose exponents end at 1 instead of just below it.
 
     Returns:

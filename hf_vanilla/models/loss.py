@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from transformers.configuration_utils import PreTrainedConfig
 
-from .checks import IGNORED_LABEL, VOCABULARY_HINT, check_labels
+from .checks import IGNORED_LABEL, VOCABULARY_HINT, check_labels, has_label
 from .chunked_loss import SmoothedTarget, projected_cross_entropy_sum
 
 
@@ -39,16 +39,17 @@ def smoothed_target(smoothing: float, smoothing_type: str, vocab_size: int, pad_
     Source: Vaswani et al. 2017, 5.4; Szegedy et al. 2016.
     """
     if smoothing == 0:
-        return SmoothedTarget(1.0, 0.0, -1, 0.0)
+        return NO_SMOOTHING
     if smoothing_type == "uniform":
-        share = smoothing / vocab_size
-        return SmoothedTarget(1 - smoothing + share, share, -1, 0.0)
+        other_probability = smoothing / vocab_size
+        return SmoothedTarget(1 - smoothing + other_probability, other_probability, -1, 0.0)
     others = vocab_size - (2 if smoothing_type == "annotated" else 1)
     if others < 1:
         raise ValueError(f"`vocab_size` ({vocab_size}) leaves no other token for `label_smoothing` ({smoothing}).")
-    share = smoothing / others
-    entropy = -((1 - smoothing) * math.log(1 - smoothing) + smoothing * math.log(share))
-    return SmoothedTarget(1 - smoothing, share, pad_token_id if smoothing_type == "annotated" else -1, entropy)
+    other_probability = smoothing / others
+    entropy = -((1 - smoothing) * math.log(1 - smoothing) + smoothing * math.log(other_probability))
+    excluded_id = pad_token_id if smoothing_type == "annotated" else -1
+    return SmoothedTarget(1 - smoothing, other_probability, excluded_id, entropy)
 
 
 def token_loss(
@@ -122,7 +123,7 @@ def select_labelled(hidden_states: Tensor, labels: Tensor) -> tuple[Tensor, Tens
 
 
 def cross_entropy_sum(logits: Tensor, labels: Tensor, target: SmoothedTarget) -> Tensor:
-    """Sum the cross-entropy of tokens whose logits are at hand.
+    """Sum the cross-entropy of tokens with given logits.
 
     Args:
         logits (`torch.Tensor` of shape `(..., vocab)`): Logits.
@@ -201,18 +202,6 @@ def _project(projection: Any, hidden_states: Tensor, frozen_row: int | None) -> 
     return logits
 
 
-def has_label(labels: Tensor) -> Tensor:
-    """Find the positions with a label.
-
-    Args:
-        labels (`torch.Tensor`): Integers of any kind; -100 where there is none.
-
-    Returns:
-        `torch.BoolTensor` of their shape.
-    """
-    return labels.long() != IGNORED_LABEL  # among small integers, -100 may be another number
-
-
 def mean_loss(loss_sum: Tensor, count: Tensor | int, num_items_in_batch: Tensor | int | None) -> Tensor:
     """Divide a sum of losses by its number of labels, or by that of the whole optimizer step where it is given.
 
@@ -232,7 +221,7 @@ def mean_loss(loss_sum: Tensor, count: Tensor | int, num_items_in_batch: Tensor 
 
 
 def problem_type_of(config: PreTrainedConfig, labels: Tensor) -> str:
-    """Tell which loss a classifier of texts has: that of the config, or one that fits the labels.
+    """Return the problem type of a classifier of texts: that of the config, or one that fits the labels.
 
     Args:
         config (`PreTrainedConfig`): The model's config.

@@ -17,12 +17,13 @@
 
 Departures from the paper:
 - None in the defaults. Where the paper is silent (epsilon of LayerNorm 1e-12, truncated normal initialisation, a
-  bias for each word in the projection), they follow the authors' code.
+  bias for each vocabulary entry in the projection), they follow the authors' code.
 - In training, masked tokens alone pass through the projection onto the vocabulary; the loss is the same.
-- On a CPU, where a batch has padding, the layers work on its tokens alone; the encoder's output at padding is then 0.
-  What no head reads of the last layer's output is not computed either.
+- The output at padding is 0 unless it is asked for (`keep_padding`).
+- On a CPU, where a batch has padding, the layers work on its tokens alone, and what no head reads of the last layer's
+  output is not computed.
 
-Every checkpoint of type `bert` loads here, and transformers' `BertFor...` read what is saved here.
+Encoder checkpoints of type `bert` with absolute positions load here; transformers' `BertFor...` read what is saved.
 """
 
 import os
@@ -33,7 +34,6 @@ from torch import Tensor, nn
 from transformers import initialization as init
 from transformers.activations import ACT2FN
 from transformers.conversion_mapping import register_checkpoint_conversion_mapping
-from transformers.masking_utils import create_bidirectional_mask
 from transformers.modeling_outputs import (
     BaseModelOutputWithPooling,
     MaskedLMOutput,
@@ -53,23 +53,17 @@ from .checks import (
     check_attention_mask,
     check_input_ids,
     check_labels,
+    check_length,
     check_shape,
     checked_embeddings,
+    has_label,
 )
 from .configuration_vanilla_bert import VanillaBertConfig
 from .conversion_vanilla_bert import BERT_NAMES, take_bert_names
 from .dropout import dropout
 from .layers import EncoderLayer, SelfAttention
-from .loss import LossAndLogits, classification_loss, has_label, mean_loss, problem_type_of, token_loss
-from .packing import (
-    MAX_BUCKETS,
-    first_positions,
-    label_positions,
-    plan_packing,
-    reads_padding,
-    run_layers,
-    zero_padding,
-)
+from .loss import LossAndLogits, classification_loss, mean_loss, problem_type_of, token_loss
+from .packing import MAX_BUCKETS, all_positions, first_position, labelled_positions, run_encoder
 from .self_contained import VanillaPreTrainedModel
 
 
@@ -123,7 +117,7 @@ class Embeddings(nn.Module):
 
 
 class Pooler(nn.Module):
-    """What stands for the whole input: the first token, through one more layer with tanh.
+    """Representation of the whole input: the first token, passed through a dense layer with tanh.
 
     Args:
         config (`VanillaBertConfig`): The model's config.
@@ -175,7 +169,7 @@ class PredictionTransform(nn.Module):
 
 
 class MaskedTokenHead(nn.Module):
-    """Predicts masked tokens: transform, then the projection onto the vocabulary with a bias for each word.
+    """Predicts masked tokens: transform, then a projection onto the vocabulary with a bias for each entry.
 
     Args:
         config (`VanillaBertConfig`): The model's config.
@@ -190,7 +184,7 @@ class MaskedTokenHead(nn.Module):
         self.bias = nn.Parameter(torch.zeros(config.vocab_size))  # the decoder's; where tied, this name is saved
 
     def forward(self, hidden_states: Tensor) -> Tensor:
-        """Compute the scores of all words at every position.
+        """Compute the scores of all tokens at every position.
 
         Args:
             hidden_states (`torch.Tensor` of shape `(..., d_model)`): The last layer's output.
@@ -202,8 +196,8 @@ class MaskedTokenHead(nn.Module):
 
     def reads(self, inputs: Tensor | None, attention_mask: Tensor | None, labels: Tensor | None) -> dict[str, Any]:
         """Name the positions that the head reads: in training those with a label, otherwise all, padding included."""
-        keep_padding = reads_padding(attention_mask, labels, self.training)
-        return {"read_positions": label_positions(inputs, labels, self.training), "keep_padding": keep_padding}
+        read = labelled_positions(inputs, labels, self.training)
+        return {"read_positions": read, **all_positions(attention_mask, labels, self.training)}
 
     def predict(self, hidden_states: Tensor, labels: Tensor | None, items: Tensor | int | None) -> LossAndLogits:
         """Compute loss and logits as [`token_loss`] does."""
@@ -329,8 +323,8 @@ class VanillaBertModel(VanillaBertPreTrainedModel):
                 by default, padding too.
             inputs_embeds (`torch.Tensor` of shape `(batch, length, d_model)`, *optional*): In place of `input_ids`.
             keep_padding (`bool`, *optional*, defaults to `False`): Whether padding, too, gets an output that depends
-                on the tokens, as transformers' BERT gives it. It means nothing and costs time; otherwise it is 0,
-                in eager, compiled and exported code alike.
+                on the tokens, as transformers' BERT gives it. It is undefined and costs time; otherwise it is 0, in
+                eager, compiled and exported code alike.
             read_positions (`torch.Tensor` of shape `(batch, length)`, *optional*): Not 0 where `last_hidden_state`
                 is read, by default everywhere; elsewhere it may then be 0, which spares most of the last layer. The
                 first position of each row is read by the pooler, if there is one.
@@ -346,34 +340,23 @@ class VanillaBertModel(VanillaBertPreTrainedModel):
             TypeError: if ids are no integers.
         """
         inputs_embeds = checked_embeddings(self.embeddings.word_embeddings, input_ids, inputs_embeds)
-        self._check_inputs(inputs_embeds, attention_mask, token_type_ids, position_ids, read_positions)
+        self._check_inputs(inputs_embeds, attention_mask, token_type_ids, position_ids)
         hidden_states = self.embeddings(inputs_embeds, token_type_ids, position_ids)
-        if read_positions is not None and self.pooler is not None:
-            read_positions = torch.cat((torch.ones_like(read_positions[:, :1]), read_positions[:, 1:]), dim=1)
-        packing = plan_packing(
+        hidden_states, first = run_encoder(
             self,
             hidden_states,
-            None if keep_padding else attention_mask,
-            outputs=read_positions,
+            attention_mask,
+            keep_padding=keep_padding,
+            read_positions=read_positions,
+            reads_first=self.pooler is not None,
             needs_first=True,
             max_buckets=MAX_BUCKETS,
             **kwargs,
         )
-        hidden_states = run_layers(
-            self, hidden_states, attention_mask, create_bidirectional_mask, packing=packing, **kwargs
-        )
-        pooled = None if self.pooler is None else self.pooler(hidden_states)
-        if not keep_padding:
-            hidden_states = zero_padding(hidden_states, attention_mask)
-        return BaseModelOutputWithPooling(hidden_states, pooled)
+        return BaseModelOutputWithPooling(hidden_states, None if self.pooler is None else self.pooler(first))
 
     def _check_inputs(
-        self,
-        inputs_embeds: Tensor,
-        attention_mask: Tensor | None,
-        token_type_ids: Tensor | None,
-        position_ids: Tensor | None,
-        read_positions: Tensor | None,
+        self, inputs_embeds: Tensor, attention_mask: Any, token_type_ids: Tensor | None, position_ids: Tensor | None
     ) -> None:
         """Refuse shapes that don't fit each other, and segments and positions that have no embedding."""
         batch, length, _ = inputs_embeds.shape
@@ -382,18 +365,13 @@ class VanillaBertModel(VanillaBertPreTrainedModel):
             hint = "`type_vocab_size` of the config is the number of segments."
             check_input_ids("token_type_ids", token_type_ids, self.config.type_vocab_size, hint)
             check_shape("token_type_ids", token_type_ids, batch, length)
-        if read_positions is not None:
-            check_shape("read_positions", read_positions, batch, length)
         limit = self.config.max_position_embeddings
         if position_ids is not None:
             hint = "`max_position_embeddings` of the config is the limit."
             check_input_ids("position_ids", position_ids, limit, hint)
             check_shape("position_ids", position_ids, 1 if len(position_ids) == 1 else batch, length)
-        elif length > limit:
-            raise ValueError(
-                f"A sequence of {length} tokens exceeds `max_position_embeddings` ({limit}); truncate the input "
-                "(`tokenizer(..., truncation=True, max_length=...)`) or build a model with more."
-            )
+        else:
+            check_length(length, limit)
 
 
 class VanillaBertForPreTraining(VanillaBertPreTrainedModel):
@@ -465,14 +443,14 @@ class VanillaBertForPreTraining(VanillaBertPreTrainedModel):
             loss = next_loss if loss is None else loss + next_loss
         return BertForPreTrainingOutput(loss, logits, next_logits, outputs.hidden_states, outputs.attentions)
 
-    def _next_sentence_loss(self, logits: Tensor, follows: Tensor, labels: Tensor | None, items: Any) -> Tensor:
+    def _next_sentence_loss(self, logits: Tensor, is_random: Tensor, labels: Tensor | None, items: Any) -> Tensor:
         """Average over pairs; over a step of several batches, each pair weighs as many as it has masked tokens."""
-        follows, hint = follows.flatten(), "0 means that B follows A, and 1 that it is a random segment."
-        check_labels("next_sentence_label", follows, (logits.shape[0],), 2, hint)
+        is_random, hint = is_random.flatten(), "0 means that B follows A, and 1 that it is a random segment."
+        check_labels("next_sentence_label", is_random, (logits.shape[0],), 2, hint)
         if labels is None or items is None:
-            return classification_loss(logits, follows)
+            return classification_loss(logits, is_random)
         losses = nn.functional.cross_entropy(
-            logits.float(), follows.long(), reduction="none"
+            logits.float(), is_random.long(), reduction="none"
         )  # (batch,), -100 gives 0
         return mean_loss((losses * has_label(labels).sum(1)).sum(), 1, items)
 
@@ -523,7 +501,7 @@ class VanillaBertWithHead(VanillaBertPreTrainedModel):
 
     def _reads(self, inputs: Tensor | None, attention_mask: Tensor | None, labels: Tensor | None) -> dict[str, Any]:
         """Name what the head reads of the encoder: here the pooled first position."""
-        return {"read_positions": first_positions(inputs)}
+        return first_position(inputs)
 
     def _predict(self, outputs: Any, labels: Tensor | None, items: Tensor | int | None) -> LossAndLogits:
         """Return loss and logits."""
@@ -559,7 +537,7 @@ class VanillaBertForMaskedLM(VanillaBertWithHead):
 
 
 class VanillaBertForNextSentencePrediction(VanillaBertWithHead):
-    """BERT with the head that tells whether B follows A.
+    """BERT with the next-sentence head: does B follow A?
 
     `labels` of shape `(batch,)` are 0 where B follows A, 1 where it is a random segment; `logits` have shape
     `(batch, 2)`.
@@ -638,7 +616,7 @@ class VanillaBertForTokenClassification(VanillaBertWithHead):
         self.post_init()
 
     def _reads(self, inputs: Tensor | None, attention_mask: Tensor | None, labels: Tensor | None) -> dict[str, Any]:
-        return {"keep_padding": reads_padding(attention_mask, labels, self.training)}
+        return all_positions(attention_mask, labels, self.training)
 
     def _predict(self, outputs: Any, labels: Tensor | None, items: Tensor | int | None) -> LossAndLogits:
         logits = self.classifier(self._classifier_dropout(outputs.last_hidden_state))  # (batch, length, num_labels)
@@ -675,7 +653,8 @@ class VanillaBertForQuestionAnswering(VanillaBertPreTrainedModel):
     ) -> QuestionAnsweringModelOutput:
         """Score starts and ends, and with their positions compute the loss, the mean of both.
 
-        A position behind the input's end, or of -100, is ignored; other negative ones count as 0, as in transformers.
+        A position beyond the end of the input, or of -100, is ignored; other negative ones count as 0, as in
+        transformers.
 
         Args:
             input_ids (`torch.LongTensor` of shape `(batch, length)`, *optional*): Tokens.
@@ -707,7 +686,7 @@ class VanillaBertForQuestionAnswering(VanillaBertPreTrainedModel):
         )
 
     def _position_loss(self, name: str, logits: Tensor, positions: Tensor) -> Tensor:
-        """Compute the cross-entropy over positions; those behind the input's end, and -100, are ignored."""
+        """Compute the cross-entropy over positions; those beyond the end of the input, and -100, are ignored."""
         batch, length = logits.shape
         if positions.numel() != batch:
             raise ValueError(f"`{name}` must have shape ({batch},), got {tuple(positions.shape)}.")
@@ -772,7 +751,7 @@ class VanillaBertForMultipleChoice(VanillaBertPreTrainedModel):
             )
         inputs = (input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
         flat = [None if tensor is None else tensor.flatten(0, 1) for tensor in inputs]
-        outputs = self.bert(*flat, read_positions=first_positions(given.flatten(0, 1)), **kwargs)
+        outputs = self.bert(*flat, **{**first_position(given.flatten(0, 1)), **kwargs})
         scores = self.classifier(self._classifier_dropout(outputs.pooler_output))  # (batch * choices, 1)
         logits = scores.view(given.shape[:2])  # (batch, choices)
         loss = None if labels is None else classification_loss(logits, labels.flatten(), num_items_in_batch)
@@ -791,3 +770,9 @@ AUTO_CLASSES: dict[str, type[VanillaBertPreTrainedModel]] = {
     "AutoModelForQuestionAnswering": VanillaBertForQuestionAnswering,
     "AutoModelForMultipleChoice": VanillaBertForMultipleChoice,
 }
+
+__all__ = [
+    "AUTO_CLASSES",
+    "VanillaBertPreTrainedModel",
+    *(model_class.__name__ for model_class in dict.fromkeys(AUTO_CLASSES.values())),
+]

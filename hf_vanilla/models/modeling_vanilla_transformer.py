@@ -16,17 +16,19 @@
                                        linear, softmax: the next token
 
 Departures from the paper:
-- None in the defaults, except where the paper is silent: the epsilon of LayerNorm (1e-6) and the initialisation
-  (embeddings N(0, d_model^-0.5), Xavier for all matrices), which follow the authors' Tensor2Tensor code.
+- In the defaults: the projections of attention have biases, which the formulas of 3.2.2 do not show; the embedding of
+  padding is zero and stays zero, and padding is never generated; the length limit of `generate()` is relative to the
+  longest source of a batch.
+- Where the paper is silent, the authors' Tensor2Tensor code decides: the epsilon of LayerNorm (1e-6), embeddings of
+  standard deviation d_model^-0.5, Xavier's initialisation for all matrices.
 - On request only: pre-norm, learned or Tensor2Tensor positions, dropout at other places, untied embeddings, other
   attention scales, and two other kinds of label smoothing.
 - In training, labelled tokens alone pass through the projection onto the vocabulary; the loss is the same.
-- On a CPU, where a batch has padding, the layers work on its tokens alone; the encoder's output at padding is then 0.
+- The encoder's output at padding is 0. On a CPU, where a batch has padding, the layers work on its tokens alone.
 """
 
 import inspect
 import math
-from functools import partial
 from typing import Any, cast
 
 import torch
@@ -35,7 +37,6 @@ from transformers import initialization as init
 from transformers.cache_utils import DynamicCache, EncoderDecoderCache
 from transformers.generation import GenerateEncoderDecoderOutput, GenerationConfig, GenerationMixin
 from transformers.generation.utils import GenerateOutput
-from transformers.masking_utils import create_bidirectional_mask, create_causal_mask
 from transformers.modeling_outputs import (
     BaseModelOutput,
     BaseModelOutputWithPastAndCrossAttentions,
@@ -46,12 +47,19 @@ from transformers.processing_utils import Unpack
 from transformers.utils.generic import TransformersKwargs, can_return_tuple, merge_with_config_defaults
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
-from .checks import IGNORED_LABEL, VOCABULARY_HINT, check_attention_mask, check_labels, checked_embeddings
+from .checks import (
+    IGNORED_LABEL,
+    VOCABULARY_HINT,
+    check_attention_mask,
+    check_labels,
+    check_length,
+    checked_embeddings,
+)
 from .configuration_vanilla_transformer import VanillaTransformerConfig
 from .dropout import dropout
 from .layers import CrossAttention, DecoderLayer, EncoderLayer, FusedLinear, SelfAttention, sinusoidal_positions
 from .loss import smoothed_target, token_loss
-from .packing import label_positions, pack_source, plan_packing, positions_of, run_layers, up_to_last, zero_padding
+from .packing import labelled_positions, positions_of, run_decoder, run_encoder
 from .self_contained import VanillaPreTrainedModel
 
 
@@ -70,7 +78,7 @@ class VanillaTransformerPreTrainedModel(VanillaPreTrainedModel):
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
-        """Initialise as Tensor2Tensor does: Xavier for matrices, N(0, d_model^-0.5) for embeddings, padding zero."""
+        """Initialise as Tensor2Tensor does: Xavier for matrices, standard deviation d_model^-0.5 for embeddings."""
         if isinstance(module, FusedLinear):
             module.init_xavier_uniform()
         elif isinstance(module, nn.Linear):
@@ -134,12 +142,8 @@ class VanillaTransformerStack(VanillaTransformerPreTrainedModel):
 
     def _check_length(self, length: int) -> None:
         """Refuse what a learned position table does not reach."""
-        limit = self.config.max_position_embeddings
-        if self.config.position_type == "learned" and length > limit:
-            raise ValueError(
-                f"A sequence of {length} positions exceeds `max_position_embeddings` ({limit}) of the learned "
-                "positions; truncate the input or build a model with more."
-            )
+        if self.config.position_type == "learned":
+            check_length(length, self.config.max_position_embeddings)
 
 
 class VanillaTransformerEncoder(VanillaTransformerStack):
@@ -191,11 +195,7 @@ class VanillaTransformerEncoder(VanillaTransformerStack):
         self._check_length(src_len)
 
         hidden_states = self._embed(inputs_embeds, positions_of(attention_mask, src_len, 0, inputs_embeds.device))
-        packing = plan_packing(self, hidden_states, attention_mask, **kwargs)
-        hidden_states = run_layers(
-            self, hidden_states, attention_mask, create_bidirectional_mask, packing=packing, **kwargs
-        )
-        return BaseModelOutput(zero_padding(hidden_states, attention_mask))
+        return BaseModelOutput(run_encoder(self, hidden_states, attention_mask, **kwargs)[0])
 
 
 class VanillaTransformerDecoder(VanillaTransformerStack):
@@ -236,7 +236,8 @@ class VanillaTransformerDecoder(VanillaTransformerStack):
             attention_mask (`torch.Tensor` of shape `(batch, past_len + tgt_len)`, *optional*): 1 for tokens, 0 for
                 padding.
             encoder_hidden_states (`torch.Tensor` of shape `(batch, src_len, d_model)`): The encoder's output. Where
-                several consecutive target rows share a source, as beams do, one row for all of them.
+                several consecutive target rows share a source, as beams do, one row for all of them (attention `eager`
+                or `sdpa`, no mask of four dimensions).
             encoder_attention_mask (`torch.Tensor` of shape `(batch, src_len)`, *optional*): 1 for tokens, 0 for
                 padding.
             past_key_values (`EncoderDecoderCache`, *optional*): Keys and values of the positions before.
@@ -267,8 +268,7 @@ class VanillaTransformerDecoder(VanillaTransformerStack):
             )
         if use_cache and past_key_values is None:
             past_key_values = EncoderDecoderCache(DynamicCache(config=self.config), DynamicCache(config=self.config))
-        self_cache = None if past_key_values is None else past_key_values.self_attention_cache
-        past_len = 0 if self_cache is None else self_cache.get_seq_length()
+        past_len = 0 if past_key_values is None else past_key_values.get_seq_length()
         batch, tgt_len, _ = inputs_embeds.shape
         sources, src_len, _ = encoder_hidden_states.shape
         if sources != batch and (sources == 0 or batch % sources):
@@ -276,6 +276,8 @@ class VanillaTransformerDecoder(VanillaTransformerStack):
                 f"`encoder_hidden_states` must have as many rows as `decoder_input_ids` ({batch}), or a whole number "
                 f"of target rows for each; got {sources}."
             )
+        if sources != batch and isinstance(encoder_attention_mask, Tensor) and encoder_attention_mask.dim() == 4:
+            raise ValueError("`encoder_attention_mask` must have shape (batch, src_len) where targets share a source.")
         check_attention_mask("attention_mask", encoder_attention_mask, sources, src_len)
         if isinstance(past_len, int) or not torch.compiler.is_compiling():  # compiled code can't ask a static cache
             check_attention_mask("decoder_attention_mask", attention_mask, batch, past_len + tgt_len)
@@ -283,25 +285,14 @@ class VanillaTransformerDecoder(VanillaTransformerStack):
 
         position_ids = positions_of(attention_mask, tgt_len, past_len, inputs_embeds.device)
         hidden_states = self._embed(inputs_embeds, position_ids)
-        packing = source_packing = None
-        if past_key_values is None and sources == batch:
-            source_packing = plan_packing(self, encoder_hidden_states, encoder_attention_mask, **kwargs)
-            if read_positions is not None and attention_mask is None:
-                packing = plan_packing(self, hidden_states, up_to_last(read_positions), **kwargs)
-        encoder_attention_mask = create_bidirectional_mask(
-            config=self.config,
-            inputs_embeds=inputs_embeds,
-            attention_mask=encoder_attention_mask,
-            encoder_hidden_states=encoder_hidden_states,
-        )
-        hidden_states = run_layers(
+        hidden_states = run_decoder(
             self,
             hidden_states,
             attention_mask,
-            partial(create_causal_mask, past_key_values=self_cache),
-            *pack_source(encoder_hidden_states, encoder_attention_mask, source_packing, packing),
-            packing=packing,
+            encoder_hidden_states,
+            encoder_attention_mask,
             past_key_values=past_key_values,
+            read_positions=read_positions,
             **kwargs,
         )
         return BaseModelOutputWithPastAndCrossAttentions(hidden_states, past_key_values)
@@ -405,7 +396,7 @@ class VanillaTransformerModel(VanillaTransformerPreTrainedModel):
     def _check_batch(
         self, source: Tensor, decoder_input_ids: Tensor | None, decoder_inputs_embeds: Tensor | None
     ) -> None:
-        """Refuse to pair sources with another number of targets. Only who brings `encoder_outputs` may share them."""
+        """Refuse another number of targets than sources: targets share a source only through `encoder_outputs`."""
         target = decoder_input_ids if decoder_inputs_embeds is None else decoder_inputs_embeds
         if target is not None and target.shape[0] != source.shape[0]:
             raise ValueError(
@@ -414,7 +405,7 @@ class VanillaTransformerModel(VanillaTransformerPreTrainedModel):
             )
 
 
-def _with_a_source_for_each_row(outputs: Any) -> Any:
+def _repeat_sources_for_beams(outputs: Any) -> Any:
     """Repeat the keys and values of a source for each of its beams, as transformers returns them."""
     cache = getattr(outputs, "past_key_values", None)
     if isinstance(cache, EncoderDecoderCache) and any(cache.is_updated.values()):
@@ -428,7 +419,7 @@ def _with_a_source_for_each_row(outputs: Any) -> Any:
 
 
 class Seq2SeqGenerationMixin(GenerationMixin):
-    """`generate()` of an encoder-decoder: up to 50 tokens longer than the source, and each source stored once."""
+    """`generate()` of an encoder-decoder: up to 50 tokens longer than the longest source, each stored once."""
 
     @torch.no_grad()
     def generate(
@@ -440,8 +431,9 @@ class Seq2SeqGenerationMixin(GenerationMixin):
     ) -> GenerateOutput | torch.LongTensor:
         """Generate targets: transformers' `generate`, which documents all arguments, with two things defined.
 
-        The default maximum length is that of the source plus 50 tokens (paper, 6.1). And nothing is translated to
-        nothing: a batch without sentences gives no sequences, sentences of length 0 give sequences that end at once.
+        The default maximum length is that of the longest source of the batch plus 50 tokens (paper, 6.1). The default of
+        transformers, a `max_length` of 20 in `generation_config`, counts as none. Empty input gives empty output: a
+        batch without sentences gives no sequences, sentences of length 0 give sequences that end at once.
 
         Args:
             inputs (`torch.Tensor` of shape `(batch, src_len)`, *optional*): Source tokens; may also be given as
@@ -459,7 +451,7 @@ class Seq2SeqGenerationMixin(GenerationMixin):
         sources = (inputs, kwargs.get("input_ids"), kwargs.get("inputs_embeds"))
         source = next((given for given in sources if given is not None), None)
         if source is None or 0 not in source.shape[:2]:
-            return _with_a_source_for_each_row(super().generate(inputs, generation_config, *args, **kwargs))
+            return _repeat_sources_for_beams(super().generate(inputs, generation_config, *args, **kwargs))
         options, _ = self._prepare_generation_config(generation_config, **kwargs)
         end = options.eos_token_id[0] if isinstance(options.eos_token_id, list) else options.eos_token_id
         sequence = [options.decoder_start_token_id] if end is None else [options.decoder_start_token_id, end]
@@ -618,7 +610,7 @@ class VanillaTransformerForConditionalGeneration(VanillaTransformerPreTrainedMod
             if decoder_input_ids is None and decoder_inputs_embeds is None:
                 decoder_input_ids = self.prepare_decoder_input_ids_from_labels(labels)
             target = decoder_input_ids if decoder_inputs_embeds is None else decoder_inputs_embeds
-            read = label_positions(target, labels, self.training)
+            read = labelled_positions(target, labels, self.training)
         outputs: Seq2SeqModelOutput = self.model(
             input_ids=input_ids,
             attention_mask=attention_mask,
@@ -665,3 +657,11 @@ AUTO_CLASSES: dict[str, type[VanillaTransformerPreTrainedModel]] = {
     "AutoModel": VanillaTransformerModel,
     "AutoModelForSeq2SeqLM": VanillaTransformerForConditionalGeneration,
 }
+
+__all__ = [
+    "AUTO_CLASSES",
+    "VanillaTransformerDecoder",
+    "VanillaTransformerEncoder",
+    "VanillaTransformerPreTrainedModel",
+    *(model_class.__name__ for model_class in AUTO_CLASSES.values()),
+]

@@ -7,21 +7,26 @@
 
 Everything that works on each token by itself (projections, norms, feed-forward networks, dropout) runs on tokens;
 attention runs on rows of like length, padded to the longest of their bucket. To a layer, a `Packing` is its attention
-mask: it says which tokens see each other. It is planned once for each batch and ignored by models without padding.
+mask: it says which tokens see each other. It is planned once for each batch; a batch without padding gets none. A
+layer or attention takes one if its own class declares `accepts_packing`: a subclass with a `forward` of its own has to
+declare it again.
 
-Packing is a fast path of CPUs; everything has the same value without it. It is off where somebody would notice: if a
-layer is hooked, compiled, traced or replaced, or if single layers' outputs were requested.
+Packing is a fast path of CPUs; everything has the same value without it. It is off where results would differ visibly:
+if a layer is hooked, compiled, traced or replaced, or if outputs of single layers are requested.
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from transformers.cache_utils import EncoderDecoderCache
+from transformers.masking_utils import create_bidirectional_mask, create_causal_mask
 from transformers.modeling_utils import PreTrainedModel
 from transformers.utils.output_capturing import capture_outputs
 
-from .checks import IGNORED_LABEL
+from .checks import check_shape, has_label
 
 
 # From this share of padding on, working on tokens alone is faster, moving them included.
@@ -146,7 +151,7 @@ class Packing(NamedTuple):
         Args:
             attend (`Callable`): From rows `(rows, length, width)` and a mask to outputs of the same rows.
             tokens (`torch.Tensor` of shape `(1, tokens, width)`): The tokens.
-            is_causal (`bool`): Whether padding at the end of a row is out of sight anyway.
+            is_causal (`bool`): Whether padding at the end of a row is masked by causality anyway.
             **kwargs: Passed on to `attend`.
 
         Returns:
@@ -189,7 +194,7 @@ def to_tokens(rows: Tensor, packing: Packing | None) -> Tensor:
 
 
 def cross_packing(attention_mask: Mask) -> CrossPacking:
-    """Return how target and source lie: the mask itself, or for any other mask that both are rows."""
+    """Return how target and source lie: the mask itself, or for any other mask two batches of rows."""
     return attention_mask if isinstance(attention_mask, CrossPacking) else CrossPacking(None, None, attention_mask)
 
 
@@ -309,8 +314,8 @@ def _may_leave_out(model: PreTrainedModel, hidden_states: Tensor, kwargs: dict[s
     """Whether positions may be left out: on a CPU, not compiled or traced, no outputs of single layers."""
     if torch.compiler.is_compiling() or torch.jit.is_tracing() or hidden_states.device.type != "cpu":
         return False
-    if kwargs.get("is_causal") is not None:  # buckets are planned for what the layers declare
-        return False
+    if kwargs.get("is_causal") is not None or kwargs.get("past_key_values") is not None:
+        return False  # a packing knows the causality that layers declare, and no positions before it
     names = ("output_attentions", "output_hidden_states")
     return not any(kwargs.get(name, getattr(model.config, name)) for name in names)
 
@@ -374,72 +379,157 @@ def run_layers(
     return packing.unpack(norm(hidden_states))
 
 
-def pack_source(
-    encoder_hidden_states: Tensor, attention_mask: Mask, source: Packing | None, target: Packing | None
-) -> tuple[Tensor, Mask]:
-    """Prepare what decoder layers take of the source.
+def run_encoder(
+    model: PreTrainedModel,
+    hidden_states: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    keep_padding: bool = False,
+    read_positions: Tensor | None = None,
+    reads_first: bool = False,
+    needs_first: bool = False,
+    max_buckets: int = 1,
+    **kwargs: Any,
+) -> tuple[Tensor, Tensor]:
+    """Run the layers of an encoder.
 
     Args:
-        encoder_hidden_states (`torch.Tensor` of shape `(batch, src_len, d_model)`): The encoder's output.
-        attention_mask (`Mask`, *optional*): The mask over the source in rows.
-        source (`Packing`, *optional*): Packing of the source.
-        target (`Packing`, *optional*): Packing of the target.
+        model (`PreTrainedModel`): The encoder, as in [`run_layers`].
+        hidden_states (`torch.Tensor` of shape `(batch, length, d_model)`): The embeddings.
+        attention_mask (`torch.Tensor` of shape `(batch, length)`, *optional*): Not 0 for tokens, 0 for padding.
+        keep_padding (`bool`, defaults to `False`): Whether the output at padding is computed, too; otherwise it is 0,
+            in eager, compiled and exported code alike.
+        read_positions (`torch.Tensor` of shape `(batch, length)`, *optional*): Not 0 where the output is read.
+        reads_first (`bool`, defaults to `False`): Whether each row's first position is read in any case.
+        needs_first (`bool`, defaults to `False`): As in [`plan_packing`].
+        max_buckets (`int`, defaults to 1): As in [`plan_packing`].
+        **kwargs: Passed on to the layers.
 
     Returns:
-        `tuple[torch.Tensor, Mask]`: the source, as tokens `(1, tokens, d_model)` if it is packed, and its mask.
+        `tuple[torch.Tensor, torch.Tensor]`: the output of shape `(batch, length, d_model)`; and that of each row's
+        first position, `(batch, 1, d_model)`, which a pooler reads even where it is padding.
+
+    Raises:
+        ValueError: if `read_positions` has another shape.
     """
-    if source is None and target is None:
-        return encoder_hidden_states, attention_mask
-    return to_tokens(encoder_hidden_states, source), CrossPacking(target, source, attention_mask)
+    if read_positions is not None:
+        check_shape("read_positions", read_positions, *hidden_states.shape[:2])
+        if reads_first:
+            read_positions = torch.cat((torch.ones_like(read_positions[:, :1]), read_positions[:, 1:]), dim=1)
+    mask = None if keep_padding else attention_mask
+    packing = plan_packing(
+        model,
+        hidden_states,
+        mask,
+        outputs=read_positions,
+        needs_first=needs_first,
+        max_buckets=max_buckets,
+        **kwargs,
+    )
+    hidden_states = run_layers(
+        model, hidden_states, attention_mask, create_bidirectional_mask, packing=packing, **kwargs
+    )
+    first = hidden_states[:, :1]
+    if isinstance(mask, Tensor) and mask.dim() == 2:
+        hidden_states = hidden_states.masked_fill((mask == 0).to(hidden_states.device)[..., None], 0)
+    return hidden_states, first
 
 
-def up_to_last(read_positions: Tensor) -> Tensor:
-    """Mark in each row the positions up to the last that is read: no causal layer needs more.
+def run_decoder(
+    model: PreTrainedModel,
+    hidden_states: Tensor,
+    attention_mask: Tensor | None,
+    encoder_hidden_states: Tensor,
+    encoder_attention_mask: Tensor | None,
+    *,
+    past_key_values: EncoderDecoderCache | None = None,
+    read_positions: Tensor | None = None,
+    **kwargs: Any,
+) -> Tensor:
+    """Run the layers of a decoder with cross-attention.
 
     Args:
-        read_positions (`torch.Tensor` of shape `(batch, length)`): Not 0 where the output is read.
+        model (`PreTrainedModel`): The decoder, as in [`run_layers`].
+        hidden_states (`torch.Tensor` of shape `(batch, tgt_len, d_model)`): The embeddings.
+        attention_mask (`torch.Tensor` of shape `(batch, past_len + tgt_len)`, *optional*): Not 0 for tokens.
+        encoder_hidden_states (`torch.Tensor` of shape `(batch or fewer, src_len, d_model)`): The encoder's output.
+        encoder_attention_mask (`torch.Tensor` of shape `(batch or fewer, src_len)`, *optional*): Not 0 for tokens.
+        past_key_values (`EncoderDecoderCache`, *optional*): Keys and values of the positions before.
+        read_positions (`torch.Tensor` of shape `(batch, tgt_len)`, *optional*): Not 0 where the output is read.
+        **kwargs: Passed on to the layers.
 
     Returns:
-        `torch.BoolTensor` of shape `(batch, length)`.
+        `torch.Tensor` of shape `(batch, tgt_len, d_model)`: the output.
     """
-    return (read_positions != 0).flip(1).cummax(1).values.flip(1)
+    target = source = None
+    if past_key_values is None and encoder_hidden_states.shape[0] == hidden_states.shape[0]:
+        source = plan_packing(model, encoder_hidden_states, encoder_attention_mask, **kwargs)
+        if read_positions is not None and attention_mask is None:
+            # no causal layer needs more than the positions up to the last that is read
+            needed = (read_positions != 0).flip(1).cummax(1).values.flip(1)
+            target = plan_packing(model, hidden_states, needed, **kwargs)
+    cross_mask: Mask = create_bidirectional_mask(
+        config=model.config,
+        inputs_embeds=hidden_states,
+        attention_mask=encoder_attention_mask,
+        encoder_hidden_states=encoder_hidden_states,
+    )
+    if source is not None or target is not None:
+        encoder_hidden_states = to_tokens(encoder_hidden_states, source)
+        cross_mask = CrossPacking(target, source, cross_mask)
+    cache = None if past_key_values is None else past_key_values.self_attention_cache
+    return run_layers(
+        model,
+        hidden_states,
+        attention_mask,
+        partial(create_causal_mask, past_key_values=cache),
+        *(encoder_hidden_states, cross_mask),
+        packing=target,
+        past_key_values=past_key_values,
+        **kwargs,
+    )
 
 
-def zero_padding(hidden_states: Tensor, attention_mask: Tensor | None) -> Tensor:
-    """Set the output at padding, which means nothing, to zero: the same on every path.
-
-    Args:
-        hidden_states (`torch.Tensor` of shape `(batch, length, d_model)`): The output.
-        attention_mask (`torch.Tensor` of shape `(batch, length)`, *optional*): Not 0 for tokens, 0 for padding. Other
-            masks leave the output as it is.
-
-    Returns:
-        `torch.Tensor` of shape `(batch, length, d_model)`: the output.
-    """
-    if not isinstance(attention_mask, Tensor) or attention_mask.dim() != 2:
-        return hidden_states
-    return hidden_states.masked_fill((attention_mask == 0).to(hidden_states.device)[..., None], 0)
-
-
-def first_positions(inputs: Tensor | None) -> Tensor | None:
-    """Mark each row's first position, the one that a pooler reads.
+def first_position(inputs: Tensor | None) -> dict[str, Any]:
+    """Name what a head on top of the pooler reads of an encoder: each row's first position.
 
     Args:
         inputs (`torch.Tensor` of shape `(batch, length)` or `(batch, length, d_model)`, *optional*): Ids or
             embeddings.
 
     Returns:
-        `torch.BoolTensor` of shape `(batch, length)`; `None` without such inputs.
+        `dict[str, Any]`: arguments of the encoder.
     """
     if inputs is None or inputs.dim() < 2:
-        return None
+        return {}
     is_read = torch.zeros(inputs.shape[:2], dtype=torch.bool, device=inputs.device)
     is_read[:, :1] = True
-    return is_read
+    return {"read_positions": is_read}
 
 
-def label_positions(inputs: Tensor | None, labels: Tensor | None, training: bool) -> Tensor | None:
-    """Mark the positions that a head for tokens reads in training: those with a label.
+def all_positions(attention_mask: Tensor | None, labels: Tensor | None, training: bool) -> dict[str, Any]:
+    """Name what a head for all tokens reads of an encoder: in training padding only where it has a label.
+
+    Args:
+        attention_mask (`torch.Tensor` of shape `(batch, length)`, *optional*): Not 0 for tokens, 0 for padding.
+        labels (`torch.Tensor` of shape `(batch, length)`, *optional*): Labels; -100 where there is none.
+        training (`bool`): Whether the model is in training mode.
+
+    Returns:
+        `dict[str, Any]`: arguments of the encoder. Padding is computed, too, where checking would synchronize: in
+        compiled code, and off the CPU.
+    """
+    if labels is None or not training or torch.compiler.is_compiling():
+        return {"keep_padding": True}
+    if not isinstance(attention_mask, Tensor) or attention_mask.shape != labels.shape:
+        return {}
+    if attention_mask.device.type != "cpu":
+        return {"keep_padding": True}
+    return {"keep_padding": bool((has_label(labels) & (attention_mask == 0).to(labels.device)).any())}
+
+
+def labelled_positions(inputs: Tensor | None, labels: Tensor | None, training: bool) -> Tensor | None:
+    """Mark the positions that a head for labelled tokens reads in training.
 
     Args:
         inputs (`torch.Tensor` of shape `(batch, length)` or `(batch, length, d_model)`, *optional*): Ids or
@@ -452,27 +542,7 @@ def label_positions(inputs: Tensor | None, labels: Tensor | None, training: bool
     """
     if labels is None or inputs is None or not training or labels.shape != inputs.shape[:2]:
         return None
-    return labels.long() != IGNORED_LABEL  # among small integers, -100 may be another number
-
-
-def reads_padding(attention_mask: Tensor | None, labels: Tensor | None, training: bool) -> bool:
-    """Tell whether a head for tokens reads padding: in evaluation always, in training where padding has a label.
-
-    Args:
-        attention_mask (`torch.Tensor` of shape `(batch, length)`, *optional*): Not 0 for tokens, 0 for padding.
-        labels (`torch.Tensor` of shape `(batch, length)`, *optional*): Labels; -100 where there is none.
-        training (`bool`): Whether the model is in training mode.
-
-    Returns:
-        `bool`: true, too, where looking would make others wait: in compiled code, and off the CPU.
-    """
-    if labels is None or not training or torch.compiler.is_compiling():
-        return True
-    if not isinstance(attention_mask, Tensor) or attention_mask.shape != labels.shape:
-        return False
-    if attention_mask.device.type != "cpu":
-        return True
-    return bool(((labels.long() != IGNORED_LABEL) & (attention_mask == 0).to(labels.device)).any())
+    return has_label(labels)
 
 
 def positions_of(

@@ -25,6 +25,8 @@ class SelfContainedConfig(PreTrainedConfig):
     can.
     """
 
+    # One sentence that names the paper, for model cards.
+    paper: ClassVar[str] = ""
     # For each published size the fields that it sets.
     presets: ClassVar[dict[str, dict[str, Any]]] = {}
     # Names of fields: numbers of at least 1, of at least 0, in [0, 1), and above 0.
@@ -35,7 +37,8 @@ class SelfContainedConfig(PreTrainedConfig):
 
     _auto_class = "AutoConfig"  # makes transformers copy the file of the class and those that it imports
 
-    def auto_classes(self) -> dict[str, Any]:
+    @classmethod
+    def auto_classes(cls) -> dict[str, Any]:
         """Return the model class of each Auto class.
 
         The method itself imports the models: at the top of the file the import would be circular. transformers, which
@@ -47,9 +50,10 @@ class SelfContainedConfig(PreTrainedConfig):
         Raises:
             NotImplementedError: if the subclass does not define it.
         """
-        raise NotImplementedError(f"{type(self).__name__} must define `auto_classes`.")
+        raise NotImplementedError(f"{cls.__name__} must define `auto_classes`.")
 
-    def pipelines(self) -> dict[str, tuple[str, type]]:
+    @classmethod
+    def pipelines(cls) -> dict[str, tuple[str, type]]:
         """Return the model family's pipelines that transformers lacks, imported as in `auto_classes`.
 
         Returns:
@@ -198,6 +202,3 @@ class SelfContainedPipeline(Pipeline):
             `Any`: the outputs.
         """
         return outputs
-
-
-__all__ = ["SelfContainedConfig", "SelfContainedPipeline"]

@@ -541,6 +541,3 @@ def search_and_rank(
     sequences = outputs.sequences.view(len(ids), num_beams, -1)
     best = order[:, : options.n_best, None].expand(-1, -1, sequences.shape[2])
     return sequences.gather(1, best).flatten(0, 1), scores[:, : options.n_best].flatten()
-
-
-__all__ = ["WordAlignment", "combine_subwords", "forced_attention", "mean_of_heads", "word_alignments", "word_numbers"]

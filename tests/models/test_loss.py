@@ -47,7 +47,7 @@ def projected_loss(hidden_states, weight, bias, labels, target):
 @pytest.fixture(params=[1, 3, 256], ids=lambda tokens: f"chunks of {tokens}")
 def chunk_tokens(request, monkeypatch):
     monkeypatch.setattr(chunked_loss, "CHUNK_TOKENS", request.param)
-    monkeypatch.setattr(chunked_loss, "BLOCK_WORDS", 4)
+    monkeypatch.setattr(chunked_loss, "VOCAB_BLOCK_SIZE", 4)
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1, 0.4])
