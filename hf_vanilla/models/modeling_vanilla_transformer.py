@@ -431,7 +431,7 @@ class Seq2SeqGenerationMixin(GenerationMixin):
     ) -> GenerateOutput | torch.LongTensor:
         """Generate targets: transformers' `generate`, which documents all arguments, with two things defined.
 
-        The default maximum length is that of the longest source of the batch plus 50 tokens (paper, 6.1). A `max_length`
+        By default, the maximum length is that of the longest source of the batch plus 50 tokens (6.1). A `max_length`
         of 20 in `generation_config`, the default of transformers, counts as none. Empty input gives empty output: a
         batch without sentences gives no sequences, sentences of length 0 give sequences that end at once.
 

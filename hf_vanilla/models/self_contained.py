@@ -88,7 +88,7 @@ class SelfContainedConfig(PreTrainedConfig):
         """
         return tuple(cls.presets)
 
-    def validate_ranges(self) -> None:
+    def validate_bounds(self) -> None:
         """Check that numbers are in their ranges, and that the activation exists.
 
         Raises:

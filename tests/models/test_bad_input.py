@@ -193,7 +193,7 @@ def test_learned_positions_exceeded():
     model = tiny_model(position_type="learned", max_position_embeddings=6)
     short = torch.full((2, 6), 3)
     model(short, decoder_input_ids=short)
-    message = r"A sequence of 7 positions exceeds `max_position_embeddings` \(6\) of the learned positions"
+    message = r"A sequence of 7 tokens exceeds `max_position_embeddings` \(6\)"
     with pytest.raises(ValueError, match=message):
         model(short, decoder_input_ids=TARGET)
     with pytest.raises(ValueError, match=message):
