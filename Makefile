@@ -17,7 +17,7 @@ PYTEST := $(OFFLINE) $(THREADS) $(VENV_PYTHON) -m pytest -n auto --dist loadgrou
 
 # The tests that compute, and the kernels that they run with a second time: those of an AVX2 machine, or without SVE on a CPU
 # that is not x86-64. make KERNELS="ATEN_CPU_CAPABILITY=default ONEDNN_MAX_CPU_ISA=SSE41" test-kernels chooses others.
-COMPUTING := tests/models tests/generation tests/training tests/test_features.py tests/test_pipelines.py
+COMPUTING := tests/models tests/generation tests/training tests/test_pipelines.py
 AVX2 := ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2
 KERNELS ?= $(if $(filter x86_64 amd64,$(shell uname -m)),$(AVX2),ATEN_CPU_CAPABILITY=default)
 

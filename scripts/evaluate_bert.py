@@ -19,7 +19,7 @@ from transformers import AutoModelForPreTraining, AutoTokenizer, DataCollatorFor
 from transformers.utils import logging
 
 import hf_vanilla  # noqa: F401  (registers the models)
-from hf_vanilla.command_line.checks import check_files, check_models, check_results_file, explained_loading
+from hf_vanilla.command_line.checks import check_files_exist, check_models, check_results_file, explained_loading
 from hf_vanilla.command_line.options import parse_arguments, run
 from hf_vanilla.command_line.report import write_report
 from hf_vanilla.data import build_pretraining_dataset, load_documents, mask_statically
@@ -96,7 +96,7 @@ def main() -> None:
     """Load the model, evaluate it on each file, and report."""
     (arguments,) = parse_arguments(EvaluationArguments, description=__doc__)
     logging.set_verbosity_error()
-    check_files(files=arguments.files)
+    check_files_exist(files=arguments.files)
     check_results_file(arguments.results_file)
     check_models(model=arguments.model)
     with explained_loading("model", arguments.model):

@@ -28,7 +28,7 @@ import torch
 from transformers import AutoTokenizer, DataCollatorForLanguageModeling, set_seed
 
 from hf_vanilla import VanillaBertConfig, VanillaBertForMaskedLM, VanillaBertForPreTraining
-from hf_vanilla.command_line.checks import check_files, check_models, check_output_dir, explained_loading
+from hf_vanilla.command_line.checks import check_files_exist, check_models, check_output_dir, explained_loading
 from hf_vanilla.command_line.options import parse_arguments, run, set_up_logging
 from hf_vanilla.data import (
     WholeWordMaskingCollator,
@@ -280,7 +280,7 @@ def main() -> None:
     check_models(
         model_name_or_path=model_args.model_name_or_path, tokenizer_name_or_path=model_args.tokenizer_name_or_path
     )
-    check_files(train_files=data_args.train_files, validation_files=data_args.validation_files)
+    check_files_exist(train_files=data_args.train_files, validation_files=data_args.validation_files)
     if model_args.model_name_or_path is None:
         VanillaBertConfig.preset(model_args.preset, **given_fields(model_args))  # checks the sizes
     with lock_run_folder(training_args.output_dir, is_main_process=training_args.should_save):

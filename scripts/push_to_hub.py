@@ -36,7 +36,7 @@ from typing import Any
 from huggingface_hub import constants
 
 from hf_vanilla import publish, roll_back
-from hf_vanilla.command_line.checks import check_files
+from hf_vanilla.command_line.checks import check_files_exist
 from hf_vanilla.command_line.options import parse_arguments, run
 from hf_vanilla.hub.card import CardFacts, missing_facts
 
@@ -92,7 +92,7 @@ def read_json(name: str, path: str | None) -> dict[str, Any] | None:
 
 def read_facts(arguments: PushArguments) -> tuple[CardFacts | None, dict[str, Any] | None]:
     """Read the facts and results for the model card."""
-    check_files(card=arguments.card, results=arguments.results)
+    check_files_exist(card=arguments.card, results=arguments.results)
     facts, results = (read_json(name, getattr(arguments, name)) for name in ("card", "results"))
     if facts is None:
         return None, results

@@ -36,7 +36,7 @@ from transformers import (
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from hf_vanilla import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
-from hf_vanilla.command_line.checks import check_files, check_models, check_output_dir, explained_loading
+from hf_vanilla.command_line.checks import check_files_exist, check_models, check_output_dir, explained_loading
 from hf_vanilla.command_line.options import parse_arguments, run, set_up_logging
 from hf_vanilla.data import load_parallel_dataset, tokenize_parallel_dataset
 from hf_vanilla.data.tokenization import train_tokenizer
@@ -239,7 +239,7 @@ def load_data(arguments: DataArguments):
         if file is not None or pair[0] is not None:
             data_files[split] = file if file is not None else pair
     names = [f"{split}_{side}file" for split in ("train", "validation") for side in ("", "source_", "target_")]
-    check_files(**{name: getattr(arguments, name) for name in names})
+    check_files_exist(**{name: getattr(arguments, name) for name in names})
     if data_files and "train" not in data_files:
         raise ValueError("There is no text to train on; pass `train_file`, or a source and a target file.")
     return load_parallel_dataset(

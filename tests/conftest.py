@@ -44,7 +44,7 @@ def fixed_seeds() -> None:
 
 @pytest.fixture(autouse=True)
 def own_logging() -> Iterator[None]:
-    """Leave the loggers as they were: a script that runs in the tests' process changes what is told."""
+    """Leave the loggers as they were: a script that runs in the tests' process changes the log output."""
     loggers = [logging.getLogger(name) for name in (None, "transformers", "httpx")]
     before = [(logger.level, logger.propagate) for logger in loggers]
     yield

@@ -58,7 +58,7 @@ def check_results_file(path: str | None) -> None:
     _check_folder(Path(path).absolute().parent, f"`results_file` ({path}) must be in a folder")
 
 
-def check_files(**files: str | list[str] | None) -> None:
+def check_files_exist(**files: str | list[str] | None) -> None:
     """Check early that the files of options exist.
 
     Args:

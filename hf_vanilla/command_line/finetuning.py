@@ -11,7 +11,7 @@ from transformers import AutoConfig, AutoTokenizer, PreTrainedModel, PreTrainedT
 
 from ..training import FinetuningArguments, FinetuningTask, lock_run_folder, seeds_report, train_with_seeds
 from ..training.arguments import LOSSES
-from .checks import check_files, check_models, check_results_file, explained_loading, without_load_report
+from .checks import check_files_exist, check_models, check_results_file, explained_loading, without_load_report
 from .options import parse_arguments, set_up_logging
 from .report import show_report, write_report
 
@@ -98,7 +98,7 @@ def given_files(arguments: CommonTaskArguments) -> dict[str, str]:
         ValueError: if one does not exist.
     """
     files = {split: getattr(arguments, f"{split}_file", None) for split in ("train", "validation", "test")}
-    check_files(**{f"{split}_file": path for split, path in files.items()})
+    check_files_exist(**{f"{split}_file": path for split, path in files.items()})
     return {split: path for split, path in files.items() if path is not None}
 
 

@@ -26,15 +26,7 @@ class ReadableProgress(ProgressCallback):
         logs: dict[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
-        """Write step and loss above the bar.
-
-        Args:
-            args (`TrainingArguments`): Not used.
-            state (`TrainerState`): The step.
-            control (`TrainerControl`): Not used.
-            logs (`dict[str, Any]`, *optional*): The values to log.
-            **kwargs (`Any`): Not used.
-        """
+        """Write step and loss above the bar."""
         if state.is_world_process_zero and self.training_bar is not None and logs is not None and "loss" in logs:
             self.training_bar.write(f"step {state.global_step:>5}   loss {float(logs['loss']):.3f}")
 

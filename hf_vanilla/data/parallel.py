@@ -349,7 +349,7 @@ class _ColumnPicker:
 
 
 def _check_max_length(name: str, max_length: int | None, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Raise unless `max_length` leaves room for a token besides the special ones."""
+    """Raise unless `max_length` leaves room for a token in addition to the special ones."""
     if max_length is None:
         return
     if not isinstance(max_length, int) or isinstance(max_length, bool):

@@ -49,7 +49,7 @@ class PlainDecoder:
     Args:
         model (`PreTrainedModel`): An encoder-decoder model.
         input_ids (`torch.LongTensor` of shape `(batch * num_beams, tgt_len)`): The decoder's prompt.
-        generation_config (`GenerationConfig`): The options, with those of what to record besides the logits.
+        generation_config (`GenerationConfig`): The options, with those of what to record in addition to the logits.
         model_kwargs (`dict[str, Any]`): The model's inputs as prepared by `generate()`.
     """
 

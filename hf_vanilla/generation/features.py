@@ -69,8 +69,8 @@ def extract_features(
     shortest = tokenizer.num_special_tokens_to_add() + 1
     if not shortest <= longest <= limit:
         raise ValueError(
-            f"`max_length` must be in [{shortest}, {limit}], from one token besides the special ones to the model's "
-            f"limit; got {max_length}."
+            f"`max_length` must be in [{shortest}, {limit}], from one token in addition to the special ones to the "
+            f"model's limit; got {max_length}."
         )
     encoded = tokenizer(list(texts), truncation=True, max_length=longest) if texts else {"input_ids": []}
     lengths = [len(ids) for ids in encoded["input_ids"]]

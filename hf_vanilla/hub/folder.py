@@ -50,7 +50,7 @@ def check_folder(
     Args:
         folder (`str`): Folder of a model, or of an adapter of PEFT.
         with_training_state (`bool`): Whether to include optimizer, scheduler and random states.
-        token (`str`, *optional*): A token that no file may contain, besides that of the login.
+        token (`str`, *optional*): A token that no file may contain, in addition to that of the login.
 
     Returns:
         `list[str]`: their names, relative to the folder, sorted.
@@ -131,7 +131,7 @@ def check_files(folder: str | os.PathLike[str], names: list[str], *, token: str 
     Args:
         folder (`str`): The folder.
         names (`list[str]`): Names of the files; those of a training's state may be pickles.
-        token (`str`, *optional*): A token to look for, besides that of the login.
+        token (`str`, *optional*): A token to look for, in addition to that of the login.
 
     Raises:
         ValueError: if a file is a pickle or contains a token.
@@ -221,7 +221,7 @@ def check_model(folder: str | os.PathLike[str], model_class: type[PreTrainedMode
     with torch.random.fork_rng(devices=[]):
         model = _load_completely(root, model_class or _class_of_folder(root))
     if not any((root / name).is_file() for name in _TOKENIZER_FILES):
-        logger.warning(f"{root} has no tokenizer: nobody can use the model with text. `save_pretrained` writes one.")
+        logger.warning(f"{root} has no tokenizer: texts can't be encoded. `save_pretrained` writes one.")
         return
     tokenizer = AutoTokenizer.from_pretrained(root, local_files_only=True)
     size = model.get_input_embeddings().num_embeddings

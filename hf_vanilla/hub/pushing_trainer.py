@@ -311,7 +311,7 @@ class ResilientPushTrainer(Trainer):
 
 
 def _and_remove(push: Callable[[], CommitInfo], folder: Path) -> CommitInfo:
-    """Push, and remove the folder whatever happens."""
+    """Push, and remove the folder even if the push fails."""
     try:
         return push()
     finally:

@@ -1,4 +1,4 @@
-"""Scores in results files, and in what a training leaves beside its model."""
+"""Scores in results files, and in what a training saves next to its model."""
 
 import json
 import math
@@ -36,7 +36,7 @@ SCORE_NAMES = {
     "pearson": ("pearsonr", "Pearson correlation"),
     "spearman": ("spearmanr", "Spearman correlation"),
 }
-# Endings of what a trainer measures besides scores.
+# Endings of what a trainer measures in addition to scores.
 NOT_SCORES = ("loss", "perplexity", "gen_len", "runtime", "per_second", "epoch")
 
 
@@ -53,7 +53,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def results_of_folder(folder: str | os.PathLike[str]) -> dict[str, Any]:
-    """Collect what a training has left beside its model.
+    """Collect what a training has saved next to its model.
 
     Args:
         folder (`str`): The folder.

@@ -214,7 +214,7 @@ class _Probe:
         return 4 * weights + (1 + holes) * max(self.kept_bytes)
 
     def _inputs(self, rows: dict[str, list[list[int]]]) -> dict[str, torch.Tensor]:
-        """Make a batch; without labels, those of BERT's two tasks are drawn."""
+        """Make a batch; without labels, those of masked tokens and next sentences are drawn."""
         device = self.model.device
         inputs = {
             "input_ids": padded(rows["input_ids"], self.model.config.pad_token_id, device),

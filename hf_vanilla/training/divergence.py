@@ -36,18 +36,7 @@ class StopOnNaNCallback(TrainerCallback):
         logs: dict[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
-        """Check loss and gradient norm.
-
-        Args:
-            args (`TrainingArguments`): The training arguments.
-            state (`TrainerState`): The step.
-            control (`TrainerControl`): Not used.
-            logs (`dict[str, Any]`, *optional*): The values to log.
-            **kwargs (`Any`): The optimizer; the others are not used.
-
-        Raises:
-            ValueError: if one is nan or infinite.
-        """
+        """Check loss and gradient norm."""
         logs = logs or {}
         watched = {"training loss": logs.get("loss", logs.get("train_loss"))}
         has_loss_scaling = args.fp16 or getattr(kwargs.get("optimizer"), "scaler", None) is not None
@@ -64,14 +53,7 @@ class StopOnNaNCallback(TrainerCallback):
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Check the weights if a checkpoint is saved next.
-
-        Args:
-            args (`TrainingArguments`): Not used.
-            state (`TrainerState`): The step.
-            control (`TrainerControl`): Whether a checkpoint is saved next.
-            **kwargs (`Any`): The model; the others are not used.
-        """
+        """Check the weights if a checkpoint is saved next."""
         if control.should_save:
             check_finite_weights(kwargs["model"], state.global_step)
 
@@ -80,28 +62,14 @@ class StopOnNaNCallback(TrainerCallback):
     def on_evaluate(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Check the weights if a checkpoint may be saved next, such as that of the best model so far.
-
-        Args:
-            args (`TrainingArguments`): When checkpoints are saved.
-            state (`TrainerState`): The step.
-            control (`TrainerControl`): Whether a checkpoint is saved next.
-            **kwargs (`Any`): The model; the others are not used.
-        """
+        """Check the weights if a checkpoint may be saved next, such as that of the best model so far."""
         if control.should_save or args.save_strategy == SaveStrategy.BEST:
             check_finite_weights(kwargs["model"], state.global_step)
 
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Check the weights of the trained model.
-
-        Args:
-            args (`TrainingArguments`): Not used.
-            state (`TrainerState`): The step.
-            control (`TrainerControl`): Not used.
-            **kwargs (`Any`): The model; the others are not used.
-        """
+        """Check the weights of the trained model."""
         check_finite_weights(kwargs["model"], state.global_step)
 
 

@@ -101,8 +101,8 @@ def train_with_seeds(
         task (`FinetuningTask`): What to train.
         args (`FinetuningArguments`): The training arguments; the seed and its subfolder of `output_dir` are filled in.
         seeds (`Sequence[int]`): The seeds.
-        task_options (`Mapping[str, Any]`, *optional*): What decides the scores besides `args`: model, data and so on.
-            The default trains all seeds anew.
+        task_options (`Mapping[str, Any]`, *optional*): What decides the scores in addition to `args`: model, data and
+            so on. The default trains all seeds anew.
 
     Returns:
         `dict[str, dict[str, dict[str, float]]]`: for each seed, for each evaluation set, its scores.

@@ -24,7 +24,7 @@ from .arguments import VanillaTrainingArguments
 logger = logging.get_logger(__name__)
 
 
-# Patterns of the names of parameters that `Trainer` does not decay, whatever the class of their layer.
+# Patterns of the names of parameters that `Trainer` does not decay, regardless of the class of their layer.
 NAMES_WITHOUT_DECAY = [r"bias", r"layernorm", r"rmsnorm", r"(?:^|\.)norm(?:$|\.)", r"_norm(?:$|\.)"]
 
 

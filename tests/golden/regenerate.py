@@ -66,7 +66,7 @@ def trained_model() -> VanillaTransformerForConditionalGeneration:
 
 
 def expected_results(model: VanillaTransformerForConditionalGeneration) -> dict[str, object]:
-    """Compute what the checkpoint must go on giving."""
+    """Compute what the checkpoint must keep producing."""
     inputs = {"input_ids": SOURCE, "attention_mask": (SOURCE != 0).long()}
     with torch.no_grad():
         outputs = model(**inputs, labels=LABELS)

@@ -376,5 +376,5 @@ def test_token_of_the_arguments_is_not_saved(hub, folder, tmp_path, monkeypatch,
 
 
 def test_old_name_of_the_trainer_warns():
-    with pytest.warns(FutureWarning, match="PatientPushes` is now `hf_vanilla.training.ResilientPushTrainer`"):
+    with pytest.warns(FutureWarning, match="`PatientPushes` is now called `hf_vanilla.training.ResilientPushTrainer`"):
         assert hf_vanilla.training.PatientPushes is ResilientPushTrainer

@@ -1,6 +1,6 @@
-"""Run in a process of its own, where hf_vanilla can't be imported: load, train, save and load again by remote code.
+"""Load, train, save and reload a checkpoint with its own code, in a process that can't import hf_vanilla.
 
-Arguments: folder of the checkpoint, folder for what is saved, file with the inputs, file for the outputs.
+Arguments: folder of the checkpoint, folder to save to, file with the inputs, file for the outputs.
 """
 
 import shutil
@@ -11,7 +11,7 @@ import transformers
 
 
 def outputs_of(folder, inputs):
-    """What each Auto class of the checkpoint gives; heads that it does not have are made with one seed."""
+    """Compute the output of each Auto class of the checkpoint; missing heads are initialised with one seed."""
     config = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=True)
     found = {}
     for name in sorted(config.auto_map):
@@ -34,5 +34,5 @@ if __name__ == "__main__":
     model(**inputs["train"]).loss.backward()
     torch.optim.SGD(model.parameters(), lr=0.1).step()
     model.eval().save_pretrained(saved)
-    shutil.rmtree(folder)  # what was saved must need nothing of it
+    shutil.rmtree(folder)  # the saved checkpoint must not need it
     torch.save({"first": first, "second": outputs_of(saved, inputs["eval"])}, outputs_file)

@@ -16,7 +16,7 @@ def attention(
         query (`torch.Tensor` of shape `(query_len, d_k)`): Queries.
         key (`torch.Tensor` of shape `(key_len, d_k)`): Keys.
         value (`torch.Tensor` of shape `(key_len, d_v)`): Values.
-        allowed (`torch.Tensor` of shape `(query_len, key_len)`): True where a query may look.
+        allowed (`torch.Tensor` of shape `(query_len, key_len)`): True where a query may attend.
         scaling (`float`): Factor of the scores.
 
     Returns:
@@ -52,7 +52,7 @@ def multi_head_attention(
         keys_of (`torch.Tensor` of shape `(batch, key_len, d_model)`): y.
         matrices (`dict[str, torch.Tensor]`): `q`, `k`, `v`, `o`, each `(out, in)`, and biases `q_bias` and so on.
         heads (`int`): Number of heads, h.
-        allowed (`torch.Tensor` of shape `(batch, query_len, key_len)`): True where a query may look.
+        allowed (`torch.Tensor` of shape `(batch, query_len, key_len)`): True where a query may attend.
         scaling (`float`): Factor of the scores.
 
     Returns:
@@ -109,12 +109,12 @@ def marian_positions(length: int, d_model: int) -> torch.Tensor:
 def smoothed_loss(
     logits: torch.Tensor, labels: torch.Tensor, smoothing: float, smoothing_type: str, pad: int
 ) -> float:
-    """Sum the loss of labelled tokens, word by word, from the target distribution of each kind of smoothing.
+    """Sum the loss of labelled tokens over the target distribution of each kind of smoothing.
 
     Args:
         logits (`torch.Tensor` of shape `(tokens, vocab)`): Logits.
-        labels (`torch.Tensor` of shape `(tokens,)`): True words; -100 where there is none.
-        smoothing (`float`): Probability taken from the true word.
+        labels (`torch.Tensor` of shape `(tokens,)`): True tokens; -100 where there is none.
+        smoothing (`float`): Probability taken from the true token.
         smoothing_type (`str`): `"uniform"`, `"t2t"` or `"annotated"`.
         pad (`int`): Id of padding.
 
@@ -126,14 +126,14 @@ def smoothed_loss(
         if label == -100:
             continue
         log_total = math.log(sum(math.exp(logit - row.max()) for logit in row)) + row.max()
-        for word in range(vocab):
+        for token in range(vocab):
             if smoothing_type == "uniform":
-                wanted = smoothing / vocab + (1 - smoothing if word == label else 0.0)
+                wanted = smoothing / vocab + (1 - smoothing if token == label else 0.0)
             elif smoothing_type == "t2t":
-                wanted = 1 - smoothing if word == label else smoothing / (vocab - 1)
+                wanted = 1 - smoothing if token == label else smoothing / (vocab - 1)
             else:
-                wanted = 1 - smoothing if word == label else (0.0 if word == pad else smoothing / (vocab - 2))
-            total -= wanted * (row[word] - log_total)
+                wanted = 1 - smoothing if token == label else (0.0 if token == pad else smoothing / (vocab - 2))
+            total -= wanted * (row[token] - log_total)
             if smoothing_type != "uniform" and wanted > 0:
                 total += wanted * math.log(wanted)
     return float(total)
@@ -146,12 +146,12 @@ def exhaustive_search(
     max_new_tokens: int,
     length_penalty: float,
 ) -> list[tuple[float, list[int]]]:
-    """Score every sequence that there is, as transformers' beam search scores them.
+    """Score every possible sequence, as transformers' beam search scores them.
 
     Args:
-        next_log_probs (`Callable`): Maps a sequence to the log probability of each next word; -inf forbids one.
-        start (`int`): First word of every sequence.
-        end (`int`): The word that ends one.
+        next_log_probs (`Callable`): Maps a sequence to the log probability of each next token; -inf forbids one.
+        start (`int`): First token of every sequence.
+        end (`int`): The token that ends one.
         max_new_tokens (`int`): Longest sequence, without `start`.
         length_penalty (`float`): Exponent of the length that the sum of log probabilities is divided by.
 
@@ -162,11 +162,11 @@ def exhaustive_search(
     for length in range(1, max_new_tokens + 1):
         longer = []
         for score, sequence in unfinished:
-            for word, log_prob in enumerate(next_log_probs(sequence)):
+            for token, log_prob in enumerate(next_log_probs(sequence)):
                 if log_prob == -math.inf:
                     continue
-                candidate = (score + log_prob, [*sequence, word])
-                if word == end or length == max_new_tokens:
+                candidate = (score + log_prob, [*sequence, token])
+                if token == end or length == max_new_tokens:
                     finished.append((candidate[0] / length**length_penalty, candidate[1]))
                 else:
                     longer.append(candidate)
@@ -180,7 +180,7 @@ def parameter_count(
     """Count the parameters of a Transformer with one tied embedding, from the shapes in the paper.
 
     Args:
-        vocab (`int`): Words.
+        vocab (`int`): Size of the vocabulary.
         d_model (`int`): Width of the model.
         d_ff (`int`): Inner width of the feed-forward networks.
         heads (`int`): Heads.

@@ -1,4 +1,4 @@
-"""Bad input is refused by name, with what was wrong and where, before any work is done."""
+"""Bad input is refused with an error that names the argument, the rule, the value and its position."""
 
 import re
 
@@ -27,7 +27,7 @@ def with_value(ids, row, column, value):
 
 @pytest.mark.parametrize("value", [13, 14, 10**9, -1, -100])
 @pytest.mark.parametrize("name", ["input_ids", "decoder_input_ids"])
-def test_id_outside_the_vocabulary(model, name, value):
+def test_id_outside_the_vocabulary_is_refused(model, name, value):
     inputs = {**INPUTS, name: with_value(INPUTS[name], 1, 3, value)}
     message = rf"`{name}` must be in \[0, 13\); got {value} at row 1, position 3\. .*do tokenizer and model"
     with pytest.raises(ValueError, match=message):
@@ -35,7 +35,7 @@ def test_id_outside_the_vocabulary(model, name, value):
 
 
 @pytest.mark.parametrize("num_beams", [1, 3])
-def test_id_outside_the_vocabulary_in_generate(model, num_beams):
+def test_id_outside_the_vocabulary_is_refused_by_generate(model, num_beams):
     with pytest.raises(ValueError, match=r"`input_ids` must be in \[0, 13\); got 13 at row 0, position 2"):
         model.generate(with_value(SOURCE, 0, 2, 13), attention_mask=SOURCE_MASK, num_beams=num_beams)
     prompt = torch.tensor([[1, 20], [1, 3]])
@@ -43,9 +43,9 @@ def test_id_outside_the_vocabulary_in_generate(model, num_beams):
         model.generate(SOURCE, attention_mask=SOURCE_MASK, decoder_input_ids=prompt, num_beams=num_beams)
 
 
-def test_each_side_has_its_own_vocabulary():
+def test_source_and_target_ids_are_checked_against_their_own_vocabularies():
     model = tiny_model(source_vocab_size=9, share_encoder_decoder_embeddings=False)
-    model(SOURCE, labels=LABELS)  # 8 is the source's last word, and the target may go on to 12
+    model(SOURCE, labels=LABELS)  # source ids end at 8, target ids at 12
     with pytest.raises(ValueError, match=r"`input_ids` must be in \[0, 9\); got 9 at row 0, position 0"):
         model(with_value(SOURCE, 0, 0, 9), labels=LABELS)
     with pytest.raises(ValueError, match=r"`labels` must be in \[0, 13\), or -100 .*; got 13 at row 0, position 0"):
@@ -55,7 +55,7 @@ def test_each_side_has_its_own_vocabulary():
 @pytest.mark.parametrize("value", [13, -1, -5, -99, -101])
 @pytest.mark.parametrize("column", [0, 6])
 @pytest.mark.parametrize("explicit", [True, False], ids=["decoder input given", "decoder input made"])
-def test_label_outside_the_vocabulary(model, value, column, explicit):
+def test_label_outside_the_vocabulary_is_refused(model, value, column, explicit):
     inputs = {**BATCH, "labels": with_value(LABELS, 0, column, value)}
     if explicit:
         inputs["decoder_input_ids"] = TARGET
@@ -73,7 +73,7 @@ def test_label_outside_the_vocabulary(model, value, column, explicit):
     ],
     ids=["float", "bool", "one dimension", "three dimensions"],
 )
-def test_ids_of_another_kind(model, ids, error, message):
+def test_ids_of_another_dtype_or_shape_are_refused(model, ids, error, message):
     with pytest.raises(error, match=message):
         model(input_ids=ids, decoder_input_ids=TARGET)
 
@@ -86,43 +86,43 @@ def test_ids_of_another_kind(model, ids, error, message):
     ],
     ids=["float", "one dimension"],
 )
-def test_labels_of_another_kind(model, labels, error, message):
+def test_labels_of_another_dtype_or_shape_are_refused(model, labels, error, message):
     with pytest.raises(error, match=message):
         model(**{**BATCH, "labels": labels})
 
 
-def test_labels_of_another_length_than_the_decoder_input(model):
+def test_labels_of_another_length_than_the_decoder_input_are_refused(model):
     message = r"`labels` must have shape \(2, 7\), got \(2, 6\)"
     with pytest.raises(ValueError, match=message):
         model(**INPUTS, labels=LABELS[:, :6])
 
 
-def test_int32_ids_are_fine(model):
+def test_int32_ids_are_accepted(model):
     assert model.eval()(**{**INPUTS, "input_ids": SOURCE.int()}).logits.shape == (2, 7, 13)
 
 
 @pytest.mark.parametrize("shape", [(2, 4), (2, 6), (1, 5), (3, 5), (5, 2), (5,), (2, 1, 5)], ids=str)
-def test_attention_mask_of_another_shape(model, shape):
+def test_attention_mask_of_another_shape_is_refused(model, shape):
     message = f"`attention_mask` must have shape (batch, length) = (2, 5), got {shape}."
     with pytest.raises(ValueError, match=re.escape(message)):
         model(**{**INPUTS, "attention_mask": torch.ones(shape, dtype=torch.long)})
 
 
 @pytest.mark.parametrize("num_beams", [1, 3])
-def test_attention_mask_of_another_shape_in_generate(model, num_beams):
+def test_attention_mask_of_another_shape_is_refused_by_generate(model, num_beams):
     message = r"`attention_mask` must have shape \(batch, length\) = \(2, 5\), got \(2, 6\)"
     with pytest.raises(ValueError, match=message):
         model.generate(SOURCE, attention_mask=torch.ones(2, 6, dtype=torch.long), num_beams=num_beams)
 
 
 @pytest.mark.parametrize("shape", [(2, 5), (2, 8), (1, 7)], ids=str)
-def test_decoder_attention_mask_of_another_shape(model, shape):
+def test_decoder_attention_mask_of_another_shape_is_refused(model, shape):
     message = rf"`decoder_attention_mask` must have shape \(batch, length\) = \(2, 7\), got \({shape[0]}, {shape[1]}\)"
     with pytest.raises(ValueError, match=message):
         model(**INPUTS, decoder_attention_mask=torch.ones(shape, dtype=torch.long))
 
 
-def test_decoder_attention_mask_has_to_cover_the_past(model):
+def test_decoder_attention_mask_must_cover_the_cache(model):
     model.eval()
     cache = model(**INPUTS).past_key_values
     message = r"`decoder_attention_mask` must have shape \(batch, length\) = \(2, 8\), got \(2, 1\)"
@@ -135,13 +135,13 @@ def test_decoder_attention_mask_has_to_cover_the_past(model):
         )
 
 
-def test_mask_that_does_not_fit_given_encoder_outputs(model):
+def test_attention_mask_must_fit_given_encoder_outputs(model):
     encoder_outputs = model.get_encoder()(SOURCE)
     with pytest.raises(ValueError, match=r"`attention_mask` must have shape .* = \(2, 5\), got \(2, 4\)"):
         model(encoder_outputs=encoder_outputs, attention_mask=SOURCE_MASK[:, :4], decoder_input_ids=TARGET)
 
 
-def test_mask_of_four_dimensions_is_transformers_own(model):
+def test_four_dimensional_mask_is_accepted(model):
     model.eval()
     four = SOURCE_MASK.bool()[:, None, None].expand(2, 1, 5, 5)
     with torch.no_grad():
@@ -163,7 +163,7 @@ def test_ids_and_embeddings_exclude_each_other(model):
 
 
 @pytest.mark.parametrize("rows", [1, 3, 4])
-def test_source_and_target_of_unlike_numbers_of_rows(model, rows):
+def test_source_and_target_must_have_the_same_number_of_rows(model, rows):
     labels = LABELS[:1].expand(rows, 7)
     message = rf"the same number of rows, got 2 rows of `input_ids` and {rows} of `decoder_input_ids` or `labels`"
     with pytest.raises(ValueError, match=message):
@@ -173,23 +173,23 @@ def test_source_and_target_of_unlike_numbers_of_rows(model, rows):
 
 
 @pytest.mark.parametrize("rows", [1, 3, 5])
-def test_targets_that_do_not_share_encoder_outputs_evenly(model, rows):
+def test_target_rows_must_share_encoder_outputs_evenly(model, rows):
     encoder_outputs = model.get_encoder()(SOURCE)
     with pytest.raises(ValueError, match=rf"`encoder_hidden_states` must have as many rows as .*\({rows}\).*; got 2"):
         model(encoder_outputs=encoder_outputs, decoder_input_ids=TARGET[:1].expand(rows, 7))
 
 
-def test_decoder_alone_needs_an_encoder(model):
+def test_decoder_needs_encoder_hidden_states(model):
     with pytest.raises(ValueError, match="`encoder_hidden_states` is missing"):
         model.get_decoder()(TARGET)
 
 
-def test_cache_without_a_place_for_the_source(model):
+def test_cache_without_cross_attention_is_refused(model):
     with pytest.raises(TypeError, match="`past_key_values` must be an `EncoderDecoderCache`.*, got DynamicCache"):
         model(**INPUTS, past_key_values=DynamicCache(config=model.config))
 
 
-def test_learned_positions_exceeded():
+def test_exceeding_learned_positions_is_refused():
     model = tiny_model(position_type="learned", max_position_embeddings=6)
     short = torch.full((2, 6), 3)
     model(short, decoder_input_ids=short)
@@ -203,7 +203,7 @@ def test_learned_positions_exceeded():
 
 
 @pytest.mark.parametrize("static", [True, False], ids=["static cache", "dynamic cache"])
-def test_learned_positions_exceeded_by_the_past_and_the_present(static):
+def test_exceeding_learned_positions_with_a_cache_is_refused(static):
     model = tiny_model(position_type="learned", max_position_embeddings=8)
     cache = EncoderDecoderCache(DynamicCache(config=model.config), DynamicCache(config=model.config))
     if static:
@@ -218,10 +218,10 @@ def test_learned_positions_exceeded_by_the_past_and_the_present(static):
 
 def test_first_of_several_bad_ids_is_named():
     ids = torch.tensor([[1, 2, 3], [4, -7, 99]])
-    with pytest.raises(ValueError, match=r"`words` must be in \[0, 50\); got -7 at row 1, position 1"):
-        check_input_ids("words", ids, 50)
-    check_input_ids("words", ids.clamp(0, 49), 50)
-    check_input_ids("words", ids[:0], 50)
+    with pytest.raises(ValueError, match=r"`ids` must be in \[0, 50\); got -7 at row 1, position 1"):
+        check_input_ids("ids", ids, 50)
+    check_input_ids("ids", ids.clamp(0, 49), 50)
+    check_input_ids("ids", ids[:0], 50)
 
 
 def test_mask_is_checked_against_batch_and_length():

@@ -1,4 +1,4 @@
-"""Names of BERT's parameters on disk: always BERT's own, whatever was loaded; both kinds of names are read."""
+"""Checkpoints always have the parameter names of BERT's own; both kinds of names can be loaded."""
 
 import copy
 import re
@@ -25,7 +25,7 @@ def assert_same(model, other):
 
 
 def old_names(folder):
-    """Rewrite a checkpoint with the names of BERT's first files: gamma, beta, and the numbers of positions."""
+    """Rewrite a checkpoint with the names of BERT's first files: gamma, beta, and a buffer of position ids."""
     state = load_file(folder / WEIGHTS)
     for new, old in (("weight", "gamma"), ("bias", "beta")):
         state = {name.replace(f"LayerNorm.{new}", f"LayerNorm.{old}"): tensor for name, tensor in state.items()}
@@ -45,7 +45,7 @@ def train(folder, resume=None, **options):
     return trainer
 
 
-def test_names_on_disk_do_not_depend_on_how_a_model_was_loaded(tmp_path):
+def test_saved_names_do_not_depend_on_the_loaded_names(tmp_path):
     model = tiny_bert("masked-lm")
     model.save_pretrained(tmp_path / "bert")
     model.save_pretrained(tmp_path / "own", save_original_format=False)
@@ -65,7 +65,7 @@ def test_names_on_disk_do_not_depend_on_how_a_model_was_loaded(tmp_path):
 
 @QUIET
 @pytest.mark.parametrize("kind", ["bert", "own", "old", "sharded"])
-def test_training_resumes_from_either_names_to_the_bit(kind, tmp_path):
+def test_training_resumes_bit_equal_from_either_names(kind, tmp_path):
     finished = train(tmp_path / "run").model
     checkpoint = tmp_path / "run" / "checkpoint-2"
     halfway = VanillaBertForMaskedLM.from_pretrained(checkpoint)
@@ -81,7 +81,7 @@ def test_training_resumes_from_either_names_to_the_bit(kind, tmp_path):
 
 
 @QUIET
-def test_the_best_model_is_loaded_at_the_end(tmp_path):
+def test_best_model_is_loaded_at_the_end(tmp_path):
     options = {"load_best_model_at_end": True, "eval_strategy": "steps", "eval_steps": 2, "greater_is_better": True}
     trainer = train(tmp_path / "run", metric_for_best_model="eval_loss", **options)
     assert trainer.state.best_model_checkpoint.endswith("checkpoint-2")  # the highest loss
@@ -89,7 +89,7 @@ def test_the_best_model_is_loaded_at_the_end(tmp_path):
 
 
 @QUIET
-def test_adapters_keep_the_names_of_parameters(tmp_path):
+def test_adapters_keep_parameter_names(tmp_path):
     adapted = get_peft_model(tiny_bert("masked-lm"), LoraConfig(target_modules=["qkv_proj"], r=2))
     with torch.no_grad():
         for name, parameter in adapted.named_parameters():
@@ -103,7 +103,7 @@ def test_adapters_keep_the_names_of_parameters(tmp_path):
     assert_same(VanillaBertForMaskedLM.from_pretrained(tmp_path / "merged"), merged)
 
 
-def test_load_state_dict_takes_bert_names_and_names_what_is_missing(tmp_path):
+def test_load_state_dict_accepts_bert_names_and_reports_missing_ones(tmp_path):
     model = tiny_bert("masked-lm")
     model.save_pretrained(tmp_path)
     state = load_file(tmp_path / WEIGHTS)
@@ -119,7 +119,7 @@ def test_load_state_dict_takes_bert_names_and_names_what_is_missing(tmp_path):
 
 
 @pytest.mark.parametrize("older_first", [True, False])
-def test_code_of_another_checkpoint_leaves_names_as_they_are(older_first, tmp_path):
+def test_code_of_another_checkpoint_does_not_change_names(older_first, tmp_path):
     """transformers keeps one list of names for each model type; both copies of the code register theirs."""
     native_bert("masked-lm").save_pretrained(tmp_path / "gamma")
     old_names(tmp_path / "gamma")

@@ -27,7 +27,7 @@ def parameters(model):
     return sum(parameter.numel() for parameter in model.parameters())
 
 
-def test_fields_and_defaults_are_berts():
+def test_fields_and_defaults_are_those_of_bert_config():
     ours, theirs = VanillaBertConfig().to_dict(), BertConfig().to_dict()
     assert ours.pop("model_type") == "vanilla_bert"
     assert theirs.pop("model_type") == "bert"
@@ -35,18 +35,18 @@ def test_fields_and_defaults_are_berts():
 
 
 @pytest.mark.parametrize(("name", "expected"), ENCODER_PARAMETERS.items(), ids=ENCODER_PARAMETERS)
-def test_encoder_parameters_are_exact(name, expected):
+def test_encoder_parameter_counts_are_exact(name, expected):
     with torch.device("meta"):
         assert parameters(VanillaBertModel(VanillaBertConfig.preset(name))) == expected
 
 
 @pytest.mark.parametrize(("name", "expected"), [("base", 110_106_428), ("large", 336_226_108)], ids=["base", "large"])
-def test_parameters_with_both_heads_are_exact(name, expected):
+def test_parameter_counts_with_both_heads_are_exact(name, expected):
     with torch.device("meta"):
         assert parameters(VanillaBertForPreTraining(VanillaBertConfig.preset(name))) == expected
 
 
-def test_the_24_miniatures_are_there():
+def test_all_24_miniatures_are_presets():
     grid = [name for name in VanillaBertConfig.preset_names() if name.startswith("L-")]
     assert len(grid) == 24
     for name in grid:
@@ -55,13 +55,13 @@ def test_the_24_miniatures_are_there():
         assert config.hidden_size == 64 * config.num_attention_heads == config.intermediate_size // 4
 
 
-def test_preset_takes_other_fields_and_refuses_other_names():
+def test_preset_accepts_overrides_and_refuses_unknown_names():
     assert VanillaBertConfig.preset("tiny", vocab_size=99).vocab_size == 99
     with pytest.raises(ValueError, match=r"`name` must be one of base, large, tiny.*got 'huge'"):
         VanillaBertConfig.preset("huge")
 
 
-def test_it_survives_saving(tmp_path):
+def test_config_round_trip(tmp_path):
     config = VanillaBertConfig.preset("mini", vocab_size=77, hidden_dropout_prob=0.2)
     config.save_pretrained(tmp_path)
     saved = json.loads((tmp_path / "config.json").read_text())
@@ -71,7 +71,7 @@ def test_it_survives_saving(tmp_path):
     assert again.to_diff_dict() == config.to_diff_dict()
 
 
-def test_the_config_of_a_bert_is_read_without_a_word(tmp_path, caplog):
+def test_config_of_transformers_bert_loads_without_warnings(tmp_path, caplog):
     BertConfig(vocab_size=77, num_hidden_layers=3, classifier_dropout=0.3).save_pretrained(tmp_path)
     config = VanillaBertConfig.from_pretrained(tmp_path)
     assert (config.model_type, config.vocab_size, config.num_hidden_layers) == ("vanilla_bert", 77, 3)
@@ -100,12 +100,12 @@ def test_relative_positions_are_refused(tmp_path):
     ],
     ids=lambda value: "-".join(value) if isinstance(value, dict) else "",
 )
-def test_bad_fields_are_named(fields, message):
+def test_bad_fields_are_named_in_the_error(fields, message):
     with pytest.raises(StrictDataclassError, match=message):
         VanillaBertConfig(**fields)
 
 
-def test_heads_that_do_not_fit_are_refused_where_transformers_refuses_them():
+def test_heads_that_do_not_divide_the_width_are_refused_by_the_model():
     for config_class, model_class in ((BertConfig, BertModel), (VanillaBertConfig, VanillaBertModel)):
         config = config_class(hidden_size=32)  # 12 heads
         with pytest.raises(ValueError, match=r"32.*12"):

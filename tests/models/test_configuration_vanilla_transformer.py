@@ -1,4 +1,4 @@
-"""The config has the paper's numbers, survives a round trip, and every field of it is read."""
+"""The config has the paper's numbers, is saved and loaded unchanged, and every field of it is used."""
 
 import ast
 import dataclasses
@@ -16,7 +16,7 @@ import hf_vanilla.models
 from hf_vanilla import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
 
 
-# Vaswani et al. 2017, Table 3, typed from the paper: N, d_model, d_ff, h, d_k, d_v, P_drop, epsilon_ls
+# Vaswani et al. 2017, Table 3, copied from the paper: N, d_model, d_ff, h, d_k, d_v, P_drop, epsilon_ls
 TABLE_3 = {
     "base": (6, 512, 2048, 8, 64, 64, 0.1, 0.1),
     "A_heads_1": (6, 512, 2048, 1, 512, 512, 0.1, 0.1),
@@ -73,7 +73,7 @@ def test_preset_has_the_numbers_of_its_row(name):
 
 
 @pytest.mark.parametrize("name", TABLE_3)
-def test_parameter_count_of_every_row_with_37000_words(name):
+def test_parameter_count_of_every_row_with_37000_tokens(name):
     layers, d_model, d_ff, heads, d_k, d_v, _, _ = TABLE_3[name]
     learned_positions = 512 if name == "E_learned_positions" else 0
     expected = parameter_count(37000, d_model, d_ff, heads, d_k, d_v, layers, learned_positions)
@@ -100,12 +100,12 @@ def test_parameter_count_of_variants(overrides, more):
     assert count_parameters(VanillaTransformerConfig(**overrides)) == 63_082_496 + more
 
 
-def test_preset_takes_overrides():
+def test_preset_accepts_overrides():
     config = VanillaTransformerConfig.preset("big", vocab_size=32000, dropout=0.1)
     assert (config.vocab_size, config.dropout, config.d_model) == (32000, 0.1, 1024)
 
 
-def test_unknown_preset_names_the_known_ones():
+def test_unknown_preset_is_refused_with_the_known_names():
     with pytest.raises(ValueError, match=r"`name` must be one of base, A_heads_1.*big; got 'small'"):
         VanillaTransformerConfig.preset("small")
 
@@ -127,7 +127,7 @@ def test_names_of_transformers_are_aliases_in_both_directions():
     assert config.hidden_act == "gelu"
 
 
-def test_defaults_are_derived_where_the_paper_derives_them():
+def test_defaults_are_derived_as_in_the_paper():
     config = VanillaTransformerConfig(d_model=48, num_heads=6, bos_token_id=5)
     assert (config.d_k, config.d_v, config.decoder_start_token_id) == (8, 8, 5)
     assert VanillaTransformerConfig(d_model=50, num_heads=4, d_k=3, d_v=7).d_v == 7
@@ -157,7 +157,7 @@ def test_json_round_trip_keeps_every_field(tmp_path, overrides):
     assert saved["d_k"] == config.d_k
 
 
-def test_every_field_has_a_reader():
+def test_every_field_is_used():
     folder = pathlib.Path(hf_vanilla.models.__file__).parent
     sources = [folder / name for name in ("layers.py", "modeling_vanilla_transformer.py")]
     read = {
@@ -246,7 +246,7 @@ def test_rates_may_be_integers():
     ],
     ids=lambda value: " ".join(f"{name}={given}" for name, given in value.items()) if isinstance(value, dict) else "",
 )
-def test_nonsense_is_refused(overrides, message):
+def test_invalid_value_is_refused(overrides, message):
     with pytest.raises(StrictDataclassClassValidationError, match=message):
         tiny_config(**overrides)
 
@@ -257,7 +257,7 @@ def test_heads_that_do_not_divide_the_width_are_refused():
     assert tiny_config(num_heads=3, d_k=2, d_v=7).d_v == 7
 
 
-def test_nonsense_set_later_is_refused_when_saved(tmp_path):
+def test_invalid_value_set_later_is_refused_on_saving(tmp_path):
     config = tiny_config()
     config.dropout = 1.0
     with pytest.raises(StrictDataclassClassValidationError, match=r"`dropout` must be in \[0, 1\), got 1.0"):

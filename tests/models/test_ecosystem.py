@@ -1,4 +1,4 @@
-"""What PyTorch and its libraries do with a model: compile it, export it, adapt it, replace its attention."""
+"""Compilation, export, LoRA adapters and other attention kernels."""
 
 import shutil
 
@@ -26,7 +26,7 @@ from transformers.modeling_outputs import BaseModelOutput
 
 INPUTS = {"input_ids": SOURCE, "attention_mask": SOURCE_MASK, "decoder_input_ids": TARGET}
 SHALLOW = dict(encoder_layers=1, decoder_layers=1)
-# torch's own way of tracing a `torch.autograd.Function`
+# torch warns of its own tracing of a `torch.autograd.Function`
 DYNAMO_WARNS = pytest.mark.filterwarnings("ignore:.*should not be instantiated.*:DeprecationWarning")
 
 
@@ -55,7 +55,7 @@ def random_batch(batch, src_len, tgt_len):
 @pytest.mark.parametrize(
     ("kernel", "smoothing_type"), [("sdpa", "uniform"), ("eager", "t2t"), ("sdpa", "annotated")], ids=str
 )
-def test_training_compiles_without_a_break_to_the_same_loss_and_gradients(kernel, smoothing_type):
+def test_compiled_training_has_the_same_loss_and_gradients(kernel, smoothing_type):
     model = tiny_model(attn_implementation=kernel, dropout=0.0, label_smoothing_type=smoothing_type, **SHALLOW).train()
     batch = {**BATCH, "num_items_in_batch": torch.tensor(17)}
     expected = model(**batch).loss
@@ -70,7 +70,7 @@ def test_training_compiles_without_a_break_to_the_same_loss_and_gradients(kernel
 
 
 @DYNAMO_WARNS
-def test_training_compiles_with_its_backward_pass_too():
+def test_compiled_backward_pass_has_the_same_gradients():
     model = tiny_model(dropout=0.0, **SHALLOW).train()
     model(**BATCH).loss.backward()
     wanted = gradients(model)
@@ -80,7 +80,7 @@ def test_training_compiles_with_its_backward_pass_too():
 
 
 @DYNAMO_WARNS
-def test_one_compilation_serves_batches_of_all_shapes():
+def test_compilation_is_reused_for_batches_of_all_shapes():
     model = tiny_model(dropout=0.0, **SHALLOW).train()
     counter = CompileCounterWithBackend("eager")
     compiled = torch.compile(model, fullgraph=True, backend=counter, dynamic=True)
@@ -92,7 +92,7 @@ def test_one_compilation_serves_batches_of_all_shapes():
 
 @DYNAMO_WARNS
 @pytest.mark.parametrize("differentiable", [True, False], ids=["gradients", "no gradients"])
-def test_forward_compiles_without_a_break_to_the_same_logits(differentiable):
+def test_compiled_forward_pass_has_the_same_logits(differentiable):
     model = tiny_model(position_type="learned", norm_position="pre", **SHALLOW)
     compiled = torch.compile(model, fullgraph=True, backend="eager")
     with torch.set_grad_enabled(differentiable):
@@ -102,7 +102,7 @@ def test_forward_compiles_without_a_break_to_the_same_logits(differentiable):
 
 @torch.no_grad()
 @pytest.mark.parametrize("position_type", ["sinusoidal", "learned"])
-def test_decoding_with_a_static_cache_compiles_without_a_break(position_type):
+def test_static_cache_decoding_compiles_without_graph_breaks(position_type):
     model = tiny_model(position_type=position_type, **SHALLOW)
     expected = model(**INPUTS).logits
     encoder_outputs = model.get_encoder()(SOURCE, attention_mask=SOURCE_MASK)
@@ -120,14 +120,14 @@ def test_decoding_with_a_static_cache_compiles_without_a_break(position_type):
 
 
 @DYNAMO_WARNS
-def test_compiled_dropout_still_drops():
+def test_compiled_dropout_is_random():
     model = tiny_model(dropout=0.5, **SHALLOW).train()
     compiled = torch.compile(model, fullgraph=True, backend="eager")
     losses = {compiled(**BATCH).loss.item() for _ in range(3)}
     assert len(losses) == 3
 
 
-def test_exported_program_computes_the_same_for_other_shapes():
+def test_exported_program_has_the_same_logits_for_other_shapes():
     model = tiny_model(**SHALLOW)
     dynamic = {0: torch.export.Dim.DYNAMIC, 1: torch.export.Dim.DYNAMIC}
     program = torch.export.export(
@@ -157,12 +157,12 @@ def adapted(model, targets):
 @pytest.mark.parametrize(
     ("targets", "tied"), [(ATTENTION, True), ([*ATTENTION, "lm_head"], False)], ids=["layers", "layers and projection"]
 )
-def test_lora_trains_its_own_weights_and_reloads(targets, tied, tmp_path):
+def test_lora_trains_only_adapters_and_reloads(targets, tied, tmp_path):
     original = tiny_model(tie_word_embeddings=tied)
     before = {name: tensor.clone() for name, tensor in original.state_dict().items()}
     expected = original(**BATCH)
     model = adapted(tiny_model(tie_word_embeddings=tied), targets)
-    torch.testing.assert_close(model(**BATCH).logits, expected.logits)  # LoRA starts as nothing
+    torch.testing.assert_close(model(**BATCH).logits, expected.logits)  # LoRA starts at zero
 
     model.train()
     optimizer = torch.optim.Adam([parameter for parameter in model.parameters() if parameter.requires_grad], lr=0.02)
@@ -202,7 +202,7 @@ def test_loss_of_an_adapted_projection_is_that_of_its_logits():
     torch.testing.assert_close(model.train()(**BATCH).loss, expected)
 
 
-def test_attention_can_be_exchanged_at_run_time():
+def test_attention_kernel_can_be_changed_at_run_time():
     model = tiny_model()
     expected = model(**INPUTS).logits
     model.set_attn_implementation("eager")
@@ -245,7 +245,7 @@ def test_output_at_padding_is_zero_on_every_path(family, way):
 
 
 @pytest.mark.parametrize("implementation", ["eager", "sdpa", "flex_attention", "flash_attention_2"])
-def test_beams_get_a_source_each_where_attention_can_not_share_it(implementation):
+def test_sources_are_repeated_for_beams_if_the_kernel_cannot_share_them(implementation):
     model = tiny_model()
     model.config._attn_implementation = implementation
     encoder_outputs = BaseModelOutput(last_hidden_state=torch.randn(2, 5, 16))
@@ -265,7 +265,7 @@ def test_beams_get_a_source_each_where_attention_can_not_share_it(implementation
 
 
 def flash_stand_in(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, causal=False, softmax_scale=None):
-    """Attention over flattened sequences, as flash attention's kernel for lengths that vary computes it."""
+    """Attention over flattened sequences, as flash attention's kernel for varying lengths computes it."""
     outputs = []
     q_lengths, k_lengths = cu_seqlens_q.diff().tolist(), cu_seqlens_k.diff().tolist()
     parts = q.split(q_lengths), k.split(k_lengths), v.split(k_lengths)
@@ -285,7 +285,7 @@ def test_flash_cross_attention_equals_sdpa(tgt_len, side, monkeypatch):
     monkeypatch.setattr(flash_utils, "lazy_import_flash_attention", lambda *args: (functions, (options, None)))
     source, mask = (tensor.flip(1) if side == "left" else tensor for tensor in (SOURCE, SOURCE_MASK))
     target_mask = torch.ones(2, tgt_len, dtype=torch.long)
-    target_mask[1, 0] = 0  # the target's lengths vary, too
+    target_mask[1, 0] = 0  # the target has varying lengths, too
     inputs = {"input_ids": source, "attention_mask": mask}
     inputs |= {"decoder_input_ids": TARGET[:, :tgt_len], "decoder_attention_mask": target_mask}
     model = tiny_model(d_k=None, d_v=None)

@@ -1,4 +1,4 @@
-"""The stock `generate()` on our model: every way of decoding equals a plainer one."""
+"""transformers' `generate()` with our model: every way of decoding equals a simpler one."""
 
 import itertools
 
@@ -30,7 +30,7 @@ MODES = {
     "beams": dict(num_beams=3, num_return_sequences=3),
     "beams with a prompt": dict(num_beams=3, decoder_input_ids=torch.tensor([[BOS, 4, 5], [BOS, 6, 7]])),
 }
-# A model with random weights says the same word for ever; this makes it use all of them.
+# A model with random weights repeats one token; this makes it generate different ones.
 VARIED = dict(max_new_tokens=9, no_repeat_ngram_size=1, return_dict_in_generate=True, output_scores=True)
 
 
@@ -45,7 +45,7 @@ def mode(request):
 
 
 class StockModel(VanillaTransformerForConditionalGeneration):
-    """Our model with transformers' own way of giving beams to sentences: everything is repeated and reordered."""
+    """Our model with transformers' own handling of beams: all inputs and caches are repeated and reordered."""
 
     def _expand_inputs_for_generation(self, *args, **kwargs):
         return GenerationMixin._expand_inputs_for_generation(self, *args, **kwargs)
@@ -66,7 +66,7 @@ def assert_same_results(actual, expected):
 
 
 @pytest.mark.parametrize("kernel", ["eager", "sdpa"])
-def test_cached_equals_uncached(mode, kernel):
+def test_cached_decoding_equals_uncached_decoding(mode, kernel):
     model = tiny_model(attn_implementation=kernel)
     cached = model.generate(**INPUTS, **mode, **VARIED)
     uncached = model.generate(**INPUTS, **mode, **VARIED, use_cache=False)
@@ -84,13 +84,13 @@ def test_static_cache_equals_dynamic_cache(mode, depths):
 
 
 @pytest.mark.parametrize("depths", [(2, 3), (1, 3), (3, 1)], ids=str)
-def test_cache_of_the_user_is_filled(mode, depths):
+def test_given_cache_is_filled(mode, depths):
     model = tiny_model(encoder_layers=depths[0], decoder_layers=depths[1])
     cache = EncoderDecoderCache(DynamicCache(config=model.config), DynamicCache(config=model.config))
     actual = model.generate(**INPUTS, **mode, **VARIED, past_key_values=cache)
     assert actual.past_key_values is cache
     assert len(cache.self_attention_cache.layers) == len(cache.cross_attention_cache.layers) == depths[1]
-    assert cache.get_seq_length() >= actual.sequences.shape[1] - 1  # all but the last word, and beams that went on
+    assert cache.get_seq_length() >= actual.sequences.shape[1] - 1  # all but the last token; other beams may be longer
     assert_same_results(actual, model.generate(**INPUTS, **mode, **VARIED))
 
 
@@ -106,11 +106,11 @@ def test_sentence_of_a_batch_equals_the_sentence_alone(model):
         alone = model.generate(SOURCE[[row], :length], num_beams=3, **VARIED).sequences[0]
         ours = together[row, : len(alone)]
         assert torch.equal(ours, alone)
-        assert (together[row, len(alone) :] == EOS).all()  # what transformers fills up with, if padding is 0
+        assert (together[row, len(alone) :] == EOS).all()  # transformers pads with the end token if padding is 0
 
 
 @pytest.mark.parametrize("num_beams", [1, 3])
-def test_row_of_padding_leaves_the_others_as_they_are(model, num_beams):
+def test_row_of_padding_does_not_change_the_others(model, num_beams):
     source = torch.cat((SOURCE, torch.zeros(1, 5, dtype=torch.long)))
     with_padding = model.generate(source, attention_mask=(source != PAD).long(), num_beams=num_beams, **VARIED)
     neighbour = torch.cat((SOURCE, SOURCE[:1]))
@@ -124,7 +124,7 @@ def test_row_of_padding_leaves_the_others_as_they_are(model, num_beams):
 
 @pytest.mark.parametrize("kernel", ["eager", "sdpa"])
 @pytest.mark.parametrize("use_cache", [True, False], ids=["cache", "no cache"])
-def test_beams_share_their_source_and_change_nothing(kernel, use_cache):
+def test_beams_that_share_a_source_equal_beams_with_repeated_sources(kernel, use_cache):
     model = tiny_model(attn_implementation=kernel)
     stock = StockModel._from_config(model.config, attn_implementation=kernel).eval()
     stock.load_state_dict(model.state_dict())
@@ -145,7 +145,7 @@ def test_beams_share_their_source_and_change_nothing(kernel, use_cache):
         assert actual.past_key_values.self_attention_cache.layers[0].keys.shape[0] == 8
 
 
-def test_reordering_moves_the_targets_past_alone(model):
+def test_reordering_changes_the_self_attention_cache_only(model):
     cache = EncoderDecoderCache(DynamicCache(config=model.config), DynamicCache(config=model.config))
     encoder_outputs = model.get_encoder()(SOURCE, attention_mask=SOURCE_MASK)
     target = torch.tensor([[1], [3], [4], [5]])
@@ -208,7 +208,7 @@ def test_attentions_and_hidden_states_of_beams_have_the_shapes_of_transformers()
         assert (outputs.cross_attentions[step][0][3:, ..., 3:] == 0).all()  # padding of the second sentence
 
 
-def test_cross_attention_of_a_beam_is_that_of_its_words():
+def test_cross_attention_of_a_beam_is_that_of_its_tokens():
     model = tiny_model(attn_implementation="eager")
     outputs = model.generate(**INPUTS, num_beams=3, **{**VARIED, "max_new_tokens": 4}, output_attentions=True)
     with torch.no_grad():
@@ -226,19 +226,19 @@ def test_cross_attention_of_a_beam_is_that_of_its_words():
             )
 
 
-def test_more_beams_than_words_are_defined(model):
+def test_more_beams_than_tokens_are_accepted(model):
     sequences = model.generate(**INPUTS, num_beams=20, max_new_tokens=4)
     assert sequences.shape[0] == 2
     assert sequences.max() < VOCAB
 
 
 @torch.no_grad()
-def test_greedy_is_the_likeliest_word_step_by_step(model):
+def test_greedy_search_takes_the_most_probable_token_at_each_step(model):
     target = torch.full((2, 1), BOS)
     for _ in range(8):
         logits = model(SOURCE, attention_mask=SOURCE_MASK, decoder_input_ids=target).logits[:, -1]
         logits[:, PAD] = -torch.inf
-        logits.scatter_(1, target, -torch.inf)  # no word twice
+        logits.scatter_(1, target, -torch.inf)  # no token twice
         target = torch.cat((target, logits.argmax(-1, keepdim=True)), dim=1)
     first_end = (target == EOS).int().argmax(1)
     expected = [row[: end + 1] if end else row for row, end in zip(target.tolist(), first_end.tolist(), strict=True)]
@@ -248,7 +248,7 @@ def test_greedy_is_the_likeliest_word_step_by_step(model):
         assert set(ours[len(wanted) :]) <= {PAD}
 
 
-def test_sampling_follows_the_seed(model):
+def test_sampling_depends_on_the_seed(model):
     samples = []
     for seed in (1, 1, 2):
         torch.manual_seed(seed)
@@ -276,21 +276,21 @@ def tokenizer():
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="<pad>", bos_token="<s>", eos_token="</s>")
 
 
-def test_streamer_prints_the_translation_word_by_word(model, tokenizer, capsys):
+def test_streamer_prints_the_translation(model, tokenizer, capsys):
     options = dict(max_new_tokens=5, no_repeat_ngram_size=1)
     sequence = model.generate(SOURCE[:1], **options, streamer=TextStreamer(tokenizer, skip_special_tokens=True))[0]
     assert capsys.readouterr().out.split() == tokenizer.decode(sequence, skip_special_tokens=True).split()
     assert len(sequence) > 3
 
 
-def test_streamer_is_not_left_waiting_for_an_empty_source(model, tokenizer):
+def test_streamer_ends_for_an_empty_source(model, tokenizer):
     streamer = TextIteratorStreamer(tokenizer, timeout=1.0)
     model.generate(SOURCE[:1, :0], streamer=streamer)
     assert list(streamer) == [""]
 
 
 @pytest.mark.filterwarnings("ignore:.*generation_config.*")
-def test_assisted_decoding_equals_greedy(model):
+def test_assisted_decoding_equals_greedy_search(model):
     expected = model.generate(SOURCE[:1], max_new_tokens=8)
     assistant = tiny_model(encoder_layers=1, decoder_layers=1, seed=5)
     assert torch.equal(model.generate(SOURCE[:1], assistant_model=assistant, max_new_tokens=8), expected)
@@ -298,14 +298,14 @@ def test_assisted_decoding_equals_greedy(model):
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
-def test_half_precision_generates(dtype):
+def test_generation_works_in_half_precision(dtype):
     source = torch.cat((SOURCE, torch.zeros(1, 5, dtype=torch.long)))
     outputs = tiny_model().to(dtype).generate(source, attention_mask=(source != PAD).long(), num_beams=2, **VARIED)
     assert not any(scores.isnan().any() for scores in outputs.scores)
     assert outputs.sequences.shape[1] > 4
 
 
-def test_encoder_outputs_and_embeddings_can_be_given(model, mode):
+def test_encoder_outputs_and_embeddings_may_replace_ids(model, mode):
     expected = model.generate(**INPUTS, **mode, **VARIED)
     encoder_outputs = model.get_encoder()(SOURCE, attention_mask=SOURCE_MASK)
     given = model.generate(encoder_outputs=encoder_outputs, attention_mask=SOURCE_MASK, **mode, **VARIED)
@@ -316,7 +316,7 @@ def test_encoder_outputs_and_embeddings_can_be_given(model, mode):
 
 
 @pytest.mark.parametrize("num_beams", [1, 2])
-def test_default_maximum_length_is_that_of_the_source_and_50(num_beams):
+def test_default_maximum_length_is_source_length_plus_50(num_beams):
     model = tiny_model(encoder_layers=1, decoder_layers=1)
     endless = dict(suppress_tokens=[PAD, EOS], num_beams=num_beams)
     assert model.generate(**INPUTS, **endless).shape == (2, 1 + 5 + 50)
@@ -324,7 +324,7 @@ def test_default_maximum_length_is_that_of_the_source_and_50(num_beams):
     assert model.generate(SOURCE, generation_config=GenerationConfig(**endless, pad_token_id=PAD)).shape == (2, 56)
 
 
-def test_length_that_the_user_asks_for_counts():
+def test_given_maximum_length_is_used():
     model = tiny_model(encoder_layers=1, decoder_layers=1)
     endless = dict(suppress_tokens=[PAD, EOS])
     assert model.generate(**INPUTS, **endless, max_length=6).shape == (2, 6)
@@ -334,9 +334,9 @@ def test_length_that_the_user_asks_for_counts():
     assert model.generate(**INPUTS, **endless).shape == (2, 5)
 
 
-def test_a_stock_evaluation_leaves_the_default_length_as_it_is(tokenizer, tmp_path):
+def test_evaluation_with_the_stock_trainer_keeps_the_default_length(tokenizer, tmp_path):
     model = tiny_model()
-    model.generation_config.suppress_tokens = [PAD, EOS]  # it never stops by itself
+    model.generation_config.suppress_tokens = [PAD, EOS]  # no sequence ends early
     rows = [{"input_ids": SOURCE[0].tolist(), "attention_mask": [1] * 5, "labels": [5, 6, 2]}] * 2
     args = Seq2SeqTrainingArguments(tmp_path, predict_with_generate=True, report_to="none", use_cpu=True)
     trainer = Seq2SeqTrainer(model, args, DataCollatorForSeq2Seq(tokenizer, model), eval_dataset=rows)
@@ -350,7 +350,7 @@ def test_a_stock_evaluation_leaves_the_default_length_as_it_is(tokenizer, tmp_pa
 def test_padding_is_never_generated(tmp_path):
     model = tiny_model(tie_word_embeddings=False)
     with torch.no_grad():
-        model.lm_head.weight.zero_()  # all words are equally likely, and padding would be the first of them
+        model.lm_head.weight.zero_()  # all tokens are equally likely, and padding is the first
     model.save_pretrained(tmp_path)
     reloaded = VanillaTransformerForConditionalGeneration.from_pretrained(tmp_path)
     for generating in (model, reloaded):
@@ -361,7 +361,7 @@ def test_padding_is_never_generated(tmp_path):
         assert len(samples.unique()) == VOCAB
 
 
-def test_learned_positions_end_the_default_length():
+def test_learned_positions_limit_the_default_length():
     model = tiny_model(position_type="learned", max_position_embeddings=8)
     endless = dict(suppress_tokens=[PAD, EOS])
     # 8 tokens can be read, and one more written
@@ -387,21 +387,21 @@ def test_exceeding_learned_positions_is_refused_before_decoding_starts(length, n
 @pytest.mark.parametrize("num_beams", [1, 3])
 @pytest.mark.parametrize("kernel", ["eager", "sdpa"])
 @pytest.mark.parametrize("cache", [{}, dict(cache_implementation="static")], ids=["dynamic", "static"])
-def test_nothing_is_translated_to_nothing(num_beams, kernel, cache):
+def test_empty_batch_gives_empty_output(num_beams, kernel, cache):
     model = tiny_model(attn_implementation=kernel)
     options = dict(num_beams=num_beams, num_return_sequences=num_beams, max_new_tokens=4, **cache)
-    nobody = model.generate(SOURCE[:0], attention_mask=SOURCE_MASK[:0], **options)
-    assert (nobody.shape, nobody.dtype) == ((0, 2), torch.long)
-    silence = model.generate(SOURCE[:, :0], attention_mask=SOURCE_MASK[:, :0], **options)
-    assert silence.tolist() == [[BOS, EOS]] * 2 * num_beams
+    no_rows = model.generate(SOURCE[:0], attention_mask=SOURCE_MASK[:0], **options)
+    assert (no_rows.shape, no_rows.dtype) == ((0, 2), torch.long)
+    no_source = model.generate(SOURCE[:, :0], attention_mask=SOURCE_MASK[:, :0], **options)
+    assert no_source.tolist() == [[BOS, EOS]] * 2 * num_beams
     embedded = model.generate(inputs_embeds=torch.zeros(2, 0, 16), **options)
-    assert torch.equal(embedded, silence)
+    assert torch.equal(embedded, no_source)
     as_dict = model.generate(input_ids=SOURCE[:, :0], **options, return_dict_in_generate=True)
-    assert torch.equal(as_dict.sequences, silence)
+    assert torch.equal(as_dict.sequences, no_source)
 
 
 @pytest.mark.parametrize(("ends", "expected"), [([5, 2], [[BOS, 5]]), (None, [[BOS]])], ids=str)
-def test_nothing_ends_as_sequences_end(ends, expected):
+def test_empty_source_gives_start_and_first_end_token(ends, expected):
     assert tiny_model(eos_token_id=ends).generate(SOURCE[:1, :0]).tolist() == expected
 
 
@@ -420,6 +420,6 @@ def test_nothing_ends_as_sequences_end(ends, expected):
     ],
     ids=str,
 )
-def test_senseless_options_are_refused(model, options, message):
+def test_invalid_options_are_refused(model, options, message):
     with pytest.raises(ValueError, match=message):
         model.generate(**INPUTS, **options)

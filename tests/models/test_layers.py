@@ -1,4 +1,4 @@
-"""Every brick equals its formula written as loops, forward and gradients, in double precision."""
+"""Every layer equals its formula written as loops, outputs and gradients, in double precision."""
 
 import functools
 import itertools
@@ -40,7 +40,7 @@ MASKS = ("none", "padded", "causal", "causal and padded")
 
 @pytest.fixture
 def always_sdpa(monkeypatch):
-    """Count calls of torch's kernel, and keep the short-sequence path from standing in for it."""
+    """Count calls of torch's kernel, with the path for short sequences switched off."""
     calls = []
     kernel = nn.functional.scaled_dot_product_attention
 
@@ -72,7 +72,7 @@ def random_states(*shape, seed=1):
 
 
 def self_mask(kind, length):
-    """Which of 2 sentences' queries may look where: (2, length, length); the second sentence ends in padding."""
+    """Which keys each query of 2 sentences may attend to: (2, length, length); the second ends in padding."""
     allowed = torch.ones(2, length, length, dtype=torch.bool)
     if "padded" in kind:
         allowed[1, :, max(length - 2, 1) :] = False
@@ -95,7 +95,7 @@ def matrices_of(module):
 
 
 def assert_equal_with_gradients(actual, expected, inputs):
-    """Compare two results, and the gradients of one and the same random functional of each."""
+    """Compare two results, and their gradients in one random direction."""
     torch.testing.assert_close(actual, expected, rtol=1e-10, atol=1e-12)
     direction = torch.randn_like(expected)
     actual_gradients = torch.autograd.grad((actual * direction).sum(), inputs)
@@ -128,7 +128,7 @@ def example_module(kernel, attention_scale):
 
 @pytest.mark.parametrize("kernel", KERNELS)
 @pytest.mark.parametrize("attention_scale", EXAMPLE_OUTPUTS, ids=["unscaled", "scaled"])
-def test_worked_example_to_four_decimals(kernel, attention_scale):
+def test_worked_example_agrees_to_four_decimals(kernel, attention_scale):
     module = example_module(kernel, attention_scale)
     expected = torch.tensor(EXAMPLE_OUTPUTS[attention_scale])
     for differentiable in (False, True):
@@ -158,7 +158,7 @@ def test_self_attention_equals_loops(kernel, kind, length):
     module = random_module(SelfAttention(config_for(kernel), is_causal="causal" in kind))
     hidden_states = random_states(2, length, 16)
     allowed = self_mask(kind, length)
-    # without padding the kernels are on their own, as the mask helpers leave them then
+    # without padding, transformers' mask functions return no mask, and the kernels apply `is_causal`
     mask = allowed[:, None] if "padded" in kind else None
     actual = module(hidden_states, mask)[0]
     expected = multi_head_attention(hidden_states, hidden_states, matrices_of(module), 4, allowed, 3**-0.5)
@@ -176,12 +176,12 @@ def test_torch_kernel_equals_loops(always_sdpa, kind):
     assert always_sdpa == [(2, 4, 7, 3)]
 
 
-def test_short_sequences_do_without_the_torch_kernel(always_sdpa, monkeypatch):
+def test_short_sequences_skip_the_torch_kernel_in_training(always_sdpa, monkeypatch):
     module = random_module(SelfAttention(config_for("sdpa"))).train()
     monkeypatch.setattr(layers, "SHORT_SEQUENCE", 7)
     module(random_states(2, 7, 16))
     assert always_sdpa == []
-    with torch.no_grad():  # as the first pass of a checkpointed layer is
+    with torch.no_grad():  # as in the first pass of a checkpointed layer
         module(random_states(2, 7, 16))
     assert always_sdpa == []
     module(random_states(2, 8, 16))
@@ -203,7 +203,7 @@ def test_cross_attention_equals_loops(kernel, query_len, key_len):
 
 @pytest.mark.parametrize("kernel", KERNELS)
 @pytest.mark.parametrize("query_len", [1, 7])
-def test_target_rows_that_share_a_source_see_what_they_would_see_alone(kernel, query_len):
+def test_target_rows_that_share_a_source_equal_rows_with_repeated_sources(kernel, query_len):
     module = random_module(CrossAttention(config_for(kernel)))
     hidden_states, encoder_hidden_states = random_states(6, query_len, 16), random_states(2, 5, 16, seed=2)
     mask = SOURCE_MASK.bool()[:, None, None].expand(2, 1, query_len, 5)
@@ -230,7 +230,7 @@ def test_attention_scale_is_the_factor_of_the_scores(kernel):
 
 @pytest.mark.parametrize("kernel", KERNELS)
 @pytest.mark.parametrize("differentiable", [True, False], ids=["gradients", "no gradients"])
-def test_hidden_keys_change_nothing_at_all(kernel, differentiable):
+def test_masked_keys_do_not_change_the_output(kernel, differentiable):
     module = random_module(SelfAttention(config_for(kernel)))
     hidden_states = random_states(2, 7, 16).detach()
     mask = self_mask("padded", 7)[:, None]
@@ -243,7 +243,7 @@ def test_hidden_keys_change_nothing_at_all(kernel, differentiable):
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
-def test_later_positions_change_nothing_at_all(kernel):
+def test_later_positions_do_not_change_earlier_outputs(kernel):
     module = random_module(SelfAttention(config_for(kernel), is_causal=True))
     hidden_states = random_states(2, 7, 16).detach()
     changed = hidden_states.clone()
@@ -254,7 +254,7 @@ def test_later_positions_change_nothing_at_all(kernel):
 @pytest.mark.parametrize("kernel", KERNELS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("differentiable", [True, False], ids=["gradients", "no gradients"])
-def test_row_of_padding_is_finite_and_leaves_the_others_alone(kernel, dtype, differentiable):
+def test_row_of_padding_is_finite_and_does_not_change_the_others(kernel, dtype, differentiable):
     module = random_module(SelfAttention(config_for(kernel))).to(dtype)
     hidden_states = random_states(2, 7, 16).detach().to(dtype)
     mask = torch.ones(2, 1, 7, 7, dtype=torch.bool)
@@ -331,7 +331,7 @@ def test_residual_equals_the_formula(residual, name):
 
 
 @pytest.mark.parametrize("residual", [PostNormResidual, PreNormResidual])
-def test_residual_drops_the_sublayer_and_never_the_residual(residual):
+def test_residual_dropout_applies_to_the_sublayer_only(residual):
     module = residual(tiny_config(dropout=0.5)).train()
     module.layer_norm = nn.Identity()
     output = module.after(torch.full((2, 7, 16), 8.0), torch.ones(2, 7, 16))
@@ -361,7 +361,7 @@ def test_split_sinusoids_are_the_interleaved_ones_in_another_order():
     assert torch.equal(torch.cat((interleaved[:, 0::2], interleaved[:, 1::2]), dim=1), split)
 
 
-def test_sinusoids_reach_any_position():
+def test_sinusoids_have_no_maximum_position():
     far = sinusoidal_positions(torch.tensor([[100_000]]), 16, "sinusoidal")
     assert far.shape == (1, 1, 16)
     angles = [100_000 / 10000 ** (2 * i / 16) for i in range(8)]
@@ -369,7 +369,7 @@ def test_sinusoids_reach_any_position():
     torch.testing.assert_close(far[0, 0].double(), torch.tensor(expected, dtype=torch.float64), rtol=0, atol=0.02)
 
 
-def test_positions_number_the_tokens_whatever_side_the_padding_is_on():
+def test_positions_skip_padding_on_either_side():
     mask = torch.tensor([[1, 1, 1, 1, 1], [1, 1, 1, 0, 0], [0, 0, 1, 1, 1], [0, 0, 0, 0, 0]])
     positions = positions_of(mask, 5, 0, mask.device)
     assert positions[0].tolist() == [0, 1, 2, 3, 4]
@@ -380,7 +380,7 @@ def test_positions_number_the_tokens_whatever_side_the_padding_is_on():
 
 
 @pytest.mark.parametrize("dtype", [torch.bool, torch.int32, torch.float32], ids=str)
-def test_positions_go_on_after_the_past(dtype):
+def test_positions_continue_after_the_cache(dtype):
     mask = torch.tensor([[1, 1, 1, 1, 1], [0, 0, 1, 1, 1]]).to(dtype)
     assert positions_of(mask, 2, 3, mask.device).tolist() == [[3, 4], [1, 2]]
     assert positions_of(None, 2, 3, mask.device).tolist() == [[3, 4]]
@@ -407,7 +407,7 @@ def test_dropped_elements_are_independent_of_their_neighbours():
         assert abs(noise[residue::4].mean().item() - 0.7) < 5 * math.sqrt(0.21 / 100_000)
 
 
-def test_dropout_follows_the_seed_and_differs_from_call_to_call():
+def test_dropout_depends_on_the_seed_and_differs_between_calls():
     ones = torch.ones(2, 7, 16)
     torch.manual_seed(5)
     first, second = dropout(ones, 0.5, training=True), dropout(ones, 0.5, training=True)
@@ -418,14 +418,14 @@ def test_dropout_follows_the_seed_and_differs_from_call_to_call():
     assert not torch.equal(dropout(ones, 0.5, training=True), first)
 
 
-def test_dropout_is_the_identity_where_there_is_nothing_to_drop():
+def test_dropout_is_the_identity_in_evaluation_and_at_rate_zero():
     states = torch.randn(2, 7, 16)
     assert dropout(states, 0.5, training=False) is states
     assert dropout(states, 0.0, training=True) is states
 
 
 @pytest.mark.parametrize("rate", [0.99, 0.99999, 0.999999])
-def test_rates_next_to_one_drop_nearly_all(rate):
+def test_dropout_at_rates_near_one_drops_nearly_all(rate):
     noise = dropout_noise(torch.Size([100_000]), rate, torch.device("cpu"))
     assert noise.float().mean() < 1.5 * (1 - rate) + 1e-4
 
@@ -448,20 +448,20 @@ def test_dropout_multiplies_by_its_noise_and_scale(dtype, rate):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_dropout_is_where_its_input_is(dtype):
+def test_dropout_keeps_the_device_of_its_input(dtype):
     with torch.device("meta"):
         assert dropout(torch.ones(2, 7, dtype=dtype, device="cpu"), 0.5, training=True).device.type == "cpu"
 
 
-def test_dropout_keeps_a_byte_of_each_element():
+def test_dropout_saves_one_byte_per_element_for_backward():
     kept = []
     with torch.autograd.graph.saved_tensors_hooks(lambda tensor: kept.append(tensor) or tensor, lambda tensor: tensor):
         dropout(torch.randn(2, 7, 16, dtype=torch.bfloat16, requires_grad=True), 0.5, training=True)
     assert [(tensor.dtype, tensor.numel()) for tensor in kept] == [(torch.int8, 2 * 7 * 16)]
 
 
-@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # torch's own, of its forward derivatives
-def test_dropout_can_be_differentiated_in_every_way():
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # torch warns of its own forward mode
+def test_dropout_supports_second_forward_and_mapped_derivatives():
     states = torch.randn(2, 5, 4, dtype=torch.float64, requires_grad=True)
 
     def dropped(states):
@@ -475,7 +475,7 @@ def test_dropout_can_be_differentiated_in_every_way():
 
 
 @pytest.mark.parametrize("norm_position", ["post", "pre"])
-def test_a_residual_takes_what_autocast_makes_of_a_sublayer(norm_position):
+def test_residual_accepts_a_half_precision_sublayer(norm_position):
     residual = RESIDUALS[norm_position](tiny_config(norm_position=norm_position, d_model=16, dropout=0.5)).train()
     states = torch.randn(2, 7, 16)
     torch.manual_seed(5)
@@ -486,7 +486,7 @@ def test_a_residual_takes_what_autocast_makes_of_a_sublayer(norm_position):
     torch.testing.assert_close(output, residual.layer_norm(expected) if norm_position == "post" else expected)
 
 
-def test_dropout_is_where_the_paper_has_it_with_noise_of_its_own_in_every_place(monkeypatch):
+def test_dropout_is_applied_as_in_the_paper_with_independent_noise(monkeypatch):
     noises = []
 
     def recorded(*args):
@@ -508,7 +508,7 @@ def glorot(fan_out, fan_in):
 
 
 def assert_fills(weight, bound):
-    """A uniform distribution on [-bound, bound]: within it, close to its ends, and of its variance."""
+    """Check that weights are uniform on [-bound, bound], by their range and standard deviation."""
     assert weight.abs().max() <= bound
     assert weight.abs().max() > 0.97 * bound
     assert weight.std().item() == pytest.approx(bound / math.sqrt(3), rel=0.05)
@@ -522,7 +522,7 @@ def fresh_model():
     )
 
 
-def test_each_part_of_a_fused_projection_is_initialised_by_itself(fresh_model):
+def test_parts_of_a_fused_projection_are_initialised_separately(fresh_model):
     for layer in fresh_model.model.decoder.layers:
         query, key, value = layer.self_attn.qkv_proj.weight.split((32, 32, 160))
         cross_key, cross_value = layer.cross_attn.kv_proj.weight.split((32, 160))
@@ -530,7 +530,7 @@ def test_each_part_of_a_fused_projection_is_initialised_by_itself(fresh_model):
             assert_fills(weight, glorot(rows, 64))
 
 
-def test_matrices_are_initialised_as_xavier_and_biases_as_zero(fresh_model):
+def test_matrices_have_xavier_initialisation_and_biases_are_zero(fresh_model):
     layer = fresh_model.model.decoder.layers[0]
     assert_fills(layer.cross_attn.q_proj.weight, glorot(32, 64))
     assert_fills(layer.self_attn.out_proj.weight, glorot(64, 160))
@@ -550,7 +550,7 @@ def test_embeddings_have_the_standard_deviation_of_tensor2tensor_and_padding_is_
     assert (weight[0] == 0).all()
 
 
-def test_fused_linear_is_its_parts_side_by_side():
+def test_fused_linear_concatenates_its_parts():
     module = random_module(FusedLinear(16, (3, 5)))
     states = random_states(2, 7, 16)
     first, second = module(states).split((3, 5), dim=-1)
@@ -558,11 +558,11 @@ def test_fused_linear_is_its_parts_side_by_side():
     torch.testing.assert_close(second, states @ module.weight[3:].T + module.bias[3:])
 
 
-@pytest.mark.parametrize("nowhere", [False, True])
-def test_gradients_of_masked_attention_are_those_of_its_values(nowhere):
+@pytest.mark.parametrize("all_masked", [False, True])
+def test_masked_attention_passes_gradcheck(all_masked):
     query, key, value = (torch.randn(2, 1, 3, 4, dtype=torch.float64, requires_grad=True) for _ in range(3))
     mask = torch.tensor([[1, 1, 0], [1, 0, 1]], dtype=torch.bool)[:, None, None]
-    if nowhere:
+    if all_masked:
         mask[1] = False
 
     def attend(query, key, value):
@@ -572,7 +572,7 @@ def test_gradients_of_masked_attention_are_those_of_its_values(nowhere):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
-def test_no_score_is_large_enough_to_be_seen_through_a_mask(dtype):
+def test_masked_keys_have_zero_weight_at_any_score(dtype):
     query = torch.tensor([200.0], dtype=dtype)[None, None, None]
     key = torch.tensor([[-200.0], [200.0]], dtype=dtype)[None, None]
     mask = torch.tensor([[True, False]])[None, None]

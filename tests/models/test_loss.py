@@ -18,7 +18,7 @@ from hf_vanilla.models.loss import cross_entropy_sum, freeze_row, select_labelle
 
 
 VOCAB, PAD = 13, 4
-# Compiling functions of autograd, torch itself makes an object in a way that it warns of.
+# torch warns of its own tracing of a `torch.autograd.Function`
 DYNAMO_WARNS = pytest.mark.filterwarnings("ignore:.*should not be instantiated.*:DeprecationWarning")
 KINDS = ("uniform", "t2t", "annotated")
 TARGETS = {
@@ -52,14 +52,14 @@ def chunk_tokens(request, monkeypatch):
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1, 0.4])
 @pytest.mark.parametrize("kind", KINDS)
-def test_each_kind_equals_its_distribution_word_by_word(kind, smoothing):
+def test_each_kind_of_smoothing_equals_its_formula(kind, smoothing):
     logits = 2 * torch.randn(3, 7, VOCAB)
     actual = cross_entropy_sum(logits, LABELS, smoothed_target(smoothing, kind, VOCAB, PAD))
     expected = smoothed_loss(logits.flatten(0, 1), LABELS.flatten(), smoothing, kind, PAD)
     assert actual.item() == pytest.approx(expected, rel=1e-6)
 
 
-def test_uniform_is_the_label_smoothing_of_torch():
+def test_uniform_smoothing_is_that_of_torch():
     logits = 2 * torch.randn(3, 7, VOCAB)
     expected = nn.functional.cross_entropy(
         logits.flatten(0, 1), LABELS.flatten(), label_smoothing=0.1, reduction="sum", ignore_index=-100
@@ -67,7 +67,7 @@ def test_uniform_is_the_label_smoothing_of_torch():
     torch.testing.assert_close(cross_entropy_sum(logits, LABELS, TARGETS["uniform"]), expected)
 
 
-def test_annotated_is_the_divergence_of_torch():
+def test_annotated_smoothing_is_the_kl_divergence_of_torch():
     logits = 2 * torch.randn(3, 7, VOCAB)
     labelled = LABELS != -100
     labels, log_probs = LABELS[labelled], logits[labelled].log_softmax(-1)
@@ -77,7 +77,7 @@ def test_annotated_is_the_divergence_of_torch():
     torch.testing.assert_close(cross_entropy_sum(logits, LABELS, TARGETS["annotated"]), expected)
 
 
-def test_t2t_is_the_smoothed_cross_entropy_less_its_lowest_value():
+def test_t2t_smoothing_is_the_cross_entropy_minus_its_minimum():
     logits = 2 * torch.randn(3, 7, VOCAB)
     labelled = LABELS != -100
     log_probs, labels = logits[labelled].log_softmax(-1), LABELS[labelled]
@@ -88,7 +88,7 @@ def test_t2t_is_the_smoothed_cross_entropy_less_its_lowest_value():
     torch.testing.assert_close(cross_entropy_sum(logits, LABELS, TARGETS["t2t"]), expected)
 
 
-def test_no_smoothing_is_the_cross_entropy():
+def test_loss_without_smoothing_is_the_cross_entropy():
     logits = 2 * torch.randn(3, 7, VOCAB)
     expected = nn.functional.cross_entropy(logits.flatten(0, 1), LABELS.flatten(), reduction="sum")
     for kind in KINDS:
@@ -97,7 +97,7 @@ def test_no_smoothing_is_the_cross_entropy():
 
 
 @pytest.mark.parametrize("kind", ["t2t", "annotated"])
-def test_perfect_prediction_costs_nothing(kind):
+def test_perfect_prediction_has_zero_loss(kind):
     target = TARGETS[kind]
     distribution = torch.full((VOCAB,), target.other_probability)
     distribution[7] = target.true_probability
@@ -108,7 +108,7 @@ def test_perfect_prediction_costs_nothing(kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_target_sums_to_one(kind):
+def test_smoothed_target_sums_to_one(kind):
     target = TARGETS[kind]
     others = VOCAB - 1 - (target.excluded_id >= 0)
     assert target.true_probability + others * target.other_probability == pytest.approx(1.0, abs=1e-12)
@@ -116,7 +116,7 @@ def test_target_sums_to_one(kind):
 
 
 @pytest.mark.parametrize(("kind", "vocab_size"), [("t2t", 1), ("annotated", 2)])
-def test_vocabulary_without_another_word_is_refused(kind, vocab_size):
+def test_vocabulary_without_another_token_is_refused(kind, vocab_size):
     with pytest.raises(ValueError, match=rf"`vocab_size` \({vocab_size}\) leaves no other token .*\(0.1\)"):
         smoothed_target(0.1, kind, vocab_size, 0)
 
@@ -124,7 +124,7 @@ def test_vocabulary_without_another_word_is_refused(kind, vocab_size):
 @pytest.mark.usefixtures("chunk_tokens")
 @pytest.mark.parametrize("bias", [True, False], ids=["bias", "no bias"])
 @pytest.mark.parametrize("name", TARGETS)
-def test_chunked_loss_and_gradients_equal_the_plain_ones(name, bias):
+def test_chunked_loss_and_gradients_equal_plain_ones(name, bias):
     arguments = projection(bias)
     inputs = [argument for argument in arguments if argument is not None]
     expected = plain_loss(*arguments, LABELS, TARGETS[name])
@@ -140,7 +140,7 @@ def test_chunked_loss_and_gradients_equal_the_plain_ones(name, bias):
 @DYNAMO_WARNS
 @pytest.mark.parametrize("bias", [True, False], ids=["bias", "no bias"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_compiled_loss_and_gradients_equal_those_of_plain_code(dtype, bias):
+def test_compiled_loss_and_gradients_equal_uncompiled_ones(dtype, bias):
     torch.compiler.reset()
     arguments = projection(bias)
     inputs = [argument for argument in arguments if argument is not None]
@@ -156,15 +156,15 @@ def test_compiled_loss_and_gradients_equal_those_of_plain_code(dtype, bias):
 
 
 @pytest.mark.parametrize("bias", [True, False], ids=["bias", "no bias"])
-def test_the_operation_of_compiled_code_is_what_it_says(bias):
+def test_custom_operator_passes_opcheck(bias):
     hidden_states, weight, bias = projection(bias)
     arguments = (hidden_states.detach().flatten(0, 1).requires_grad_(), weight, bias, LABELS.flatten())
     checks = torch.library.opcheck(chunked_loss.cross_entropy_and_gradients, (*arguments, *TARGETS["t2t"]))
     assert set(checks.values()) == {"SUCCESS"}
 
 
-def test_an_accelerator_is_never_asked_for_values():
-    """The meta device has none: whatever waits for values fails there."""
+def test_loss_does_not_synchronise_with_the_device():
+    """Reading values fails on the meta device."""
     hidden_states, weight, bias = (tensor.detach().to("meta") for tensor in projection())
     labels = LABELS.flatten().to("meta")
     total, *gradients = loss_and_gradients(hidden_states.flatten(0, 1), weight, bias, labels, TARGETS["annotated"])
@@ -176,7 +176,7 @@ def test_an_accelerator_is_never_asked_for_values():
     ("device", "vocab_size", "tokens"),
     [("cpu", 101, 256), ("meta", 37_000, 3627), ("meta", 1_000_000, 256), ("meta", 101, 2**27 // 101)],
 )
-def test_chunks_of_an_accelerator_are_as_large_as_memory_allows(device, vocab_size, tokens):
+def test_chunk_size_depends_on_device_and_vocabulary(device, vocab_size, tokens):
     assert chunk_size(torch.empty(vocab_size, 2, device=device)) == tokens  # 2^27 / 37,000 = 3627.5
 
 
@@ -198,7 +198,7 @@ def test_chunked_loss_under_autocast_is_within_the_precision_of_its_dtype(name, 
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-def test_loss_of_half_precision_is_computed_in_single(dtype):
+def test_half_precision_loss_is_computed_in_single_precision(dtype):
     hidden_states, weight, _ = (tensor.detach().to(dtype) for tensor in projection())
     expected = plain_loss(hidden_states.float(), weight.float(), None, LABELS, TARGETS["uniform"])
     actual = projected_loss(hidden_states, weight, None, LABELS, TARGETS["uniform"])
@@ -207,7 +207,7 @@ def test_loss_of_half_precision_is_computed_in_single(dtype):
 
 
 @pytest.mark.parametrize("name", TARGETS)
-def test_nothing_labelled_costs_nothing_and_moves_nothing(name):
+def test_no_labels_give_zero_loss_and_gradients(name):
     arguments = projection()
     labels = torch.full_like(LABELS, -100)
     for function in (plain_loss, projected_loss):
@@ -218,7 +218,7 @@ def test_nothing_labelled_costs_nothing_and_moves_nothing(name):
 
 
 @pytest.mark.parametrize("name", TARGETS)
-def test_large_logits_stay_finite(name):
+def test_large_logits_have_finite_loss_and_gradients(name):
     hidden_states, weight, bias = projection()
     arguments = (hidden_states * 1e4, weight, bias)
     expected = plain_loss(*arguments, LABELS, TARGETS[name])
@@ -228,7 +228,7 @@ def test_large_logits_stay_finite(name):
     assert torch.autograd.grad(actual, weight)[0].isfinite().all()
 
 
-def test_chunked_loss_does_without_gradients():
+def test_chunked_loss_works_without_gradients():
     arguments = projection()
     with torch.no_grad():
         actual = projected_loss(*arguments, LABELS, TARGETS["t2t"])
@@ -243,7 +243,7 @@ def test_unlabelled_positions_get_no_gradient():
 
 
 class CountMasks(TorchDispatchMode):
-    """Counts the operations whose result is as long as a mask has true elements, for which an accelerator is asked."""
+    """Records operations whose result's size depends on values, for which an accelerator synchronises."""
 
     def __init__(self):
         super().__init__()
@@ -258,7 +258,7 @@ class CountMasks(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def test_labelled_tokens_are_looked_for_once():
+def test_labelled_tokens_are_searched_once():
     hidden_states = torch.randn(3, 7, 8, requires_grad=True)
     direction = torch.randn(int((LABELS != -100).sum()), 8)
     with CountMasks() as count:
@@ -270,7 +270,7 @@ def test_labelled_tokens_are_looked_for_once():
     assert torch.equal(gradient, torch.autograd.grad(hidden_states[LABELS != -100], hidden_states, direction)[0])
 
 
-def test_frozen_row_has_the_same_numbers_and_no_gradient():
+def test_frozen_row_keeps_its_values_and_has_no_gradient():
     matrix = torch.randn(5, 3, requires_grad=True)
     direction = torch.randn(5, 3)
     frozen = freeze_row(matrix, 2)
@@ -282,7 +282,7 @@ def test_frozen_row_has_the_same_numbers_and_no_gradient():
 
 
 class LargestTensor(TorchDispatchMode):
-    """Notes the number of elements of the largest tensor that any operation makes."""
+    """Records the number of elements of the largest tensor that any operation returns."""
 
     elements = 0
 

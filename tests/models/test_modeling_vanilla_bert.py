@@ -1,4 +1,4 @@
-"""What BERT computes and refuses: losses over a step, labelled tokens only, checkpoints of others, the ecosystem."""
+"""BERT's losses, gradients, initialisation and checkpoints, use with other libraries, and refused input."""
 
 import pytest
 import torch
@@ -20,7 +20,7 @@ from hf_vanilla import (
 LABELLED = {task: line for task, line in TASKS.items() if task != "model"}
 # Tasks whose labels the Trainer counts; the count of a batch is that of its labels.
 COUNTED = {task: line for task, line in LABELLED.items() if "labels" in line[3]}
-# peft asks transformers in the old words
+# peft calls a deprecated method of transformers
 PEFT_WARNS = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
 
 
@@ -33,7 +33,7 @@ def rows(inputs, which):
 
 
 @pytest.mark.parametrize("task", COUNTED)
-def test_two_batches_add_up_to_the_gradient_of_one(task):
+def test_gradients_of_two_batches_add_up_to_that_of_one(task):
     model = tiny_bert(task, **NO_DROPOUT).train()
     inputs = LABELLED[task][3]
     items = (inputs["labels"] != -100).sum()
@@ -48,7 +48,7 @@ def test_two_batches_add_up_to_the_gradient_of_one(task):
     torch.testing.assert_close(gradients(model), wanted, rtol=1e-5, atol=1e-6)
 
 
-def test_over_a_step_a_pair_weighs_as_many_as_it_has_masked_tokens():
+def test_sentence_pairs_are_weighted_by_masked_tokens_over_a_step():
     model = tiny_bert("pre-training")
     inputs = LABELLED["pre-training"][3]  # 2 and 1 masked tokens
     labels = inputs["next_sentence_label"]
@@ -59,7 +59,7 @@ def test_over_a_step_a_pair_weighs_as_many_as_it_has_masked_tokens():
 
 
 @pytest.mark.parametrize("task", ["masked-lm", "pre-training"])
-def test_training_projects_labelled_tokens_only_and_evaluation_keeps_all(task):
+def test_training_projects_labelled_tokens_and_evaluation_all(task):
     model = tiny_bert(task, **NO_DROPOUT)
     name = "logits" if task == "masked-lm" else "prediction_logits"
     inputs = LABELLED[task][3]
@@ -74,7 +74,7 @@ def test_training_projects_labelled_tokens_only_and_evaluation_keeps_all(task):
     assert model(**TEXT)[name].shape == (2, 7, VOCAB)
 
 
-def test_a_batch_without_a_masked_token_has_a_loss_of_zero():
+def test_batch_without_masked_tokens_has_zero_loss_and_gradients():
     model = tiny_bert("masked-lm").train()
     loss = model(**TEXT, labels=torch.full_like(IDS, -100)).loss
     loss.backward()
@@ -82,7 +82,7 @@ def test_a_batch_without_a_masked_token_has_a_loss_of_zero():
     assert all(parameter.grad is None or not parameter.grad.any() for parameter in model.parameters())
 
 
-def test_pre_training_takes_either_label_alone():
+def test_pretraining_head_accepts_either_label_alone():
     model = tiny_bert("pre-training")
     both = model(**LABELLED["pre-training"][3]).loss
     masked = model(**TEXT, labels=MASKED_LABELS).loss
@@ -92,7 +92,7 @@ def test_pre_training_takes_either_label_alone():
 
 @pytest.mark.parametrize("padding", [2, 3], ids=["one-more", "two-more"])
 @pytest.mark.parametrize("kernel", ["eager", "sdpa"])
-def test_a_row_in_a_batch_equals_the_row_alone(kernel, padding):
+def test_row_of_a_batch_equals_the_row_alone(kernel, padding):
     model = tiny_bert("model", attn_implementation=kernel)
     alone = model(IDS[1:, :5], token_type_ids=SEGMENTS[1:, :5])
     wide = [nn.functional.pad(tensor, (0, padding)) for tensor in (IDS, MASK, SEGMENTS)]
@@ -101,7 +101,7 @@ def test_a_row_in_a_batch_equals_the_row_alone(kernel, padding):
     torch.testing.assert_close(batch.pooler_output[1:], alone.pooler_output, rtol=1e-5, atol=1e-5)
 
 
-def test_a_row_of_padding_is_finite():
+def test_row_of_padding_has_finite_gradients():
     model = tiny_bert("masked-lm", **NO_DROPOUT).train()
     mask = MASK.clone()
     mask[1] = 0
@@ -109,7 +109,7 @@ def test_a_row_of_padding_is_finite():
     assert all(torch.isfinite(parameter.grad).all() for parameter in model.parameters() if parameter.grad is not None)
 
 
-def test_given_positions_and_embeddings_count():
+def test_position_ids_and_input_embeddings_are_used():
     model = tiny_bert("model")
     expected = model(IDS).last_hidden_state
     embedded = model(inputs_embeds=model.get_input_embeddings()(IDS), position_ids=torch.arange(7)[None])
@@ -118,7 +118,7 @@ def test_given_positions_and_embeddings_count():
     assert (moved - expected).abs().max() > 1e-3
 
 
-def test_initialisation_is_the_authors():
+def test_initialisation_is_that_of_the_authors():
     config = VanillaBertConfig(vocab_size=499, hidden_size=64, num_hidden_layers=2, num_attention_heads=4)
     torch.manual_seed(0)
     model = VanillaBertForPreTraining(config)
@@ -129,12 +129,12 @@ def test_initialisation_is_the_authors():
             assert (parameter == 1).all(), name
         elif parameter.numel() > 1000:
             assert parameter.abs().max() <= 0.04, name
-            assert 0.016 < parameter.std() < 0.019, name  # of a normal distribution cut at two deviations: 0.0176
+            assert 0.016 < parameter.std() < 0.019, name  # normal, truncated at two deviations: 0.0176
     assert not model.bert.embeddings.word_embeddings.weight[0].any()
 
 
 @pytest.mark.parametrize("attn_implementation", ["eager", "sdpa"])
-def test_hidden_states_and_attentions_come_on_request(attn_implementation):
+def test_hidden_states_and_attentions_are_returned_on_request(attn_implementation):
     model = tiny_bert("model", attn_implementation="eager")
     outputs = model(**TEXT, output_hidden_states=True, output_attentions=True)
     assert [tuple(each.shape) for each in outputs.hidden_states] == [(2, 7, 12)] * 3
@@ -146,7 +146,7 @@ def test_hidden_states_and_attentions_come_on_request(attn_implementation):
 
 
 @pytest.mark.filterwarnings("ignore:`gradient_checkpointing_enable` is deprecated:FutureWarning")
-def test_gradient_checkpointing_changes_nothing():
+def test_gradient_checkpointing_keeps_gradients():
     model = tiny_bert("pre-training").train()
     inputs = LABELLED["pre-training"][3]
     torch.manual_seed(1)
@@ -161,7 +161,7 @@ def test_gradient_checkpointing_changes_nothing():
 
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated.*:DeprecationWarning")
 @pytest.mark.parametrize("task", LABELLED)
-def test_it_compiles_without_a_break(task):
+def test_model_compiles_without_graph_breaks(task):
     torch.compiler.reset()
     model = tiny_bert(task, **NO_DROPOUT, num_hidden_layers=1).train()
     inputs = LABELLED[task][3]
@@ -175,7 +175,7 @@ def test_it_compiles_without_a_break(task):
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bfloat16", "float16"])
-def test_half_precision_stays_near(dtype):
+def test_half_precision_is_close_to_single_precision(dtype):
     model = tiny_bert("classes")
     expected = model(**TEXT).logits
     halved = model.to(dtype)(**TEXT).logits
@@ -183,7 +183,7 @@ def test_half_precision_stays_near(dtype):
     torch.testing.assert_close(halved.float(), expected, rtol=0.05, atol=0.05)
 
 
-def test_resizing_takes_the_bias_along(tmp_path):
+def test_resizing_embeddings_resizes_the_bias(tmp_path):
     model = tiny_bert("masked-lm")
     before = model(**TEXT).logits
     model.resize_token_embeddings(VOCAB + 4, mean_resizing=False)
@@ -217,14 +217,14 @@ def test_lora_trains_only_adapters_and_merges(tmp_path):
 
 
 @PEFT_WARNS
-def test_a_masked_token_head_with_an_adapter_trains_on_labelled_tokens():
+def test_masked_lm_head_with_an_adapter_trains_on_labelled_tokens():
     model = tiny_bert("masked-lm", **NO_DROPOUT, tie_word_embeddings=False).train()
     expected = model(**LABELLED["masked-lm"][3]).loss
     adapted = get_peft_model(model, LoraConfig(target_modules=["decoder"], r=2))
     torch.testing.assert_close(adapted(**LABELLED["masked-lm"][3]).loss, expected)
 
 
-def test_missing_and_extra_heads_are_told(tmp_path):
+def test_missing_and_extra_heads_are_reported(tmp_path):
     native_bert("masked-lm").save_pretrained(tmp_path)
     _, info = VanillaBertForSequenceClassification.from_pretrained(tmp_path, output_loading_info=True)
     assert info["missing_keys"] == {
@@ -236,20 +236,20 @@ def test_missing_and_extra_heads_are_told(tmp_path):
     assert {name.split(".")[0] for name in info["unexpected_keys"]} == {"cls"}
 
 
-def test_an_encoder_without_a_pooler_loads_from_one_with(tmp_path):
+def test_encoder_without_a_pooler_loads_a_checkpoint_with_one(tmp_path):
     tiny_bert("model").save_pretrained(tmp_path)
     model, info = VanillaBertForQuestionAnswering.from_pretrained(tmp_path, output_loading_info=True)
     assert info["missing_keys"] == {"qa_outputs.weight", "qa_outputs.bias"}
     assert model.bert.pooler is None
 
 
-def test_another_vocabulary_size_is_refused(tmp_path):
+def test_mismatched_vocabulary_size_is_refused(tmp_path):
     tiny_bert("model").save_pretrained(tmp_path)
     with pytest.raises(RuntimeError, match="ignore_mismatched_sizes"):
         VanillaBertModel.from_pretrained(tmp_path, vocab_size=VOCAB + 1)
 
 
-def test_fill_mask_pipeline_takes_it(caplog):
+def test_fill_mask_pipeline_accepts_the_model(caplog):
     from hf_vanilla.data.tokenization import train_wordpiece_tokenizer
 
     tokenizer = train_wordpiece_tokenizer(["the dog runs", "the cat runs"] * 9, 60, show_progress=False)
@@ -291,14 +291,14 @@ def test_fill_mask_pipeline_takes_it(caplog):
     ],
     ids=str,
 )
-def test_bad_input_is_named(task, inputs, message):
+def test_bad_input_is_named_in_the_error(task, inputs, message):
     with pytest.raises(ValueError, match=message):
         tiny_bert(task)(**{**TASKS[task][3], **inputs})
 
 
 @pytest.mark.parametrize("task", ["classes", "tokens", "masked-lm", "next-sentence", "answers", "choices"])
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int16], ids=str)
-def test_labels_may_be_any_integers(task, dtype):
+def test_labels_may_have_any_integer_dtype(task, dtype):
     model, inputs = tiny_bert(task), TASKS[task][3]
     names = [name for name in inputs if "labels" in name or "positions" in name]
     small = {name: inputs[name].to(dtype) for name in names}
@@ -309,19 +309,19 @@ def test_labels_may_be_any_integers(task, dtype):
         assert torch.equal(each(**{**inputs, **small}).loss, expected)
 
 
-def test_labels_that_are_no_integers_are_refused():
+def test_float_labels_are_refused():
     with pytest.raises(TypeError, match="`labels` must be integers"):
         tiny_bert("tokens")(**TEXT, labels=torch.zeros(2, 7))
 
 
-def test_an_answer_that_is_not_there_is_ignored():
+def test_answers_labelled_minus_100_are_ignored():
     model, positions = tiny_bert("answers"), torch.tensor([3, -100])
     alone = {name: tensor[:1] for name, tensor in TEXT.items()}
     expected = model(**alone, start_positions=positions[:1], end_positions=positions[:1]).loss
     torch.testing.assert_close(model(**TEXT, start_positions=positions, end_positions=positions).loss, expected)
 
 
-def test_too_long_an_input_is_refused():
+def test_too_long_input_is_refused():
     with pytest.raises(ValueError, match=r"12 tokens exceeds `max_position_embeddings` \(11\); truncate"):
         tiny_bert("model")(torch.ones(2, 12, dtype=torch.long))
 
@@ -335,7 +335,7 @@ def test_too_long_an_input_is_refused():
     ],
     ids=["everything", "layers", "ends"],
 )
-def test_what_does_not_fit_in_memory_is_read_from_disk(tmp_path, device_map):
+def test_offloaded_weights_are_read_from_disk(tmp_path, device_map):
     model = tiny_bert("masked-lm")
     model.save_pretrained(tmp_path)
     offloaded = type(model).from_pretrained(tmp_path, device_map=device_map, offload_folder=tmp_path / "disk")

@@ -1,4 +1,4 @@
-"""The whole model: what it returns, what it does not depend on, its loss and its gradients."""
+"""The whole model: its outputs, what they do not depend on, its loss and its gradients."""
 
 import itertools
 import math
@@ -43,13 +43,13 @@ def kind(request):
 
 @pytest.fixture(scope="module")
 def model():
-    """One model for the tests that change nothing in it."""
+    """A model for tests that do not change it."""
     return tiny_model()
 
 
 @pytest.fixture(scope="module")
 def eager_model():
-    """The same model with the attention that returns its weights."""
+    """The same model with eager attention, which returns its weights."""
     return tiny_model(attn_implementation="eager")
 
 
@@ -71,14 +71,14 @@ def test_outputs_have_the_lengths_and_shapes_of_transformers(eager_model):
 
 
 @torch.no_grad()
-def test_first_hidden_state_is_the_scaled_embedding_and_the_position(model):
+def test_first_hidden_state_is_the_scaled_embedding_plus_the_position(model):
     states = model(**INPUTS, output_hidden_states=True).decoder_hidden_states[0]
     embedded = model.get_input_embeddings().weight[TARGET] * math.sqrt(16)
     torch.testing.assert_close(states, embedded + paper_positions(7, 16).float(), rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("asked", [{}, dict(output_hidden_states=True, labels=LABELS)], ids=["plain", "all"])
-def test_tuple_holds_what_the_dictionary_holds(model, asked):
+def test_tuple_output_equals_dictionary_output(model, asked):
     as_dict, as_tuple = model(**INPUTS, **asked), model(**INPUTS, **asked, return_dict=False)
     assert isinstance(as_tuple, tuple)
     for name, ours, theirs in zip(as_dict.keys(), as_tuple, as_dict.to_tuple(), strict=True):
@@ -88,13 +88,13 @@ def test_tuple_holds_what_the_dictionary_holds(model, asked):
             assert torch.equal(one, other), name
 
 
-def test_only_what_is_asked_for_is_returned(model):
+def test_only_requested_outputs_are_returned(model):
     assert set(model(**INPUTS).keys()) == {"logits", "past_key_values", "encoder_last_hidden_state"}
     assert "past_key_values" not in model(**INPUTS, use_cache=False)
     assert "past_key_values" not in model(**BATCH)
 
 
-def test_encoder_outputs_can_be_given(model):
+def test_encoder_outputs_may_replace_ids(model):
     encoder_outputs = model.get_encoder()(SOURCE, attention_mask=SOURCE_MASK)
     expected = model(**INPUTS).logits
     for given in (encoder_outputs, encoder_outputs.to_tuple()):
@@ -102,7 +102,7 @@ def test_encoder_outputs_can_be_given(model):
         assert torch.equal(actual, expected)
 
 
-def test_embeddings_can_be_given_in_place_of_ids(model):
+def test_embeddings_may_replace_ids(model):
     embedding = model.get_input_embeddings()
     actual = model(
         inputs_embeds=embedding(SOURCE), attention_mask=SOURCE_MASK, decoder_inputs_embeds=embedding(TARGET)
@@ -161,11 +161,11 @@ def test_padding_on_the_left_equals_padding_on_the_right(kernel, position_type):
 
 @pytest.mark.parametrize("kernel", ["eager", "sdpa"])
 @pytest.mark.parametrize("differentiable", [True, False], ids=["gradients", "no gradients"])
-def test_row_of_padding_is_finite_and_leaves_the_others_as_they_are(kernel, differentiable):
+def test_row_of_padding_is_finite_and_does_not_change_the_others(kernel, differentiable):
     model = tiny_model(attn_implementation=kernel)
     source = torch.cat((SOURCE, torch.zeros(1, 5, dtype=torch.long)))
     target = torch.cat((TARGET, torch.zeros(1, 7, dtype=torch.long)))
-    # that row stays; a neighbour that is a sentence, and the same neighbour as padding alone
+    # the first two rows with a sentence as the third, and with padding only
     neighbours = [torch.cat((SOURCE, SOURCE[:1])), source]
     results = []
     with torch.set_grad_enabled(differentiable):
@@ -189,7 +189,7 @@ def test_gradients_are_finite_with_a_row_of_padding():
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("kernel", ["eager", "sdpa"])
-def test_half_precision_is_finite_and_near_single_precision(dtype, kernel):
+def test_half_precision_is_finite_and_close_to_single_precision(dtype, kernel):
     model = tiny_model(attn_implementation=kernel)
     source = torch.cat((SOURCE, torch.zeros(1, 5, dtype=torch.long)))
     inputs = dict(input_ids=source, attention_mask=(source != 0).long(), labels=torch.cat((LABELS, LABELS[:1])))
@@ -208,7 +208,7 @@ def test_half_precision_is_finite_and_near_single_precision(dtype, kernel):
     assert all(gradient.isfinite().all() for gradient in gradients(half).values())
 
 
-def test_autocast_trains_in_half_precision_near_single_precision():
+def test_autocast_gradients_are_close_to_single_precision():
     model = tiny_model(dropout=0.0).train()
     model(**BATCH).loss.backward()
     expected = torch.cat([gradient.flatten() for gradient in gradients(model).values()])
@@ -221,7 +221,7 @@ def test_autocast_trains_in_half_precision_near_single_precision():
     assert (actual - expected).norm() < 0.05 * expected.norm()
 
 
-def test_evaluation_is_deterministic_and_training_follows_the_seed(model):
+def test_evaluation_is_deterministic_and_training_depends_on_the_seed(model):
     assert torch.equal(model(**INPUTS).logits, model(**INPUTS).logits)
     training, losses = tiny_model(dropout=0.5).train(), []
     for seed in (1, 1, 2):
@@ -233,7 +233,7 @@ def test_evaluation_is_deterministic_and_training_follows_the_seed(model):
 
 @pytest.mark.parametrize("differentiable", [True, False], ids=["gradients", "no gradients"])
 @pytest.mark.parametrize("kernel", ["eager", "sdpa"])
-def test_nothing_in_gives_nothing_out(kernel, differentiable):
+def test_empty_batch_and_empty_sequences_are_accepted(kernel, differentiable):
     model = tiny_model(attn_implementation=kernel)
     with torch.set_grad_enabled(differentiable):
         outputs = model(input_ids=SOURCE[:0], attention_mask=SOURCE_MASK[:0], labels=LABELS[:0])
@@ -247,7 +247,7 @@ def test_nothing_in_gives_nothing_out(kernel, differentiable):
         assert logits.isfinite().all()
 
 
-def test_empty_batch_can_be_trained_on():
+def test_empty_batch_has_zero_loss_and_gradients():
     model = tiny_model().train()
     loss = model(input_ids=SOURCE[:0], attention_mask=SOURCE_MASK[:0], labels=LABELS[:0]).loss
     loss.backward()
@@ -255,7 +255,7 @@ def test_empty_batch_can_be_trained_on():
     assert all((gradient == 0).all() for gradient in gradients(model).values())
 
 
-def test_position_types_differ_and_change_no_shape():
+def test_position_types_differ_in_values_only():
     logits = [
         tiny_model(position_type=position_type)(**INPUTS).logits
         for position_type in ("sinusoidal", "sinusoidal_split", "sinusoidal_t2t", "learned")
@@ -265,7 +265,7 @@ def test_position_types_differ_and_change_no_shape():
         assert not torch.allclose(one, other, atol=1e-3)
 
 
-def test_learned_positions_reach_their_last_row_and_no_further():
+def test_learned_positions_train_the_rows_in_use():
     model = tiny_model(position_type="learned", max_position_embeddings=7)
     model(**BATCH).loss.backward()
     assert (model.model.decoder.embed_positions.weight.grad != 0).any(1).all()
@@ -273,7 +273,7 @@ def test_learned_positions_reach_their_last_row_and_no_further():
 
 
 @pytest.mark.parametrize("depths", [(1, 3), (3, 1), (0, 2), (2, 0)], ids=str)
-def test_depths_may_differ(depths):
+def test_encoder_and_decoder_depths_may_differ(depths):
     model = tiny_model(encoder_layers=depths[0], decoder_layers=depths[1], attn_implementation="eager")
     outputs = model(**INPUTS, output_attentions=True)
     assert len(outputs.encoder_attentions) == depths[0]
@@ -283,14 +283,14 @@ def test_depths_may_differ(depths):
 
 
 @pytest.mark.parametrize("smoothing_type", ["uniform", "t2t", "annotated"])
-def test_loss_of_evaluation_is_the_cross_entropy(smoothing_type):
+def test_evaluation_loss_is_the_cross_entropy(smoothing_type):
     outputs = tiny_model(label_smoothing=0.3, label_smoothing_type=smoothing_type)(**BATCH)
     expected = nn.functional.cross_entropy(outputs.logits.flatten(0, 1), LABELS.flatten())
     torch.testing.assert_close(outputs.loss, expected)
 
 
 @pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
-def test_loss_of_training_is_smoothed_and_projects_labelled_positions_only(tied):
+def test_training_loss_is_smoothed_and_returns_no_logits(tied):
     model = tiny_model(label_smoothing=0.3, dropout=0.0, tie_word_embeddings=tied)
     logits = model(**INPUTS).logits
     expected = nn.functional.cross_entropy(logits.flatten(0, 1), LABELS.flatten(), label_smoothing=0.3)
@@ -316,7 +316,7 @@ def test_gradients_of_the_chunked_loss_equal_those_of_the_logits(smoothing_type)
 def test_accumulated_batches_give_the_gradient_of_one_large_batch(training, parts, items):
     source = torch.randint(3, VOCAB, (6, 5))
     labels = torch.randint(3, VOCAB, (6, 7))
-    labels[1, 2:] = labels[2, 1:] = labels[5, 4:] = -100  # parts of unlike numbers of tokens
+    labels[1, 2:] = labels[2, 1:] = labels[5, 4:] = -100  # parts with different numbers of tokens
     model = tiny_model(dropout=0.0).train(training)
     whole = model(source, labels=labels).loss
     whole.backward()
@@ -333,7 +333,7 @@ def test_accumulated_batches_give_the_gradient_of_one_large_batch(training, part
 
 @pytest.mark.parametrize("training", [True, False], ids=["training", "evaluation"])
 @pytest.mark.parametrize("items", [None, 0, torch.tensor(0), 14], ids=["none", "zero", "zero as a tensor", "others'"])
-def test_no_label_at_all_costs_nothing_and_moves_nothing(training, items):
+def test_no_labels_give_zero_loss_and_gradients(training, items):
     model = tiny_model().train(training)
     loss = model(SOURCE, labels=torch.full_like(LABELS, -100), num_items_in_batch=items).loss
     loss.backward()
@@ -351,7 +351,7 @@ def test_every_parameter_gets_a_gradient(kind, training):
 
 
 @pytest.mark.filterwarnings("ignore:.*gradient_checkpointing.*deprecated:FutureWarning")  # 5.17 has no other name
-def test_gradient_checkpointing_changes_nothing(kind):
+def test_gradient_checkpointing_keeps_loss_and_gradients(kind):
     results, calls = [], []
     for checkpointing in (False, True):
         model = tiny_model(**kind).train()
@@ -391,7 +391,7 @@ def test_decoding_in_steps_equals_decoding_at_once(kernel, steps):
     torch.testing.assert_close(actual[mask.bool()], expected[mask.bool()], rtol=1e-5, atol=1e-5)
 
 
-def test_cache_can_be_decoded_from_with_gradients():
+def test_cached_decoding_works_with_gradients():
     model = tiny_model()
     expected = model(**INPUTS).logits
     first = model(input_ids=SOURCE, attention_mask=SOURCE_MASK, decoder_input_ids=TARGET[:, :4])
@@ -417,13 +417,13 @@ def test_targets_may_share_encoder_outputs(model):
     torch.testing.assert_close(shared, repeated, rtol=1e-5, atol=1e-5)
 
 
-def test_sinusoids_have_no_longest_sequence():
+def test_sinusoidal_positions_have_no_maximum_length():
     model = tiny_model(max_position_embeddings=3, encoder_layers=1, decoder_layers=1)
     source, target = torch.randint(3, VOCAB, (1, 600)), torch.randint(3, VOCAB, (1, 700))
     assert model(source, decoder_input_ids=target).logits.isfinite().all()
 
 
-def test_config_can_ask_for_all_outputs():
+def test_config_can_request_hidden_states():
     config = tiny_config(output_hidden_states=True)
     model = VanillaTransformerForConditionalGeneration(config).eval()
     assert len(model(**INPUTS).decoder_hidden_states) == 4

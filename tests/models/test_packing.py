@@ -1,4 +1,4 @@
-"""Work on real tokens alone gives what work on all positions gives: outputs, losses and gradients."""
+"""Packing changes no results: outputs, losses and gradients equal those of all positions."""
 
 import pytest
 import torch
@@ -28,7 +28,7 @@ DECODER_MASKS = {
 
 
 def packed(mask, attn_implementation="sdpa", **kwargs):
-    """Pack a batch for a BERT of default settings."""
+    """Plan the packing of a batch for a tiny BERT."""
     model = tiny_bert("model", attn_implementation=attn_implementation)
     shape = (1, 1) if mask is None else mask.shape[:2]
     return plan_packing(model, torch.ones(*shape, 12), mask, **kwargs)
@@ -58,14 +58,16 @@ def assert_same(model, inputs, no_shortcuts):
 @pytest.mark.parametrize("kernel", ["eager", "sdpa"])
 @pytest.mark.parametrize("decoder_mask", DECODER_MASKS)
 @pytest.mark.parametrize("source_mask", SOURCE_MASKS)
-def test_training_a_transformer(source_mask, decoder_mask, kernel, norm_position, fed_positions, no_shortcuts):
+def test_packing_keeps_transformer_training_results(
+    source_mask, decoder_mask, kernel, norm_position, fed_positions, no_shortcuts
+):
     model = tiny_model(dropout=0.0, norm_position=norm_position).train()
     model.set_attn_implementation(kernel)
     mask = torch.tensor(SOURCE_MASKS[source_mask])
     inputs = {"input_ids": SOURCE, "attention_mask": mask, "labels": LABELS}
     real_targets = 2 + 7 + 3
     if DECODER_MASKS[decoder_mask] is not None:
-        real_targets = LABELS.numel()  # a position that is masked still has an output, which a label may want
+        real_targets = LABELS.numel()  # a masked position still has an output, and may have a label
         inputs["decoder_attention_mask"] = torch.tensor(DECODER_MASKS[decoder_mask])
         inputs["labels"] = LABELS.masked_fill(inputs["decoder_attention_mask"] == 0, -100)
     model(**inputs)
@@ -74,7 +76,7 @@ def test_training_a_transformer(source_mask, decoder_mask, kernel, norm_position
     assert fed_positions[-5:] == [15] * 2 + [21] * 3
 
 
-def test_encoding_gives_zero_at_padding_and_the_same_elsewhere(fed_positions, no_shortcuts):
+def test_packed_encoder_is_zero_at_padding_and_unchanged_elsewhere(fed_positions, no_shortcuts):
     encoder = tiny_model().model.encoder.eval()
     mask = torch.tensor(SOURCE_MASKS["right"])
     packed = encoder(SOURCE, attention_mask=mask).last_hidden_state
@@ -87,7 +89,7 @@ def test_encoding_gives_zero_at_padding_and_the_same_elsewhere(fed_positions, no
 @pytest.mark.parametrize("bucket_length", [1, 64])
 @pytest.mark.parametrize("kernel", ["eager", "sdpa"])
 @pytest.mark.parametrize("task", [task for task in TASKS if task not in ("model", "choices")])
-def test_training_a_bert(task, kernel, bucket_length, fed_positions, monkeypatch, no_shortcuts):
+def test_packing_keeps_bert_training_results(task, kernel, bucket_length, fed_positions, monkeypatch, no_shortcuts):
     monkeypatch.setattr(packing, "BUCKET_LENGTH", bucket_length)
     model = tiny_bert(task, attn_implementation=kernel, **NO_DROPOUT).train()
     model(**TASKS[task][3])
@@ -109,7 +111,7 @@ def test_long_rows_are_sorted_into_more_buckets(length, buckets):
 
 
 @pytest.mark.parametrize("buckets", [1, 2, 3, 9])
-def test_any_number_of_buckets(buckets, monkeypatch):
+def test_packing_round_trips_with_any_number_of_buckets(buckets, monkeypatch):
     monkeypatch.setattr(packing, "BUCKET_LENGTH", 0.5)
     mask = torch.arange(7) < torch.tensor([3, 7, 1, 7, 4])[:, None]
     states = torch.randn(5, 7, 2) * mask[..., None]
@@ -130,37 +132,37 @@ def test_any_number_of_buckets(buckets, monkeypatch):
     [
         None,
         torch.ones(2, 7),  # no padding
-        torch.tensor([[1, 1, 0], [0, 0, 0]]),  # a row of nothing else
-        torch.ones(2, 1, 7, 7),  # a mask of another kind
+        torch.tensor([[1, 1, 0], [0, 0, 0]]),  # a row of padding only
+        torch.ones(2, 1, 7, 7),  # a four-dimensional mask
         torch.ones(0, 7),
     ],
 )
-def test_nothing_is_packed_where_it_does_not_pay(mask):
+def test_packing_is_off_without_padding_and_with_special_masks(mask):
     assert packed(mask) is None
 
 
-def test_what_is_not_on_a_cpu_is_not_packed():
+def test_packing_is_off_on_other_devices():
     mask, model = torch.tensor(SOURCE_MASKS["right"]), tiny_bert("model")
     assert plan_packing(model, torch.ones(3, 5, 12, device="meta"), mask) is None
     assert plan_packing(model, torch.ones(3, 5, 12), mask.to("meta")) is None
 
 
 @pytest.mark.parametrize("name", ["output_attentions", "output_hidden_states"])
-def test_single_layers_show_all_positions(name):
+def test_packing_is_off_with_outputs_of_each_layer(name):
     mask = torch.tensor(SOURCE_MASKS["right"])
     assert packed(mask) is not None
     assert packed(mask, **{name: True}) is None
 
 
-def test_kernels_with_masks_of_their_own_get_all_positions():
+def test_packing_is_off_for_flex_attention():
     mask, model = torch.tensor(SOURCE_MASKS["right"]), tiny_bert("model")
     model.config._attn_implementation = "flex_attention"
     assert plan_packing(model, torch.ones(3, 5, 12), mask) is None
 
 
-def test_a_hook_on_a_layer_sees_all_positions(fed_positions):
+def test_packing_is_off_while_a_layer_is_hooked(fed_positions):
     model, mask, shapes = tiny_bert("model"), torch.tensor(SOURCE_MASKS["right"]), []
-    model(SOURCE, attention_mask=mask, output_hidden_states=True)  # from now on transformers has hooks there too
+    model(SOURCE, attention_mask=mask, output_hidden_states=True)  # transformers leaves hooks of its own there
     model(SOURCE, attention_mask=mask)
     assert fed_positions == [15] * 2 + [10] * 2
     handle = model.layers[0].register_forward_hook(lambda layer, args, output: shapes.append(tuple(output.shape)))
@@ -172,14 +174,14 @@ def test_a_hook_on_a_layer_sees_all_positions(fed_positions):
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_a_layer_that_is_compiled_by_itself_gets_all_positions():
+def test_packing_is_off_if_a_layer_is_compiled():
     mask, model = torch.tensor(SOURCE_MASKS["right"]), tiny_bert("model")
     model.layers[1].compile()
     assert plan_packing(model, torch.ones(3, 5, 12), mask) is None
 
 
 @pytest.mark.parametrize("pooled", [True, False])
-def test_the_first_position_is_there_whoever_reads_it(pooled, no_shortcuts):
+def test_first_position_is_always_computed(pooled, no_shortcuts):
     config = tiny_bert("model").config
     torch.manual_seed(0)
     model = VanillaBertModel(config, add_pooling_layer=pooled).eval()
@@ -190,7 +192,7 @@ def test_the_first_position_is_there_whoever_reads_it(pooled, no_shortcuts):
 
 
 @pytest.mark.parametrize("task", ["masked-lm", "pre-training", "tokens"])
-def test_a_label_at_padding_is_scored_as_without_packing(task, no_shortcuts):
+def test_label_at_padding_is_scored_as_without_packing(task, no_shortcuts):
     model = tiny_bert(task, **NO_DROPOUT).train()
     labels = TASKS[task][3]["labels"].clone()
     labels[1, -1] = 3  # the mask is 0 there
@@ -198,7 +200,7 @@ def test_a_label_at_padding_is_scored_as_without_packing(task, no_shortcuts):
 
 
 @pytest.mark.parametrize("mode", ["train", "eval"])
-def test_a_masked_decoder_position_has_its_output(mode, no_shortcuts):
+def test_masked_decoder_positions_are_computed(mode, no_shortcuts):
     model = getattr(tiny_model(dropout=0.0, label_smoothing=0.0), mode)()
     decoder_input_ids = torch.tensor([[0, 7, 2, 0, 0], [0, 5, 9, 6, 3], [0, 8, 3, 2, 0]])  # begins with padding
     labels = torch.tensor([[7, 2, -100, -100, -100], [5, 9, 6, 3, 2], [8, 3, 2, -100, -100]])
@@ -212,7 +214,7 @@ def test_a_masked_decoder_position_has_its_output(mode, no_shortcuts):
     assert_same(model, inputs, no_shortcuts)
 
 
-def test_a_cache_counts_in_training_too(no_shortcuts):
+def test_cache_is_used_in_training(no_shortcuts):
     model = tiny_model(dropout=0.0)
     mask = torch.tensor(SOURCE_MASKS["right"])
     prefix = torch.tensor([[1, 4], [1, 5], [1, 6]])
@@ -227,13 +229,13 @@ def test_a_cache_counts_in_training_too(no_shortcuts):
 
 
 @pytest.mark.parametrize("dtype", [torch.bool, torch.float32, torch.int8], ids=str)
-def test_a_mask_may_be_of_any_type(dtype):
+def test_mask_may_have_any_dtype(dtype):
     model, mask = tiny_bert("model"), torch.tensor(SOURCE_MASKS["right"])
     expected = model(SOURCE, attention_mask=mask).last_hidden_state
     assert torch.equal(model(SOURCE, attention_mask=mask.to(dtype)).last_hidden_state, expected)
 
 
-def test_gradients_of_functions():
+def test_functional_gradients_equal_those_of_backward():
     model, mask = tiny_bert("classes"), torch.tensor(SOURCE_MASKS["right"])
     parameters = dict(model.named_parameters())
 
@@ -250,7 +252,7 @@ def test_gradients_of_functions():
 @pytest.mark.filterwarnings("ignore:.gradient_checkpointing_enable.:FutureWarning")
 @pytest.mark.parametrize("use_reentrant", [True, False])
 @pytest.mark.parametrize("family", ["bert", "transformer"])
-def test_checkpointing_draws_the_same_dropout(family, use_reentrant):
+def test_gradient_checkpointing_draws_the_same_dropout(family, use_reentrant):
     if family == "bert":
         model, inputs = tiny_bert("masked-lm").train(), TASKS["masked-lm"][3]
     else:
@@ -266,7 +268,7 @@ def test_checkpointing_draws_the_same_dropout(family, use_reentrant):
             torch.testing.assert_close(gradients[name], gradient)
 
 
-def test_dropout_of_packed_tokens_has_its_rate(monkeypatch):
+def test_dropout_of_packed_tokens_has_the_configured_rate(monkeypatch):
     torch.manual_seed(3)
     model = tiny_model(dropout=0.3, d_model=64).train()
     noises = []
@@ -289,7 +291,7 @@ TRANSFORMER_BATCH = {"input_ids": SOURCE, "attention_mask": torch.tensor(SOURCE_
 
 def transformer_with_dropout():
     model = tiny_model(dropout=0.1, attention_dropout=0.1, label_smoothing=0.0, encoder_layers=1, decoder_layers=1)
-    model.config.dropout = 0.0  # that of embeddings, which comes before padding is left out
+    model.config.dropout = 0.0  # of the embeddings, which is applied before packing
     return model
 
 
@@ -315,10 +317,10 @@ def losses_of_seeds(model, inputs, seeds):
     ],
     ids=["transformer", "bert"],
 )
-def test_packed_losses_with_dropout_are_distributed_as_plain_ones(
+def test_packed_losses_with_dropout_have_the_plain_distribution(
     make_model, inputs, positions, fed_positions, no_shortcuts
 ):
-    """The spread grows with the root of the rate: with half of it in packed layers, it would be about 0.7 as large."""
+    """The deviation grows as the root of the rate: half the rate in packed layers would give about 0.7 of it."""
     model, count = make_model().train(), 300
     packed = losses_of_seeds(model, inputs, range(count))
     no_shortcuts()
@@ -334,7 +336,7 @@ def test_packed_losses_with_dropout_are_distributed_as_plain_ones(
 @torch.no_grad()
 @pytest.mark.parametrize("position_type", ["sinusoidal", "learned"])
 @pytest.mark.parametrize("value", [2, -1, 0.5, True])
-def test_a_mask_marks_tokens_by_any_value_but_zero(value, position_type):
+def test_mask_marks_tokens_by_any_nonzero_value(value, position_type):
     mask = torch.tensor(SOURCE_MASKS["left"])
     other = mask.bool() if value is True else mask * value
     transformer = tiny_model(position_type=position_type)

@@ -18,7 +18,7 @@ def saved(task, tmp_path):
 
 
 def original_gradients(model, folder):
-    """Write the gradients as if they were weights, which gives them the names of BERT."""
+    """Save the gradients as weights, so that they get BERT's names."""
     for parameter in model.parameters():
         parameter.data = parameter.grad if parameter.grad is not None else torch.zeros_like(parameter)
     model.save_pretrained(folder)
@@ -27,7 +27,7 @@ def original_gradients(model, folder):
 
 @pytest.mark.parametrize("kernel", ["eager", "sdpa"])
 @pytest.mark.parametrize("padded", [True, False], ids=["padded", "full"])
-def test_outputs_are_equal(task, saved, kernel, padded):
+def test_outputs_equal_those_of_transformers(task, saved, kernel, padded):
     native, folder = saved
     model = TASKS[task][0].from_pretrained(folder, attn_implementation=kernel).eval()
     inputs = dict(TASKS[task][3])
@@ -37,14 +37,14 @@ def test_outputs_are_equal(task, saved, kernel, padded):
         actual, expected = model(**inputs), native(**inputs)
     assert set(actual.keys()) == set(expected.keys())
     for name in expected:
-        if padded and name == "last_hidden_state":  # what stands at padding means nothing
+        if padded and name == "last_hidden_state":  # outputs at padding are undefined
             torch.testing.assert_close(actual[name] * MASK[..., None], expected[name] * MASK[..., None], **TOLERANCE)
         else:
             torch.testing.assert_close(actual[name], expected[name], **TOLERANCE)
 
 
 @pytest.mark.parametrize("kernel", ["eager", "sdpa"])
-def test_gradients_are_equal_in_training_mode(task, saved, kernel, tmp_path):
+def test_gradients_equal_those_of_transformers_in_training_mode(task, saved, kernel, tmp_path):
     native, folder = saved
     model_class, native_class, _, inputs = TASKS[task]
     model = model_class.from_pretrained(folder, attn_implementation=kernel, **NO_DROPOUT)
@@ -60,7 +60,7 @@ def test_gradients_are_equal_in_training_mode(task, saved, kernel, tmp_path):
         assert expected.abs().sum() > 0 or "pooler" in name or "attention.self.key.bias" in name, name
 
 
-def test_what_is_saved_is_what_transformers_saves_to_the_bit(task, saved, tmp_path):
+def test_saved_weights_are_bit_equal_in_transformers(task, saved, tmp_path):
     native, folder = saved
     TASKS[task][0].from_pretrained(folder).save_pretrained(tmp_path / "ours")
     again, info = TASKS[task][1].from_pretrained(tmp_path / "ours", output_loading_info=True)
@@ -71,7 +71,7 @@ def test_what_is_saved_is_what_transformers_saves_to_the_bit(task, saved, tmp_pa
         assert torch.equal(tensor, wanted[name]), name
 
 
-def test_a_model_made_here_can_be_saved_for_transformers(task, tmp_path):
+def test_saved_model_loads_in_transformers(task, tmp_path):
     model = tiny_bert(task)
     model.save_pretrained(tmp_path / "own-names", save_original_format=False)
     model = TASKS[task][0].from_pretrained(tmp_path / "own-names").eval()
@@ -86,7 +86,7 @@ def test_a_model_made_here_can_be_saved_for_transformers(task, tmp_path):
 
 
 @pytest.mark.parametrize("original", [True, False], ids=["original-names", "own-names"])
-def test_both_ways_of_saving_load_again_to_the_bit(task, tmp_path, original):
+def test_both_formats_reload_bit_equal(task, tmp_path, original):
     model = tiny_bert(task)
     model.save_pretrained(tmp_path, save_original_format=original)
     again, info = TASKS[task][0].from_pretrained(tmp_path, output_loading_info=True)

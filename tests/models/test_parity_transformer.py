@@ -43,7 +43,7 @@ def torch_transformer(norm_first, activation):
 
 
 def torch_names(norm_first):
-    """Where each of our parameters is in torch's Transformer: name -> (module path, parameter, slice of its rows)."""
+    """Map each of our parameters to torch's Transformer: name -> (name there, slice of its rows)."""
     everything, names = slice(None), {}
 
     def linear(ours, theirs):
@@ -88,7 +88,7 @@ def same_as(theirs, norm_first, activation, kernel):
 
 
 def before_scale_and_positions(states):
-    """What becomes `states` when the model multiplies with sqrt(d_model) and adds the positions."""
+    """Return embeddings that become `states` once the model scales by sqrt(d_model) and adds positions."""
     positions = sinusoidal_positions(torch.arange(states.shape[1]), D_MODEL, "sinusoidal").to(states.dtype)
     return (states - positions) / D_MODEL**0.5
 
@@ -97,7 +97,7 @@ def before_scale_and_positions(states):
 @pytest.mark.parametrize("activation", ["relu", "gelu"])
 @pytest.mark.parametrize("norm_first", [False, True], ids=["post-norm", "pre-norm"])
 @pytest.mark.parametrize("padded", [False, True], ids=["full", "padded"])
-def test_forward_and_gradients_equal_those_of_torch(norm_first, activation, kernel, padded):
+def test_outputs_and_gradients_equal_those_of_torch(norm_first, activation, kernel, padded):
     theirs = torch_transformer(norm_first, activation)
     ours = same_as(theirs, norm_first, activation, kernel)
     source = torch.randn(2, 5, D_MODEL, dtype=torch.float64, requires_grad=True)
@@ -139,7 +139,7 @@ def test_forward_and_gradients_equal_those_of_torch(norm_first, activation, kern
         )
 
 
-def test_every_parameter_of_torch_has_its_place():
+def test_every_parameter_of_torch_is_mapped():
     for norm_first in (False, True):
         theirs = torch_transformer(norm_first, "relu")
         ours = same_as(theirs, norm_first, "relu", "sdpa")
@@ -175,7 +175,7 @@ def marian():
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if parameter.dim() == 2 and "shared" not in name and "embed" not in name:
-                parameter.mul_(4.0)  # strong enough that the model does more than to repeat its input
+                parameter.mul_(4.0)  # large enough that the model does not just repeat its input
     return model
 
 
@@ -213,7 +213,7 @@ def test_logits_and_hidden_states_equal_those_of_marian(marian, twin):
     inputs = dict(input_ids=SOURCE, attention_mask=SOURCE_MASK, decoder_input_ids=TARGET, output_hidden_states=True)
     expected, actual = marian(**inputs), twin(**inputs)
     torch.testing.assert_close(actual.logits, expected.logits, rtol=1e-5, atol=1e-5)
-    tokens = SOURCE_MASK.bool()  # padding has positions of its own in ours
+    tokens = SOURCE_MASK.bool()  # positions at padding differ from Marian's
     for one, other in zip(actual.encoder_hidden_states, expected.encoder_hidden_states, strict=True):
         torch.testing.assert_close(one[tokens], other[tokens], rtol=1e-5, atol=1e-5)
     for one, other in zip(actual.decoder_hidden_states, expected.decoder_hidden_states, strict=True):
@@ -227,7 +227,7 @@ def test_loss_and_gradients_equal_those_of_marian(marian, twin):
     torch.testing.assert_close(twin(**BATCH).loss, marian(**BATCH).loss)
     ours, theirs = gradients(twin), dict(marian.named_parameters())
     embedding = theirs["model.shared.weight"].grad.clone()
-    embedding[0] = 0  # ours keeps padding as it is
+    embedding[0] = 0  # our padding row gets no gradient
     torch.testing.assert_close(ours["model.encoder.embed_tokens.weight"], embedding, rtol=1e-4, atol=1e-6)
     for name in ("fc1.weight", "fc2.bias"):
         torch.testing.assert_close(

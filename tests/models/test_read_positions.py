@@ -1,4 +1,4 @@
-"""What no head reads of the last layer's output is not computed, and nobody can tell: losses, gradients and logits."""
+"""Unread positions of the last layer are skipped; losses, gradients and logits are unchanged."""
 
 import pytest
 import torch
@@ -20,7 +20,7 @@ def without_mask(inputs):
 
 
 def results(model, inputs):
-    """Find outputs and gradients."""
+    """Compute outputs and gradients."""
     model.zero_grad()
     outputs = model(**inputs)
     outputs.loss.backward()
@@ -40,7 +40,7 @@ def read_tokens(encoder, read=READ):
     ("task", "read"),
     [("pre-training", 5), ("masked-lm", 3), *((task, 6 if task == "choices" else 2) for task in POOLED)],
 )
-def test_training(task, read, is_padded, checkpointing, fed_positions, no_shortcuts):
+def test_skipping_keeps_training_results(task, read, is_padded, checkpointing, fed_positions, no_shortcuts):
     model = tiny_bert(task, **NO_DROPOUT).train()
     if checkpointing:
         model.gradient_checkpointing_enable()
@@ -54,7 +54,7 @@ def test_training(task, read, is_padded, checkpointing, fed_positions, no_shortc
 
 
 @pytest.mark.parametrize("task", POOLED)
-def test_prediction(task, fed_positions, no_shortcuts):
+def test_skipping_keeps_evaluation_results(task, fed_positions, no_shortcuts):
     model = tiny_bert(task)
     inputs = TASKS[task][3]
     actual = model(**inputs).logits
@@ -64,19 +64,19 @@ def test_prediction(task, fed_positions, no_shortcuts):
 
 
 @pytest.mark.parametrize("task", ["tokens", "answers"])
-def test_heads_that_show_all_positions_get_them(task, fed_positions):
+def test_token_and_answer_heads_compute_all_positions(task, fed_positions):
     tiny_bert(task).train()(**TASKS[task][3])
     assert len(set(fed_positions)) == 1
 
 
 @pytest.mark.parametrize("task", ["pre-training", "masked-lm"])
-def test_outside_of_training_logits_are_those_of_all_positions(task, fed_positions):
+def test_evaluation_logits_have_all_positions(task, fed_positions):
     tiny_bert(task)(**TASKS[task][3])
     assert fed_positions == [IDS.numel()] * 2
 
 
 @pytest.mark.parametrize("is_padded", [True, False])
-def test_the_encoder_alone(is_padded, fed_positions):
+def test_encoder_skips_unread_positions(is_padded, fed_positions):
     model = tiny_bert("model")
     inputs = TEXT if is_padded else without_mask(TEXT)
     actual = model(**inputs, read_positions=READ)
@@ -89,7 +89,7 @@ def test_the_encoder_alone(is_padded, fed_positions):
 
 @pytest.mark.parametrize("norm_position", ["post", "pre"])
 @pytest.mark.parametrize("kernel", ["eager", "sdpa"])
-def test_a_layer_with_either_residual(kernel, norm_position):
+def test_layer_skips_unread_positions_with_either_residual(kernel, norm_position):
     config = tiny_bert("model", attn_implementation=kernel).config
     config.norm_position = norm_position
     torch.manual_seed(0)
@@ -101,7 +101,7 @@ def test_a_layer_with_either_residual(kernel, norm_position):
 
 
 @pytest.mark.parametrize("name", ["output_attentions", "output_hidden_states"])
-def test_single_layers_show_all_positions(name, fed_positions):
+def test_outputs_of_each_layer_have_all_positions(name, fed_positions):
     model = tiny_bert("classes", attn_implementation="eager")
     plain = model(**TEXT).logits
     outputs = model(**TEXT, **{name: True})
@@ -111,13 +111,13 @@ def test_single_layers_show_all_positions(name, fed_positions):
 
 @pytest.mark.parametrize("kind", ["forward_hook", "forward_pre_hook", "full_backward_hook", "full_backward_pre_hook"])
 @pytest.mark.parametrize("name", ["layers.1", "layers.1.self_attn.out_proj", "layers.1.feed_forward"])
-def test_whoever_hooks_a_part_of_a_layer_sees_all_positions(name, kind):
+def test_hooked_layer_gets_all_positions(name, kind):
     model, shapes = tiny_bert("classes").train(), []
     module = model.bert.get_submodule(name)
     assert read_tokens(model.bert) is not None
-    # What is watched comes last: the output, the input, or a gradient of either.
+    # A hook's last argument is the output, the input, or a gradient of either.
     handle = getattr(module, f"register_{kind}")(
-        lambda *watched: shapes.append((watched[-1] if torch.is_tensor(watched[-1]) else watched[-1][0]).shape[:2])
+        lambda *args: shapes.append((args[-1] if torch.is_tensor(args[-1]) else args[-1][0]).shape[:2])
     )
     model(input_ids=IDS).logits.sum().backward()
     assert shapes == [(2, LENGTH)]
@@ -125,14 +125,14 @@ def test_whoever_hooks_a_part_of_a_layer_sees_all_positions(name, kind):
     assert read_tokens(model.bert) is not None
 
 
-def test_whoever_hooks_the_encoder_sees_all_positions():
+def test_hooked_encoder_gets_all_positions():
     model, outputs = tiny_bert("classes"), []
     model.bert.register_forward_hook(lambda module, args, output: outputs.append(output.last_hidden_state))
     model(input_ids=IDS)
     assert outputs[0].all()
 
 
-def test_a_layer_of_another_class_gets_all_positions():
+def test_layer_of_a_subclass_gets_all_positions():
     class Layer(EncoderLayer):
         def forward(self, hidden_states, attention_mask=None, **kwargs):
             return 2 * hidden_states
@@ -144,7 +144,7 @@ def test_a_layer_of_another_class_gets_all_positions():
     assert model(input_ids=IDS).logits.shape == (2, 5)
 
 
-def test_attention_of_another_class_gets_all_positions():
+def test_attention_of_a_subclass_gets_all_positions():
     class Attention(SelfAttention):
         def forward(self, hidden_states, attention_mask=None, past_key_values=None, packing=None, **kwargs):
             return 2 * hidden_states, None
@@ -155,7 +155,7 @@ def test_attention_of_another_class_gets_all_positions():
     assert model(input_ids=IDS).logits.shape == (2, 5)
 
 
-def test_without_layers_there_is_nothing_to_leave_out():
+def test_encoder_without_layers_skips_nothing():
     model = tiny_bert("classes")
     model.bert.layers = model.bert.layers[:0]
     expected = model.bert(IDS).pooler_output
@@ -163,12 +163,12 @@ def test_without_layers_there_is_nothing_to_leave_out():
 
 
 @pytest.mark.parametrize("read", [torch.zeros(2, LENGTH), torch.ones(2, LENGTH), READ.to("meta")])
-def test_all_are_computed_where_leaving_out_does_not_pay(read):
+def test_skipping_is_off_if_no_all_or_unknown_positions_are_read(read):
     model = tiny_bert("model")
     assert read_tokens(model, read) is None
 
 
-def test_dropout_is_drawn_anew_for_what_is_left(monkeypatch):
+def test_dropout_of_read_positions_has_the_same_distribution(monkeypatch):
     model = tiny_bert("classes", hidden_dropout_prob=0.3).train()
 
     def logits(share):
@@ -183,7 +183,7 @@ def test_dropout_is_drawn_anew_for_what_is_left(monkeypatch):
     torch.testing.assert_close(actual.std(0), expected.std(0), rtol=0.15, atol=0.0)
 
 
-def test_the_pooler_has_the_first_position_whatever_else_is_read():
+def test_pooler_always_has_the_first_position():
     model = tiny_bert("model")
     read = torch.zeros(2, LENGTH, dtype=torch.long)
     read[:, 3] = 1
@@ -191,7 +191,7 @@ def test_the_pooler_has_the_first_position_whatever_else_is_read():
     torch.testing.assert_close(outputs.pooler_output, model(IDS).pooler_output, **TOLERANCE)
 
 
-def test_a_head_that_predicts_while_its_model_trains_shows_all_positions():
+def test_head_in_evaluation_mode_gets_all_positions():
     model = tiny_bert("masked-lm", **NO_DROPOUT)
     expected = model(**TASKS["masked-lm"][3]).logits
     model.train()
@@ -201,7 +201,7 @@ def test_a_head_that_predicts_while_its_model_trains_shows_all_positions():
 
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.int16], ids=str)
-def test_labels_of_small_integers(dtype):
+def test_labels_may_be_small_integers(dtype):
     model = tiny_bert("masked-lm", vocab_size=200, **NO_DROPOUT).train()
     labels = torch.full_like(IDS, 156)  # -100 as an unsigned byte
     expected = model(input_ids=IDS, labels=labels).loss
@@ -209,18 +209,18 @@ def test_labels_of_small_integers(dtype):
 
 
 @pytest.mark.parametrize("shape", [(2, 6), (2, 1, 7, 7)])
-def test_positions_of_another_shape_are_refused(shape):
+def test_read_positions_of_another_shape_are_refused(shape):
     with pytest.raises(ValueError, match=r"`read_positions` must have shape \(batch, length\) = \(2, 7\), got \(2, "):
         tiny_bert("model")(**TEXT, read_positions=torch.ones(shape))
 
 
-def test_labels_of_another_shape_are_called_by_their_name():
+def test_labels_of_another_shape_are_named_in_the_error():
     with pytest.raises(ValueError, match=r"`labels` must have shape \(2, 7\), got \(2, 6\)"):
         tiny_bert("masked-lm").train()(**TEXT, labels=torch.ones(2, 6, dtype=torch.long))
 
 
 @pytest.mark.parametrize("missing", ["input_ids", "inputs_embeds"])
-def test_embeddings_in_place_of_tokens(missing, fed_positions):
+def test_skipping_works_with_ids_and_with_embeddings(missing, fed_positions):
     model = tiny_bert("classes")
     inputs = {"input_ids": IDS, "inputs_embeds": model.get_input_embeddings()(IDS)}
     inputs.pop(missing)

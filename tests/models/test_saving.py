@@ -1,4 +1,4 @@
-"""Saving and loading in all ways, and the golden checkpoint of an earlier version."""
+"""Saving and loading, and the golden checkpoint of an earlier version."""
 
 import copy
 import json
@@ -34,7 +34,7 @@ def same_outputs(one, other):
     return torch.equal(one(**INPUTS).logits, other(**INPUTS).logits)
 
 
-def test_loaded_model_is_the_saved_one_to_the_bit(model, folder):
+def test_loaded_model_is_bit_equal(model, folder):
     reloaded = VanillaTransformerForConditionalGeneration.from_pretrained(folder)
     assert not reloaded.training
     assert_same(reloaded.state_dict(), model.state_dict(), rtol=0, atol=0)
@@ -65,7 +65,7 @@ ON_DISK = {
 # transformers 5.17 takes the device of parameters that are on disk for that of the model.
 @pytest.mark.filterwarnings("ignore:You are calling .generate.. with the `input_ids` being on a device:UserWarning")
 @pytest.mark.parametrize("place", ON_DISK)
-def test_what_does_not_fit_in_memory_is_read_from_disk(model, folder, tmp_path, place):
+def test_offloaded_weights_are_read_from_disk(model, folder, tmp_path, place):
     offloaded = VanillaTransformerForConditionalGeneration.from_pretrained(
         folder, device_map=ON_DISK[place], offload_folder=tmp_path
     )
@@ -86,7 +86,7 @@ def test_device_map_loads_the_same_model(model, folder, device_map):
     assert reloaded.get_input_embeddings().weight is reloaded.lm_head.weight
 
 
-def test_layers_work_behind_the_hooks_of_accelerate(model):
+def test_layers_work_with_accelerate_hooks(model):
     # as they do when layers are spread over several devices
     device_map = {"model.encoder": "cpu", "model.decoder": "cpu", "lm_head": "cpu"}
     dispatched = accelerate.dispatch_model(copy.deepcopy(model), device_map, main_device="cpu", force_hooks=True)
@@ -98,7 +98,7 @@ def test_layers_work_behind_the_hooks_of_accelerate(model):
     assert (dispatched.lm_head.weight.grad[5] != 0).all()
 
 
-def test_loading_passes_over_the_meta_device_without_a_trace(model, folder):
+def test_loading_leaves_nothing_on_the_meta_device(model, folder):
     with torch.device("meta"):
         empty = VanillaTransformerForConditionalGeneration(tiny_config(position_type="learned", norm_position="pre"))
     assert {parameter.device.type for parameter in empty.parameters()} == {"meta"}
@@ -108,7 +108,7 @@ def test_loading_passes_over_the_meta_device_without_a_trace(model, folder):
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-def test_half_precision_is_loaded_as_it_was_saved(model, tmp_path, dtype):
+def test_saved_dtype_is_loaded(model, tmp_path, dtype):
     half = copy.deepcopy(model).to(dtype)
     half.save_pretrained(tmp_path)
     reloaded = VanillaTransformerForConditionalGeneration.from_pretrained(tmp_path)
@@ -118,8 +118,8 @@ def test_half_precision_is_loaded_as_it_was_saved(model, tmp_path, dtype):
     assert {parameter.dtype for parameter in single.parameters()} == {torch.float32}
 
 
-def test_tensors_in_the_file_survive_when_others_are_missing(model, folder, tmp_path):
-    """A bias whose weight is missing, and the other way round: what is there is loaded, what is not is initialised."""
+def test_missing_tensors_are_initialised_and_the_others_loaded(model, folder, tmp_path):
+    """Among others, a bias is missing whose weight is in the file, and the other way round."""
     missing = (
         "model.encoder.layers.0.self_attn.qkv_proj.bias",
         "model.decoder.layers.1.cross_attn.kv_proj.weight",
@@ -143,7 +143,7 @@ def test_tensors_in_the_file_survive_when_others_are_missing(model, folder, tmp_
     assert state[missing[4]].std().item() == pytest.approx(16**-0.5, rel=0.05)
 
 
-def test_padding_row_of_a_foreign_checkpoint_is_kept(model, tmp_path):
+def test_nonzero_padding_row_of_a_checkpoint_is_kept(model, tmp_path):
     foreign = copy.deepcopy(model)
     with torch.no_grad():
         foreign.get_input_embeddings().weight[0] = 0.5
@@ -172,7 +172,7 @@ def test_base_model_and_head_load_from_each_other(model, folder, tmp_path):
     assert same_outputs(VanillaTransformerForConditionalGeneration.from_pretrained(tmp_path), model)
 
 
-def test_copies_are_whole_and_stay_tied(model):
+def test_copied_and_pickled_models_stay_tied(model):
     for duplicate in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
         assert same_outputs(duplicate, model)
         assert duplicate.lm_head.weight is duplicate.model.encoder.embed_tokens.weight
@@ -189,7 +189,7 @@ def test_state_dict_loads_strictly_into_a_fresh_model(model):
 
 
 @pytest.mark.parametrize("kind", ["base", "pre_learned_separate"])
-def test_names_of_parameters_are_those_of_earlier_versions(kind):
+def test_parameter_names_are_unchanged(kind):
     overrides = (
         {}
         if kind == "base"
@@ -208,7 +208,7 @@ def test_names_of_parameters_are_those_of_earlier_versions(kind):
     assert names == (GOLDEN / f"state_dict_keys_{kind}.txt").read_text().splitlines()
 
 
-def test_checkpoint_of_an_earlier_version_gives_what_it_gave():
+def test_golden_checkpoint_is_unchanged():
     expected = json.loads((GOLDEN / "vanilla_transformer" / "expected.json").read_text())
     model = VanillaTransformerForConditionalGeneration.from_pretrained(GOLDEN / "vanilla_transformer")
     inputs = {name: torch.tensor(expected[name]) for name in ("input_ids", "attention_mask")}

@@ -43,7 +43,7 @@ def tiny_bert():
     return VanillaBertForPreTraining(VanillaBertConfig(**SIZES, **NO_DROPOUT)).eval()
 
 
-# A model with its whole family's weights where it has them; what it reads in evaluation; how to train it.
+# How to build a model; inputs of single Auto classes; those of all others; an Auto class to train, and its batch.
 FAMILIES = {
     "bert": (
         tiny_bert,
@@ -61,7 +61,7 @@ FAMILIES = {
 
 
 def load_here(folder, names, inputs):
-    """What each Auto class gives where the package is installed."""
+    """Compute the output of each Auto class with the package installed."""
     found = {}
     for name in names:
         torch.manual_seed(0)
@@ -89,13 +89,13 @@ def test_every_auto_class_works_without_the_package(family, tmp_path):
     for name, (class_name, tensor) in outputs["first"].items():
         assert class_name == json.loads((tmp_path / "again/config.json").read_text())["auto_map"][name].split(".")[1]
         assert torch.equal(tensor, expected[name]), name
-    # What was trained and saved there is as complete, and loads here too.
+    # The model that was trained and saved there loads here too.
     again = load_here(tmp_path / "again", [trained], of_each)[trained]
     assert torch.equal(outputs["second"][trained][1], again)
     assert not torch.equal(again, expected[trained])
 
 
-def test_all_auto_classes_and_all_code_go_with_every_head(tmp_path):
+def test_every_head_is_saved_with_all_code_and_auto_classes(tmp_path):
     torch.manual_seed(0)
     VanillaBertForMaskedLM(VanillaBertConfig(**SIZES)).save_pretrained(tmp_path)
     assert {path.name for path in tmp_path.glob("*.py")} == BERT_CODE
@@ -108,7 +108,7 @@ def test_all_auto_classes_and_all_code_go_with_every_head(tmp_path):
         assert type(getattr(transformers, name).from_config(VanillaBertConfig(**SIZES))).__name__ == class_name
 
 
-def test_a_checkpoint_of_the_trainer_has_it_too(tmp_path):
+def test_trainer_checkpoint_has_all_code_and_auto_classes(tmp_path):
     args = TrainingArguments(output_dir=str(tmp_path), max_steps=1, use_cpu=True, report_to=[], disable_tqdm=True)
     rows = [{"input_ids": [2, 5, 3], "labels": [-100, 6, -100]}] * 4
     Trainer(VanillaBertForMaskedLM(VanillaBertConfig(**SIZES)), args, train_dataset=rows).train()
@@ -116,11 +116,11 @@ def test_a_checkpoint_of_the_trainer_has_it_too(tmp_path):
     assert "AutoModelForMultipleChoice" in json.loads((tmp_path / "checkpoint-1/config.json").read_text())["auto_map"]
 
 
-def offered(folder):
+def pipelines_of(folder):
     return json.loads((folder / "config.json").read_text()).get("custom_pipelines")
 
 
-def test_a_pipeline_is_offered_with_its_head_only(tmp_path):
+def test_pipeline_is_saved_with_its_head_only(tmp_path):
     reader = {
         "question-answering": {
             "impl": "pipeline_vanilla_bert.QuestionAnsweringPipeline",
@@ -136,27 +136,28 @@ def test_a_pipeline_is_offered_with_its_head_only(tmp_path):
     VanillaBertForMaskedLM(config).save_pretrained(tmp_path / "masked")
     VanillaBertForQuestionAnswering.from_pretrained(tmp_path / "masked").save_pretrained(tmp_path / "reader")
     VanillaBertForMaskedLM.from_pretrained(tmp_path / "reader").save_pretrained(tmp_path / "masked_again")
-    assert [offered(tmp_path / name) for name in ("masked", "reader", "masked_again")] == [mine, mine | reader, mine]
+    names = ("masked", "reader", "masked_again")
+    assert [pipelines_of(tmp_path / name) for name in names] == [mine, mine | reader, mine]
     model = tiny_model()
     model.save_pretrained(tmp_path / "translator")
     model.model.save_pretrained(tmp_path / "body")
     model.save_pretrained(tmp_path / "translator_again")
     names = ("translator", "body", "translator_again")
-    assert [offered(tmp_path / name) for name in names] == [translator, None, translator]
+    assert [pipelines_of(tmp_path / name) for name in names] == [translator, None, translator]
 
 
 class MyBert(VanillaBertForMaskedLM):
     """A user's own class."""
 
 
-def test_a_class_of_ones_own_is_saved_with_the_code_of_its_family(tmp_path):
+def test_subclass_is_saved_with_the_code_of_its_family(tmp_path):
     MyBert(VanillaBertConfig(**SIZES)).save_pretrained(tmp_path)
     assert {path.name for path in tmp_path.glob("*.py")} == BERT_CODE
     assert type(AutoModelForMaskedLM.from_pretrained(tmp_path)) is VanillaBertForMaskedLM
 
 
 @pytest.mark.parametrize("trust", [True, False, None], ids=str)
-def test_where_the_package_is_installed_its_classes_win(tmp_path, trust):
+def test_installed_package_takes_precedence_over_saved_code(tmp_path, trust):
     tiny_bert().save_pretrained(tmp_path / "model")
     canary = tmp_path / "canary"
     for path in (tmp_path / "model").glob("*.py"):
@@ -166,7 +167,7 @@ def test_where_the_package_is_installed_its_classes_win(tmp_path, trust):
     assert not canary.exists()
 
 
-def test_without_the_package_code_runs_only_when_trusted(tmp_path):
+def test_saved_code_runs_only_when_trusted(tmp_path):
     tiny_bert().save_pretrained(tmp_path / "model")
     canary = tmp_path / "canary"
     for path in (tmp_path / "model").glob("*.py"):
@@ -182,7 +183,7 @@ def test_without_the_package_code_runs_only_when_trusted(tmp_path):
     assert not canary.exists()
 
 
-def test_what_else_a_config_maps_is_kept(tmp_path):
+def test_other_entries_of_auto_map_are_kept(tmp_path):
     config = VanillaBertConfig(**SIZES)
     config.auto_map = {"AutoTokenizer": "tokenization_mine.Mine", "AutoModel": "somebody/model--modeling.Model"}
     config.save_pretrained(tmp_path)

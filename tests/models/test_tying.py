@@ -1,4 +1,4 @@
-"""Which of the three embeddings are one, through training, resizing and saving; and padding, which stays zero."""
+"""Embeddings stay tied in training, resizing and saving, and the padding row stays zero."""
 
 import itertools
 
@@ -26,7 +26,7 @@ def tying(request):
 
 
 def groups(model):
-    """Which of the three embeddings are one parameter: the names of each."""
+    """Group the names of the three embeddings by parameter."""
     parameters = {}
     for name in (ENCODER, DECODER, HEAD):
         parameters.setdefault(id(model.get_parameter(name)), []).append(name)
@@ -44,11 +44,11 @@ def reload(model, folder):
     return VanillaTransformerForConditionalGeneration.from_pretrained(folder)
 
 
-def test_embeddings_are_one_where_the_config_says_so(tying):
+def test_embeddings_are_tied_as_configured(tying):
     assert groups(tiny_model(**tying)) == sorted(expected_groups(**tying))
 
 
-def test_saved_model_is_the_same_to_the_bit_and_has_each_tensor_once(tying, tmp_path):
+def test_saved_model_is_bit_equal_and_has_each_tensor_once(tying, tmp_path):
     model = tiny_model(**tying)
     reloaded = reload(model, tmp_path)
     assert groups(reloaded) == sorted(expected_groups(**tying))
@@ -62,7 +62,7 @@ def test_saved_model_is_the_same_to_the_bit_and_has_each_tensor_once(tying, tmp_
     }
 
 
-def test_base_model_ties_source_and_target_too(tmp_path):
+def test_base_model_ties_source_and_target_embeddings(tmp_path):
     for shared in (True, False):
         model = tiny_model(share_encoder_decoder_embeddings=shared).model
         assert (model.encoder.embed_tokens.weight is model.decoder.embed_tokens.weight) == shared
@@ -81,7 +81,7 @@ def test_gradient_of_a_tied_embedding_is_the_sum_of_its_uses(training):
             untied.get_parameter(name).copy_(untied.get_parameter(DECODER))
     untied(**BATCH).loss.backward()
     separate = gradients(untied)
-    separate[HEAD][0] = 0  # its padding row is an embedding's when it is tied, and stays as it is
+    separate[HEAD][0] = 0  # a projection tied to an embedding does not train its padding row
     for tying in TYINGS.values():
         model = tiny_model(dropout=0.0, **tying).train(training)
         model.load_state_dict(untied.state_dict())
@@ -94,7 +94,7 @@ def test_gradient_of_a_tied_embedding_is_the_sum_of_its_uses(training):
 
 
 def loss_of_logits(model):
-    """What the Trainer's own label smoother does: the loss is computed outside, from the logits."""
+    """Compute the loss outside of the model from its logits, as the Trainer's own label smoother does."""
     logits = model(input_ids=SOURCE, attention_mask=SOURCE_MASK, decoder_input_ids=TARGET).logits
     return nn.functional.cross_entropy(logits.flatten(0, 1), LABELS.flatten(), label_smoothing=0.1)
 
@@ -108,7 +108,7 @@ LOSSES = {
 
 @pytest.mark.parametrize("loss", LOSSES)
 @pytest.mark.parametrize("pad_token_id", [0, 4])
-def test_padding_is_zero_for_ever(tying, loss, pad_token_id, tmp_path):
+def test_padding_row_stays_zero_in_training(tying, loss, pad_token_id, tmp_path):
     model = tiny_model(**tying, pad_token_id=pad_token_id, label_smoothing_type="t2t")
     before = model.model.decoder.embed_tokens.weight.detach().clone()
     optimizer = torch.optim.Adam(model.parameters(), lr=0.1, betas=(0.9, 0.98), eps=1e-9)
@@ -125,7 +125,7 @@ def test_padding_is_zero_for_ever(tying, loss, pad_token_id, tmp_path):
     assert (reloaded.model.encoder.embed_tokens.weight[pad_token_id] == 0).all()
 
 
-def test_padding_of_an_untied_projection_is_trained():
+def test_padding_row_of_an_untied_projection_is_trained():
     model = tiny_model(**TYINGS["separate untied"])
     LOSSES["training"](model).backward()
     assert (model.lm_head.weight.grad[0] != 0).any()
@@ -133,7 +133,7 @@ def test_padding_of_an_untied_projection_is_trained():
 
 @pytest.mark.filterwarnings("ignore:.*multivariate normal.*")
 @pytest.mark.parametrize("size", [9, 17])
-def test_resizing_keeps_tying_words_and_padding(tying, size, tmp_path):
+def test_resizing_keeps_tying_tokens_and_padding(tying, size, tmp_path):
     model = tiny_model(**tying)
     inputs = dict(input_ids=SOURCE, attention_mask=SOURCE_MASK, decoder_input_ids=TARGET.clamp(max=8))
     before, weights = (
@@ -161,21 +161,21 @@ def test_resizing_keeps_tying_words_and_padding(tying, size, tmp_path):
     assert torch.equal(reloaded(**inputs).logits, after)
 
 
-def test_resizing_to_a_multiple_pads_all_alike(tying):
+def test_resizing_to_a_multiple_resizes_all_embeddings(tying):
     model = tiny_model(**tying)
     model.resize_token_embeddings(pad_to_multiple_of=8, mean_resizing=False)
     assert {tuple(model.get_parameter(name).shape) for name in (ENCODER, DECODER, HEAD)} == {(16, 16)}
     assert groups(model) == sorted(expected_groups(**tying))
 
 
-def test_resizing_follows_a_source_vocabulary_of_the_same_size(tmp_path):
+def test_resizing_includes_a_source_vocabulary_of_the_same_size(tmp_path):
     model = tiny_model(source_vocab_size=VOCAB, share_encoder_decoder_embeddings=False)
     model.resize_token_embeddings(9)
     assert (model.config.vocab_size, model.config.source_vocab_size) == (9, 9)
     assert reload(model, tmp_path).model.encoder.embed_tokens.num_embeddings == 9
 
 
-def test_two_vocabularies_are_not_resized_to_one_size():
+def test_vocabularies_of_different_sizes_are_not_resized_to_one_size():
     model = tiny_model(source_vocab_size=9, share_encoder_decoder_embeddings=False)
     with pytest.raises(
         ValueError, match=r"`source_vocab_size` \(9\) and `vocab_size` \(13\), to one size; build a model"

@@ -37,7 +37,7 @@ MASKED_LABELS = torch.tensor([[-100, 5, -100, 12, -100, -100, -100], [-100, -100
 # 2 questions with 3 choices each
 CHOICES = {name: torch.stack((tensor, tensor.roll(1, 1), tensor.roll(2, 1)), dim=1) for name, tensor in TEXT.items()}
 
-# Our class, transformers' class, extra fields of the config, inputs with labels. One line a task.
+# Our class, transformers' class, extra fields of the config, inputs with labels. One entry for each task.
 TASKS = {
     "model": (hf_vanilla.VanillaBertModel, BertModel, {}, TEXT),
     "pre-training": (

@@ -18,13 +18,13 @@ BATCH = {"input_ids": SOURCE, "attention_mask": SOURCE_MASK, "labels": LABELS}
 
 
 def tiny_config(**overrides) -> VanillaTransformerConfig:
-    """Build a config of unlike sizes; dropout is as in the paper."""
+    """Build a config of sizes that all differ; dropout is as in the paper."""
     sizes = dict(vocab_size=VOCAB, d_model=16, d_ff=24, num_heads=4, d_k=3, d_v=5, encoder_layers=2, decoder_layers=3)
     return VanillaTransformerConfig(**{**sizes, **overrides})
 
 
 def tiny_model(seed: int = 0, **overrides) -> VanillaTransformerForConditionalGeneration:
-    """Build a model in evaluation mode whose weights, biases and norms depend on the seed alone."""
+    """Build a model in evaluation mode whose weights, biases and norms depend on the seed only."""
     torch.manual_seed(seed)
     attn_implementation = overrides.pop("attn_implementation", "sdpa")
     model = VanillaTransformerForConditionalGeneration._from_config(
@@ -38,7 +38,7 @@ def tiny_model(seed: int = 0, **overrides) -> VanillaTransformerForConditionalGe
 
 
 def gradients(model: nn.Module) -> dict[str, torch.Tensor]:
-    """Collect the gradient of every parameter by name; one that has none is an error."""
+    """Collect the gradient of every parameter by name; a missing one is an error."""
     missing = [name for name, parameter in model.named_parameters() if parameter.grad is None]
     assert not missing
     return {name: parameter.grad.clone() for name, parameter in model.named_parameters() if parameter.grad is not None}
