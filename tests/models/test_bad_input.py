@@ -212,7 +212,7 @@ def test_exceeding_learned_positions_with_a_cache_is_refused(static):
             StaticCache(config=config, max_cache_len=9), StaticCache(config=config, max_cache_len=5)
         )
     model(**INPUTS, past_key_values=cache)
-    with pytest.raises(ValueError, match=r"A sequence of 9 positions exceeds `max_position_embeddings` \(8\)"):
+    with pytest.raises(ValueError, match=r"A sequence of 9 tokens exceeds `max_position_embeddings` \(8\)"):
         model(input_ids=SOURCE, decoder_input_ids=TARGET[:, :2], past_key_values=cache)
 
 
