@@ -138,7 +138,7 @@ def test_further_pretraining_without_next_sentences(run_dir, corpus, tmp_path):
     )  # fmt: skip
     assert finished.returncode == 0, finished.stderr
     before, after = (load_file(folder / "model.safetensors") for folder in (run_dir, output_dir))
-    name = "bert.layers.0.self_attn.qkv_proj.weight"
+    name = "bert.encoder.layer.0.attention.self.query.weight"
     assert 0 < (before[name] - after[name]).abs().max() < 0.5
     assert not any("seq_relationship" in name for name in after)
 

@@ -133,7 +133,7 @@ def test_missing_column_raises(tmp_path, column, message):
 
 
 def test_pair_longer_than_the_budget_raises(tmp_path):
-    with pytest.raises(ValueError, match=r"more than `max_tokens` \(8\) in a batch of its own"):
+    with pytest.raises(ValueError, match=r"more than `max_tokens` \(8\) even in a batch of its own"):
         make_trainer(tmp_path, max_tokens_per_batch=8).train()
 
 
