@@ -46,7 +46,8 @@ def test_two_batches_add_up_to_the_gradient_of_one(task):
     wanted = gradients(model)
     model.zero_grad()
     sum(losses).backward()
-    torch.testing.assert_close(gradients(model), wanted, rtol=1e-5, atol=1e-6)
+    # The sums over tokens add in another order: some dozen roundings of float32 at values of about 1.
+    torch.testing.assert_close(gradients(model), wanted, rtol=1e-5, atol=5e-6)
 
 
 def test_over_a_step_a_pair_weighs_as_many_as_it_has_masked_tokens():
