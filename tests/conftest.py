@@ -24,7 +24,6 @@ import torch  # noqa: E402
 import transformers  # noqa: E402
 
 
-torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
 # Also fills memory that is not initialised with NaN, so a test that reads it fails every time.
 torch.use_deterministic_algorithms(True)
 

@@ -329,8 +329,9 @@ def _accepts_packing(layer: nn.Module) -> bool:
 
 
 def _has_hooks(module: nn.Module) -> bool:
-    """Whether a module is compiled by itself, or has hooks other than those by which transformers records."""
-    if module._compiled_call_impl is not None or hasattr(module, "_orig_mod"):
+    """Whether a module is compiled or patched by itself, or has hooks other than transformers' own for recording."""
+    is_patched = "forward" in vars(module) and not hasattr(module, "_hf_hook")  # accelerate's hooks see no difference
+    if is_patched or module._compiled_call_impl is not None or hasattr(module, "_orig_mod"):
         return True
     hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
     return any(hook.__module__ != capture_outputs.__module__ for each in hooks for hook in each.values())

@@ -355,6 +355,7 @@ class SearchOptions:
 
     Raises:
         ValueError: if an option is out of its range, or a further one is fixed or unknown to `generate()`.
+        TypeError: if an option is no number.
 
     Source: Vaswani et al. 2017, 6.1.
     """
@@ -370,9 +371,16 @@ class SearchOptions:
 
     def __post_init__(self) -> None:
         limits = {"num_beams": 1, "max_length_offset": 0, "max_source_length": 1, "max_tokens_per_batch": 1}
-        for name, lowest in limits.items():
-            if (value := getattr(self, name)) is not None and value < lowest:
+        for name, lowest in {**limits, "n_best": 1}.items():
+            value = getattr(self, name)
+            if value is None and name == "max_source_length":
+                continue
+            if not isinstance(value, int) or isinstance(value, bool):
+                raise TypeError(f"`{name}` must be an integer, got {value!r}.")
+            if value < lowest and name != "n_best":
                 raise ValueError(f"`{name}` must be at least {lowest}, got {value}.")
+        if not isinstance(self.length_penalty, int | float):
+            raise TypeError(f"`length_penalty` must be a number, got {self.length_penalty!r}.")
         if not 1 <= self.n_best <= self.num_beams:
             raise ValueError(f"`n_best` must be in [1, `num_beams` = {self.num_beams}], got {self.n_best}.")
         length_penalty_of(1, self.length_penalty, self.length_penalty_type)

@@ -226,6 +226,9 @@ def test_translate_rejects_other_types(model, tokenizer):
             translate(model, tokenizer, texts)
     with pytest.raises(TypeError, match="`texts` must contain only strings, but number 2 is NoneType"):
         translate(model, tokenizer, ["x", None])
+    for options in ({"num_beams": "4"}, {"n_best": 1.0}, {"max_tokens_per_batch": None}, {"length_penalty": "a"}):
+        with pytest.raises(TypeError, match=f"`{next(iter(options))}` must be an? (integer|number), got"):
+            translate(model, tokenizer, SENTENCES, **options)
 
 
 def test_unequal_numbers_of_targets_are_rejected(model, tokenizer):

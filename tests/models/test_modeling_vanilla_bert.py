@@ -45,7 +45,8 @@ def test_gradients_of_two_batches_add_up_to_that_of_one(task):
     wanted = gradients(model)
     model.zero_grad()
     sum(losses).backward()
-    torch.testing.assert_close(gradients(model), wanted, rtol=1e-5, atol=1e-6)
+    # The sums over tokens add in another order: some dozen roundings of float32 at values of about 1.
+    torch.testing.assert_close(gradients(model), wanted, rtol=1e-5, atol=5e-6)
 
 
 def test_sentence_pairs_are_weighted_by_masked_tokens_over_a_step():

@@ -328,7 +328,8 @@ def test_accumulated_batches_give_the_gradient_of_one_large_batch(training, part
         loss.backward()
         total += loss.item()
     assert total == pytest.approx(whole.item(), rel=1e-6)
-    assert_same(gradients(model), expected, rtol=1e-5, atol=1e-7)
+    # The sums over tokens add in another order: some roundings of float32 at values below 1.
+    assert_same(gradients(model), expected, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("training", [True, False], ids=["training", "evaluation"])

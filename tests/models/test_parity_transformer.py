@@ -228,13 +228,14 @@ def test_loss_and_gradients_equal_those_of_marian(marian, twin):
     ours, theirs = gradients(twin), dict(marian.named_parameters())
     embedding = theirs["model.shared.weight"].grad.clone()
     embedding[0] = 0  # our padding row gets no gradient
-    torch.testing.assert_close(ours["model.encoder.embed_tokens.weight"], embedding, rtol=1e-4, atol=1e-6)
+    # Sums over all positions, which each side adds in its own order: some dozen roundings of float32.
+    torch.testing.assert_close(ours["model.encoder.embed_tokens.weight"], embedding, rtol=1e-4, atol=5e-6)
     for name in ("fc1.weight", "fc2.bias"):
         torch.testing.assert_close(
             ours[f"model.encoder.layers.1.feed_forward.{name}"],
             theirs[f"model.encoder.layers.1.{name}"].grad,
             rtol=1e-4,
-            atol=1e-6,
+            atol=5e-6,
         )
 
 

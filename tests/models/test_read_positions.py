@@ -227,3 +227,16 @@ def test_skipping_works_with_ids_and_with_embeddings(missing, fed_positions):
     outputs = model(**inputs, attention_mask=MASK)
     assert fed_positions == [12, 2]
     torch.testing.assert_close(outputs.logits, model(input_ids=IDS, attention_mask=MASK).logits, **TOLERANCE)
+
+
+def test_patched_layer_gets_all_positions():
+    model, shapes = tiny_bert("classes"), []
+    forward = model.bert.layers[0].forward
+
+    def patched(hidden_states, *args, **kwargs):
+        shapes.append(hidden_states.shape)
+        return forward(hidden_states, *args, **kwargs)
+
+    model.bert.layers[0].forward = patched
+    model(**TEXT)
+    assert shapes == [(2, LENGTH, 12)]
