@@ -431,7 +431,8 @@ def run_encoder(
         model, hidden_states, attention_mask, create_bidirectional_mask, packing=packing, **kwargs
     )
     first = hidden_states[:, :1]
-    if isinstance(mask, Tensor) and mask.dim() == 2:
+    is_packed = packing is not None and packing.positions is not None  # then padding is zero already
+    if isinstance(mask, Tensor) and mask.dim() == 2 and not is_packed:
         hidden_states = hidden_states.masked_fill((mask == 0).to(hidden_states.device)[..., None], 0)
     return hidden_states, first
 

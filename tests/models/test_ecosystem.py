@@ -282,7 +282,9 @@ def flash_stand_in(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen
 def test_flash_cross_attention_equals_sdpa(tgt_len, side, monkeypatch):
     options = flash_utils._lazy_define_process_function(flash_stand_in)
     functions = (None, flash_stand_in, None, flash_utils._pad_input, flash_utils._unpad_input)
-    monkeypatch.setattr(flash_utils, "lazy_import_flash_attention", lambda *args: (functions, (options, None)))
+    is_5_17 = hasattr(flash_utils, "lazy_import_paged_flash_attention")  # later versions return a pair of options
+    imported = functions, options if is_5_17 else (options, None)
+    monkeypatch.setattr(flash_utils, "lazy_import_flash_attention", lambda *args: imported)
     source, mask = (tensor.flip(1) if side == "left" else tensor for tensor in (SOURCE, SOURCE_MASK))
     target_mask = torch.ones(2, tgt_len, dtype=torch.long)
     target_mask[1, 0] = 0  # the target has varying lengths, too

@@ -12,7 +12,6 @@ from tokenizers.pre_tokenizers import WhitespaceSplit
 from transformers import (
     DataCollatorForSeq2Seq,
     GenerationConfig,
-    GenerationMixin,
     PreTrainedTokenizerFast,
     Seq2SeqTrainer,
     Seq2SeqTrainingArguments,
@@ -22,6 +21,7 @@ from transformers import (
 from transformers.cache_utils import DynamicCache, EncoderDecoderCache, StaticCache
 
 from hf_vanilla import VanillaTransformerForConditionalGeneration
+from hf_vanilla.models.modeling_vanilla_transformer import Seq2SeqGenerationMixin
 
 
 INPUTS = {"inputs": SOURCE, "attention_mask": SOURCE_MASK}
@@ -48,7 +48,7 @@ class StockModel(VanillaTransformerForConditionalGeneration):
     """Our model with transformers' own handling of beams: all inputs and caches are repeated and reordered."""
 
     def _expand_inputs_for_generation(self, *args, **kwargs):
-        return GenerationMixin._expand_inputs_for_generation(self, *args, **kwargs)
+        return super(Seq2SeqGenerationMixin, self)._expand_inputs_for_generation(*args, **kwargs)
 
     def _reorder_cache(self, past_key_values, beam_idx):
         past_key_values.reorder_cache(beam_idx)
