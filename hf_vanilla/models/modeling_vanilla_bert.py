@@ -241,7 +241,8 @@ class VanillaBertPreTrainedModel(VanillaPreTrainedModel):
         Args:
             save_directory (`str`): Folder to write to.
             *args: Passed on.
-            **kwargs: Passed on. `save_original_format=False` writes the names of this module's parameters.
+            **kwargs: Passed on. `save_original_format=False` writes the names of this module's parameters, which
+                quantised weights need: they can't be cut into queries, keys and values.
         """
         self._weight_conversions = None  # of a loaded model those that its file needed, perhaps none
         super().save_pretrained(save_directory, *args, **kwargs)
