@@ -22,7 +22,7 @@ AVX2 := ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2
 KERNELS ?= $(if $(filter x86_64 amd64,$(shell uname -m)),$(AVX2),ATEN_CPU_CAPABILITY=default)
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo demo-bert test test-kernels test-slow check format benchmark
+.PHONY: help venv demo demo-bert test test-kernels test-slow check format options benchmark
 
 help:  ## List these commands.
 	@awk -F ':.*  ## ' '/^[a-z-]+:.*  ## / { printf "%-14s%s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -48,11 +48,14 @@ check: $(INSTALLED)  ## Lint, check the format, the types and the docstrings.
 	$(VENV_PYTHON) -m ruff check .
 	$(VENV_PYTHON) -m ruff format --check .
 	$(VENV_PYTHON) -m mypy
-	$(VENV_PYTHON) -m flake8 hf_vanilla scripts
+	$(VENV_PYTHON) -m flake8 hf_vanilla hf_vanilla_cli scripts
 
 format: $(INSTALLED)  ## Format the code and apply the safe fixes of the linter.
 	$(VENV_PYTHON) -m ruff check --fix .
 	$(VENV_PYTHON) -m ruff format .
+
+options: $(INSTALLED)  ## Write the table of options that --help reads, after a change of an option.
+	$(OFFLINE) $(VENV_PYTHON) tests/command_line/regenerate_options.py
 
 # search_agreement.py needs a trained model.
 BENCHMARKS := $(filter-out %/measuring.py %/search_agreement.py,$(wildcard scripts/benchmark/*.py)) \

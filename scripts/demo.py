@@ -8,6 +8,12 @@ transformers' own Seq2SeqTrainer trains the model. Then a second Python process 
 AutoModelForSeq2SeqLM and must give the same translations.
 """
 
+from hf_vanilla_cli import answer_early
+
+
+if __name__ == "__main__":  # before the slow imports
+    answer_early("demo")
+
 import json
 import subprocess
 import sys

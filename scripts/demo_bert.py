@@ -5,6 +5,12 @@ The text are the help topics of the interpreter and the docstrings of the standa
 loaded with `AutoModelForMaskedLM` and fills masks in unseen sentences.
 """
 
+from hf_vanilla_cli import answer_early
+
+
+if __name__ == "__main__":  # before the slow imports
+    answer_early("demo_bert")
+
 import sys
 from dataclasses import dataclass, field
 

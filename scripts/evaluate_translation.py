@@ -8,6 +8,12 @@ With --output_file the scores are written to a JSON file, together with versions
 that made the translations (--commands) and further facts (--notes).
 """
 
+from hf_vanilla_cli import answer_early
+
+
+if __name__ == "__main__":  # before the slow imports
+    answer_early("evaluate_translation")
+
 import json
 import sys
 from dataclasses import dataclass, field

@@ -17,6 +17,12 @@ from random weights of the same size, to measure the effect of pre-training. Run
 interrupted one. All options can also be in a JSON file.
 """
 
+from hf_vanilla_cli import answer_early
+
+
+if __name__ == "__main__":  # before the slow imports
+    answer_early("finetune_classification")
+
 import logging
 import sys
 from dataclasses import dataclass, field

@@ -10,6 +10,12 @@ accuracy are printed. --from_scratch starts from random weights of the same size
 pre-training. Run the same command again to resume an interrupted one. All options can also be in a JSON file.
 """
 
+from hf_vanilla_cli import answer_early
+
+
+if __name__ == "__main__":  # before the slow imports
+    answer_early("finetune_multiple_choice")
+
 import logging
 import sys
 from dataclasses import dataclass, field

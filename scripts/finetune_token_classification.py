@@ -10,6 +10,12 @@ weights of the same size, to measure the effect of pre-training. Run the same co
 one. All options can also be in a JSON file.
 """
 
+from hf_vanilla_cli import answer_early
+
+
+if __name__ == "__main__":  # before the slow imports
+    answer_early("finetune_token_classification")
+
 import logging
 import sys
 from dataclasses import dataclass, field

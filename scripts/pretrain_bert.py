@@ -17,6 +17,12 @@ interrupted run; other data or another model is refused. `accelerate launch` and
 several devices. All options can also be in a JSON file, which is then the only argument.
 """
 
+from hf_vanilla_cli import answer_early
+
+
+if __name__ == "__main__":  # before the slow imports
+    answer_early("pretrain_bert")
+
 import logging
 import math
 import sys

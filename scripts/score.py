@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-r"""Score translations: the log probability of each line of a text, given the same line of the source.
+r"""Score translations with a model: the log probability of each line of a text, given the same line of the source.
 
 Examples:
   the log probability of each line:
@@ -11,6 +11,12 @@ One line of output for each pair of lines: the sum of log p(token | tokens befor
 translation and its end, in nats, divided by the length penalty if there is one. Higher is better; 0 is certain. Text
 is UTF-8. The output file appears when it is complete.
 """
+
+from hf_vanilla_cli import answer_early
+
+
+if __name__ == "__main__":  # before the slow imports
+    answer_early("score")
 
 import sys
 from contextlib import nullcontext

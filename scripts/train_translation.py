@@ -16,6 +16,12 @@ The optimizer and schedule are the paper's by default. Run the same command agai
 which is then the only argument.
 """
 
+from hf_vanilla_cli import answer_early
+
+
+if __name__ == "__main__":  # before the slow imports
+    answer_early("train_translation")
+
 import logging
 import math
 import sys

@@ -15,6 +15,12 @@ Text is UTF-8. An empty line stays empty. The output file appears when it is com
 writes none. Line breaks inside a translation become spaces, and so do tabs where tabs separate columns.
 """
 
+from hf_vanilla_cli import answer_early
+
+
+if __name__ == "__main__":  # before the slow imports
+    answer_early("translate")
+
 import sys
 from contextlib import nullcontext
 from dataclasses import dataclass, field, fields

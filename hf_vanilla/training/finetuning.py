@@ -233,9 +233,14 @@ def command_of_process() -> str:
     Returns:
         `str`: the command, quoted for a shell.
     """
-    words = (
-        ["python", *sys.orig_argv[sys.orig_argv.index(sys.argv[0]) :]] if sys.argv[0] in sys.orig_argv else sys.argv
-    )
+    words = sys.argv
+    for place, word in enumerate(sys.orig_argv):
+        if Path(word).stem == "hf-vanilla":
+            words = ["hf-vanilla", *sys.orig_argv[place + 1 :]]
+            break
+        if word == sys.argv[0]:
+            words = ["python", *sys.orig_argv[place:]]
+            break
     hidden = {number + 1 for number, word in enumerate(words) if HUB_TOKEN.fullmatch(word)}
     words = ["..." if number in hidden else HUB_TOKEN_VALUE.sub(r"\1=...", word) for number, word in enumerate(words)]
     return shlex.join(words)

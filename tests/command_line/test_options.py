@@ -34,18 +34,27 @@ class OwnTrainingArguments(TrainingArguments):
     warmup_steps: float = field(default=7, metadata={"help": "How long."})
 
 
-def test_help_lists_own_options_first(capsys, monkeypatch):
-    monkeypatch.setattr("sys.argv", ["script.py", "--help"])
-    with pytest.raises(SystemExit):
+def help_shown(monkeypatch, capsys, option):
+    monkeypatch.setattr("sys.argv", ["script.py", option])
+    with pytest.raises(SystemExit) as exit:
         parse_arguments(OwnArguments, OwnTrainingArguments, description="What it does.")
-    shown = capsys.readouterr().out
-    own, _, others = shown.partition("options of transformers' trainer:")
-    for option in ("--help", "--apples", "--warmup_steps"):
+    assert exit.value.code == 0
+    return capsys.readouterr().out
+
+
+def test_help_lists_own_options_and_on_request_the_trainers(capsys, monkeypatch):
+    short, (own, others) = (
+        help_shown(monkeypatch, capsys, "--help"),
+        help_shown(monkeypatch, capsys, "--help_all").split("options of transformers' trainer:"),
+    )
+    for option in ("--apples INT", "(default: 3)", "--warmup_steps", "What it does."):
+        assert option in short
         assert option in own
         assert option not in others
     assert "--weight_decay" in others
-    assert "--weight_decay" not in own
-    assert "--do_train" not in shown
+    assert "--weight_decay" not in short + own
+    assert "--max_steps" in short.partition("Options of transformers' trainer too")[2]
+    assert "--do_train" not in own + others
     monkeypatch.setattr("sys.argv", ["script.py", "--apples", "4", "--weight_decay", "0.5", "--do_train"])
     apples, args = parse_arguments(OwnArguments, OwnTrainingArguments, description=None)
     assert (apples.apples, args.weight_decay, args.do_train) == (4, 0.5, True)
