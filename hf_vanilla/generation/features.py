@@ -79,7 +79,7 @@ def extract_features(
         for batch in batches_by_length(lengths, max_tokens_per_batch):
             rows = {name: [values[number] for number in batch] for name, values in encoded.items()}
             inputs = tokenizer.pad(rows, return_tensors="pt").to(model.device)
-            states = model(**inputs, output_hidden_states=True).hidden_states
+            states = model(**inputs, output_hidden_states=True, return_dict=True).hidden_states
             chosen = [states[layer].float() for layer in layers]
             mixed = torch.cat(chosen, dim=-1) if mix == "concatenate" else torch.stack(chosen).mean(0)
             for number, row, length in zip(batch, mixed, (lengths[number] for number in batch), strict=True):
