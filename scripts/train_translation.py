@@ -187,7 +187,7 @@ class TranslationTrainingArguments(VanillaTrainingArguments):
         if not torch.accelerator.is_available():
             self.use_cpu: bool = True
         super().__post_init__()
-
+        self.learning_rate = self._given_learning_rate  # `set_paper_learning_rate` sets what was not given
         self._check_average()
 
     def _check_average(self) -> None:

@@ -1,10 +1,12 @@
 """Checks of what a model is given: ids, masks, labels and texts. Bad input is refused by name, before any work."""
 
+import math
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+from torch.nn.attention.flex_attention import BlockMask
 from transformers.modeling_utils import PreTrainedModel
 
 
@@ -37,6 +39,29 @@ def check_evaluation_mode(model: PreTrainedModel) -> None:
     """
     if model.training:
         raise ValueError("`model` must be in evaluation mode, as dropout changes its outputs; call `model.eval()`.")
+
+
+def check_arguments(num_items_in_batch: Any = None, **tensors: Any) -> None:
+    """Check the types of a model's arguments; the value of a number on a CPU, outside of compiled code.
+
+    Args:
+        num_items_in_batch (`torch.Tensor` or `int`, *optional*): Number of labels of an optimizer step.
+        **tensors (`torch.Tensor`, *optional*): Tensors by the names of their arguments.
+
+    Raises:
+        TypeError: if an argument is no tensor, or no number.
+        ValueError: if `num_items_in_batch` is negative, infinite or nan.
+    """
+    for name, given in tensors.items():
+        if given is not None and not isinstance(given, Tensor):
+            raise TypeError(f"`{name}` must be a tensor, got {type(given).__name__}.")
+    items = num_items_in_batch
+    if items is None or (isinstance(items, Tensor) and (torch.compiler.is_compiling() or items.device.type != "cpu")):
+        return
+    if not isinstance(items, int | float | Tensor) or (isinstance(items, Tensor) and items.numel() != 1):
+        raise TypeError(f"`num_items_in_batch` must be a number or a tensor with one, got {type(items).__name__}.")
+    if not 0 <= float(items) < math.inf:
+        raise ValueError(f"`num_items_in_batch` must be a number of labels, 0 or more, got {float(items)}.")
 
 
 def _check_values(name: str, ids: Tensor, size: int, hint: str, ignored: int | None = None) -> None:
@@ -88,7 +113,9 @@ def check_shape(name: str, tensor: Tensor, batch: int, length: int) -> None:
 
     Raises:
         ValueError: if it has another shape.
+        TypeError: if it is no tensor.
     """
+    check_arguments(**{name: tensor})
     if tuple(tensor.shape) != (batch, length):
         raise ValueError(f"`{name}` must have shape (batch, length) = ({batch}, {length}), got {tuple(tensor.shape)}.")
 
@@ -99,14 +126,17 @@ def check_attention_mask(name: str, attention_mask: Any, batch: int, length: int
     Args:
         name (`str`): Name of the argument.
         attention_mask (`torch.Tensor` of shape `(batch, length)`, *optional*): Not 0 for tokens, 0 for padding. Masks
-            of four dimensions and other objects are transformers' own and pass.
+            of four dimensions and those of flex attention are transformers' own and pass.
         batch (`int`): Rows of the batch.
         length (`int`): Its length.
 
     Raises:
         ValueError: if it has another shape.
+        TypeError: if it is no tensor.
     """
-    if isinstance(attention_mask, Tensor) and attention_mask.dim() != 4:
+    if isinstance(attention_mask, Tensor) and attention_mask.dim() == 4:
+        return
+    if attention_mask is not None and not isinstance(attention_mask, BlockMask):
         check_shape(name, attention_mask, batch, length)
 
 
@@ -153,20 +183,34 @@ def checked_embeddings(
 
     Raises:
         ValueError: if not exactly one of both is given, an id is outside the vocabulary, or a shape doesn't fit.
-        TypeError: if `input_ids` is no tensor of integers.
+        TypeError: if `input_ids` is no tensor of integers, or `inputs_embeds` none of floating-point numbers.
     """
     if (input_ids is None) == (inputs_embeds is None):
         raise ValueError(f"Pass either `{prefix}input_ids` or `{prefix}inputs_embeds`: exactly one of them.")
     if input_ids is not None:
         check_input_ids(f"{prefix}input_ids", input_ids, embedding.num_embeddings)
         return embedding(input_ids)
-    width = embedding.embedding_dim
-    if inputs_embeds is None or inputs_embeds.dim() != 3 or inputs_embeds.shape[2] != width:
-        raise ValueError(
-            f"`{prefix}inputs_embeds` must have shape (batch, length, d_model = {width}), got "
-            f"{tuple(getattr(inputs_embeds, 'shape', ()))}."
-        )
-    return inputs_embeds
+    check_states(f"{prefix}inputs_embeds", inputs_embeds, embedding.embedding_dim)
+    return cast(Tensor, inputs_embeds)
+
+
+def check_states(name: str, states: Any, width: int) -> None:
+    """Check type and width of embeddings or hidden states.
+
+    Args:
+        name (`str`): Name of the argument.
+        states (`torch.Tensor` of shape `(batch, length, d_model)`): The embeddings or hidden states.
+        width (`int`): The model's width, d_model.
+
+    Raises:
+        ValueError: if they have another shape.
+        TypeError: if they are no tensor of floating-point numbers.
+    """
+    check_arguments(**{name: states})
+    if states.dim() != 3 or states.shape[2] != width:
+        raise ValueError(f"`{name}` must have shape (batch, length, d_model = {width}), got {tuple(states.shape)}.")
+    if not states.is_floating_point():
+        raise TypeError(f"`{name}` must be floating-point numbers, got {states.dtype}.")
 
 
 def as_texts(name: str, given: Any) -> list[str]:

@@ -50,6 +50,7 @@ from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
 from .checks import (
     IGNORED_LABEL,
+    check_arguments,
     check_attention_mask,
     check_input_ids,
     check_labels,
@@ -361,6 +362,8 @@ class VanillaBertModel(VanillaBertPreTrainedModel):
     ) -> None:
         """Refuse shapes that don't fit each other, and segments and positions that have no embedding."""
         batch, length, _ = inputs_embeds.shape
+        if self.pooler is not None and length == 0:
+            raise ValueError("`input_ids` must have at least one position, the first, which the pooler reads; got 0.")
         check_attention_mask("attention_mask", attention_mask, batch, length)
         if token_type_ids is not None:
             hint = "`type_vocab_size` of the config is the number of segments."
@@ -433,10 +436,14 @@ class VanillaBertForPreTraining(VanillaBertPreTrainedModel):
 
         Raises:
             ValueError: if a label is no token or no class, or has another shape.
+            TypeError: if an argument is no tensor.
         """
+        labelled = {"labels": labels, "next_sentence_label": next_sentence_label}
+        check_arguments(num_items_in_batch, input_ids=input_ids, inputs_embeds=inputs_embeds, **labelled)
         given = input_ids if inputs_embeds is None else inputs_embeds
         inputs = (input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
-        outputs = self.bert(*inputs, **{**self._token_head().reads(given, attention_mask, labels), **kwargs})
+        reads = self._token_head().reads(given, attention_mask, labels)
+        outputs = self.bert(*inputs, return_dict=True, **{**reads, **kwargs})
         loss, logits = self._token_head().predict(outputs.last_hidden_state, labels, num_items_in_batch)
         next_logits = self.cls["seq_relationship"](outputs.pooler_output)  # (batch, 2)
         if next_sentence_label is not None:
@@ -494,9 +501,10 @@ class VanillaBertWithHead(VanillaBertPreTrainedModel):
             ValueError: if a label is outside its range, or a shape does not fit.
             TypeError: if ids or classes are no integers.
         """
+        check_arguments(num_items_in_batch, input_ids=input_ids, inputs_embeds=inputs_embeds, labels=labels)
         given = input_ids if inputs_embeds is None else inputs_embeds
         inputs = (input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
-        outputs = self.bert(*inputs, **{**self._reads(given, attention_mask, labels), **kwargs})
+        outputs = self.bert(*inputs, return_dict=True, **{**self._reads(given, attention_mask, labels), **kwargs})
         loss, logits = self._predict(outputs, labels, num_items_in_batch)
         return self.output_class(loss, logits, outputs.hidden_states, outputs.attentions)
 
@@ -673,9 +681,12 @@ class VanillaBertForQuestionAnswering(VanillaBertPreTrainedModel):
 
         Raises:
             ValueError: if a position has another shape.
+            TypeError: if an argument is no tensor.
         """
+        check_arguments(start_positions=start_positions, end_positions=end_positions)
         inputs = (input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
-        outputs = self.bert(*inputs, **{"keep_padding": True, **kwargs})  # every position counts in the softmax
+        # every position counts in the softmax
+        outputs = self.bert(*inputs, return_dict=True, **{"keep_padding": True, **kwargs})
         start_logits, end_logits = self.qa_outputs(outputs.last_hidden_state).unbind(-1)  # (batch, length) each
         loss = None
         if start_positions is not None and end_positions is not None:
@@ -742,17 +753,30 @@ class VanillaBertForMultipleChoice(VanillaBertPreTrainedModel):
             `MultipleChoiceModelOutput`: `loss` of shape `()` in nats, `logits` of shape `(batch, choices)`.
 
         Raises:
-            ValueError: if the choices have no dimension of their own, or a label is no choice.
+            ValueError: if the choices have no dimension of their own, an input has others, or a label is no choice.
+            TypeError: if an argument is no tensor.
         """
+        inputs = {
+            "input_ids": input_ids,
+            "attention_mask": attention_mask,
+            "token_type_ids": token_type_ids,
+            "position_ids": position_ids,
+            "inputs_embeds": inputs_embeds,
+        }
+        check_arguments(num_items_in_batch, labels=labels, **inputs)
         given = input_ids if input_ids is not None else inputs_embeds
         if given is None or given.dim() < 3:
             raise ValueError(
                 "`input_ids` must have shape (batch, choices, length), or `inputs_embeds` one dimension more; got "
                 f"{None if given is None else tuple(given.shape)}."
             )
-        inputs = (input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
-        flat = [None if tensor is None else tensor.flatten(0, 1) for tensor in inputs]
-        outputs = self.bert(*flat, **{**first_position(given.flatten(0, 1)), **kwargs})
+        for name, tensor in inputs.items():
+            if tensor is not None and tensor.shape[:2] != given.shape[:2]:
+                raise ValueError(
+                    f"`{name}` must begin with batch and choices, {tuple(given.shape[:2])}, got {tuple(tensor.shape)}."
+                )
+        flat = [None if tensor is None else tensor.flatten(0, 1) for tensor in inputs.values()]
+        outputs = self.bert(*flat, return_dict=True, **{**first_position(given.flatten(0, 1)), **kwargs})
         scores = self.classifier(self._classifier_dropout(outputs.pooler_output))  # (batch * choices, 1)
         logits = scores.view(given.shape[:2])  # (batch, choices)
         loss = None if labels is None else classification_loss(logits, labels.flatten(), num_items_in_batch)

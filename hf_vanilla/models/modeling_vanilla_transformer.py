@@ -44,15 +44,17 @@ from transformers.modeling_outputs import (
     Seq2SeqModelOutput,
 )
 from transformers.processing_utils import Unpack
-from transformers.utils.generic import TransformersKwargs, can_return_tuple, merge_with_config_defaults
+from transformers.utils.generic import ModelOutput, TransformersKwargs, can_return_tuple, merge_with_config_defaults
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
 from .checks import (
     IGNORED_LABEL,
     VOCABULARY_HINT,
+    check_arguments,
     check_attention_mask,
     check_labels,
     check_length,
+    check_states,
     checked_embeddings,
 )
 from .configuration_vanilla_transformer import VanillaTransformerConfig
@@ -261,6 +263,7 @@ class VanillaTransformerDecoder(VanillaTransformerStack):
         inputs_embeds = checked_embeddings(self.embed_tokens, input_ids, inputs_embeds, "decoder_")
         if encoder_hidden_states is None:
             raise ValueError("`encoder_hidden_states` is missing: the decoder needs the encoder's output.")
+        check_states("encoder_hidden_states", encoder_hidden_states, self.config.d_model)
         if past_key_values is not None and not isinstance(past_key_values, EncoderDecoderCache):
             raise TypeError(
                 "`past_key_values` must be an `EncoderDecoderCache`, which has a cache for the source too, "
@@ -363,12 +366,17 @@ class VanillaTransformerModel(VanillaTransformerPreTrainedModel):
 
         Raises:
             ValueError: if source and target have not the same number of rows; or as encoder and decoder do.
+            TypeError: as encoder and decoder do, or if `encoder_outputs` are none.
         """
+        check_arguments(decoder_input_ids=decoder_input_ids, decoder_inputs_embeds=decoder_inputs_embeds)
         if encoder_outputs is None:
-            encoder_outputs = self.encoder(
-                input_ids=input_ids, attention_mask=attention_mask, inputs_embeds=inputs_embeds, **kwargs
-            )
+            inputs = {"input_ids": input_ids, "attention_mask": attention_mask, "inputs_embeds": inputs_embeds}
+            encoder_outputs = self.encoder(**inputs, return_dict=True, **kwargs)
             self._check_batch(encoder_outputs.last_hidden_state, decoder_input_ids, decoder_inputs_embeds)
+        elif not isinstance(encoder_outputs, tuple | list | ModelOutput):
+            raise TypeError(
+                f"`encoder_outputs` must be what the encoder returned, got {type(encoder_outputs).__name__}."
+            )
         elif not isinstance(encoder_outputs, BaseModelOutput):
             encoder_outputs = BaseModelOutput(*encoder_outputs[:3])
         decoder_outputs = self.decoder(
@@ -380,6 +388,7 @@ class VanillaTransformerModel(VanillaTransformerPreTrainedModel):
             inputs_embeds=decoder_inputs_embeds,
             use_cache=use_cache,
             read_positions=decoder_read_positions,
+            return_dict=True,
             **kwargs,
         )
         return Seq2SeqModelOutput(
@@ -445,10 +454,14 @@ class Seq2SeqGenerationMixin(GenerationMixin):
         Returns:
             `torch.LongTensor` of shape `(batch * num_return_sequences, tgt_len)`: the sequences, from
             `decoder_start_token_id`; or, with `return_dict_in_generate`, transformers' output classes.
+
+        Raises:
+            TypeError: if the source is no tensor.
         """
         if self.generation_config.max_length == UNIVERSAL_MAX_LENGTH:
             self.generation_config.max_length = None  # `Seq2SeqTrainer` writes it there, and a checkpoint keeps it
         sources = (inputs, kwargs.get("input_ids"), kwargs.get("inputs_embeds"))
+        check_arguments(inputs=inputs, **{name: kwargs.get(name) for name in ("input_ids", "inputs_embeds")})
         source = next((given for given in sources if given is not None), None)
         if source is None or 0 not in source.shape[:2]:
             return _repeat_sources_for_beams(super().generate(inputs, generation_config, *args, **kwargs))
@@ -601,8 +614,12 @@ class VanillaTransformerForConditionalGeneration(VanillaTransformerPreTrainedMod
             asked for.
 
         Raises:
-            ValueError: if a label is outside the vocabulary, or `labels` has another shape than the decoder's input.
+            ValueError: if a label is outside the vocabulary, `labels` has another shape than the decoder's input, or
+                `num_items_in_batch` is no number of labels.
+            TypeError: if an argument is no tensor.
         """
+        given = {"decoder_input_ids": decoder_input_ids, "decoder_inputs_embeds": decoder_inputs_embeds}
+        check_arguments(num_items_in_batch, labels=labels, **given)
         read = None
         if labels is not None:
             use_cache = False
@@ -622,6 +639,7 @@ class VanillaTransformerForConditionalGeneration(VanillaTransformerPreTrainedMod
             decoder_inputs_embeds=decoder_inputs_embeds,
             use_cache=use_cache,
             decoder_read_positions=read,
+            return_dict=True,
             **kwargs,
         )
         config = self.config

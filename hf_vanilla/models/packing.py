@@ -462,7 +462,12 @@ def run_decoder(
 
     Returns:
         `torch.Tensor` of shape `(batch, tgt_len, d_model)`: the output.
+
+    Raises:
+        ValueError: if `read_positions` has another shape.
     """
+    if read_positions is not None:
+        check_shape("read_positions", read_positions, *hidden_states.shape[:2])
     target = source = None
     if past_key_values is None and encoder_hidden_states.shape[0] == hidden_states.shape[0]:
         source = plan_packing(model, encoder_hidden_states, encoder_attention_mask, **kwargs)

@@ -25,7 +25,7 @@ import torch
 from transformers import GenerationConfig, GenerationMixin, PreTrainedTokenizerBase
 from transformers.modeling_utils import PreTrainedModel
 
-from .checks import IGNORED_LABEL, check_evaluation_mode
+from .checks import IGNORED_LABEL, check_arguments, check_evaluation_mode
 from .text_batches import (
     batches_by_length,
     default_max_length,
@@ -176,6 +176,7 @@ def forced_attention(
         ValueError: if the model is in training mode, or `layer` or a head does not exist.
     """
     check_evaluation_mode(model)
+    check_arguments(input_ids=input_ids, labels=labels)
     decoder_input_ids = model.prepare_decoder_input_ids_from_labels(labels)
     with _eager_attention(model), torch.no_grad():
         outputs = model(
@@ -184,6 +185,7 @@ def forced_attention(
             decoder_input_ids=decoder_input_ids,
             output_attentions=True,
             use_cache=False,
+            return_dict=True,
         )
     attention = mean_of_heads(outputs.cross_attentions, layer, heads)  # (batch, tgt_len, src_len)
     return attention * (labels != IGNORED_LABEL)[..., None]

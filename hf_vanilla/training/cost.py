@@ -197,7 +197,7 @@ class _Probe:
 
         watched = torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor)
         with watched, torch.autocast(self.model.device.type, torch.bfloat16, enabled=self.bf16):
-            loss = self.model(**inputs).loss
+            loss = self.model(**inputs, return_dict=True).loss
         loss.backward()
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         self.optimizer.step()

@@ -12,11 +12,13 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 from transformers import Trainer, TrainerState, TrainingArguments
+from transformers.tokenization_utils_base import FULL_TOKENIZER_FILE
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.utils import CONFIG_NAME, logging
 
 from ..data.files import replacing_file
 from ..hub.pushing_trainer import ResilientPushTrainer
+from ..models.text_batches import TARGET_TOKENIZER
 from .checkpoints import checkpoint_to_resume, last_complete_checkpoint
 from .divergence import check_finite_weights
 
@@ -30,7 +32,8 @@ OPTIONS_FILE = "_run_options.json"
 SAVING_FOLDER = "_saving"  # the final model while it is written
 
 
-# Training arguments that decide the order of the examples or the final model.
+# Training arguments that decide the order of the examples, the updates, their precision or the final model. Most of
+# those of optimizer and schedule would have no effect: `Trainer` restores them from the checkpoint.
 SEMANTIC_ARGUMENTS = (
     "seed",
     "data_seed",
@@ -38,6 +41,19 @@ SEMANTIC_ARGUMENTS = (
     "per_device_train_batch_size",
     "gradient_accumulation_steps",
     "average_last",
+    "learning_rate",
+    "lr_scheduler_type",
+    "lr_scheduler_kwargs",
+    "warmup_steps",
+    "optim",
+    "optim_args",
+    "weight_decay",
+    "adam_beta1",
+    "adam_beta2",
+    "adam_epsilon",
+    "bf16",
+    "fp16",
+    "tf32",
 )
 
 
@@ -106,11 +122,13 @@ def begin_run(args: TrainingArguments, *options: Any) -> tuple[str | None, bool]
         `tuple[str | None, bool]`: the checkpoint, if there is one, and whether the run is finished.
 
     Raises:
-        ValueError: if an option differs from that of the run to resume.
+        ValueError: if an option or the tokenizer differs from that of the run to resume.
     """
     folder = str(args.output_dir)
     checkpoint = checkpoint_to_resume(folder, args.resume_from_checkpoint)
     if args.should_save:
+        if checkpoint is not None:
+            _check_tokenizers(Path(checkpoint))
         given = {name: value for each in options for name, value in vars(each).items()}
         given.update({name: getattr(args, name) for name in SEMANTIC_ARGUMENTS if hasattr(args, name)})
         check_and_save_options(folder, decisive_options(given), checkpoint)
@@ -297,8 +315,29 @@ def _check_unchanged(options: dict[str, Any], earlier: dict[str, Any], folder: P
     also = f" (and so {', '.join(others)})" if others else ""
     raise ValueError(
         f"`{name}` {difference} that the run in {folder} was started with{also}. Give the same options to resume that "
-        "run, or another `output_dir` for a new one."
+        "run, or another `output_dir` for a new one, which a checkpoint as `model_name_or_path` can start from."
     )
+
+
+def _check_tokenizers(checkpoint: Path) -> None:
+    """Raise if the tokenizers in the folder of a run, which it resumes with, are not those of the checkpoint."""
+    folder = checkpoint.absolute().parent
+    for name in (FULL_TOKENIZER_FILE, f"{TARGET_TOKENIZER}/{FULL_TOKENIZER_FILE}"):
+        path, saved = folder / name, checkpoint / name
+        if path.is_file() and saved.is_file() and _tokenizer_content(path) != _tokenizer_content(saved):
+            raise ValueError(
+                f"{path} differs from {saved}, with which the run was trained. Restore it from there to resume that "
+                "run, or give another `output_dir` for a new one."
+            )
+
+
+def _tokenizer_content(path: Path) -> dict[str, Any] | None:
+    """Read a tokenizer's file, without the settings that calls change; `None` if it is broken."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        return {name: value for name, value in content.items() if name not in ("truncation", "padding")}
+    except (ValueError, AttributeError):
+        return None
 
 
 def _checksum_of_content(value: Any) -> Any:

@@ -263,7 +263,7 @@ class VanillaTrainer(ResilientPushTrainer, Seq2SeqTrainer):
         first_pass = {name: value for name, value in inputs.items() if name != "labels"}
         model.eval()
         with torch.no_grad(), self.compute_loss_context_manager():
-            logits = model(**{**first_pass, "decoder_input_ids": gold, "use_cache": False}).logits
+            logits = model(**{**first_pass, "decoder_input_ids": gold, "use_cache": False}, return_dict=True).logits
         model.train()
         predicted = logits.argmax(dim=-1)[:, :-1]  # (batch, tgt_len - 1)
         is_replaced = torch.rand(predicted.shape, device=predicted.device) >= self.args.teacher_forcing_ratio

@@ -104,6 +104,48 @@ def test_changed_options_are_refused(tmp_path, options):
 
 
 @pytest.mark.parametrize(
+    "change",
+    [
+        {"learning_rate": 3e-4},
+        {"warmup_steps": 7},
+        {"lr_scheduler_type": "cosine"},
+        {"weight_decay": 0.1},
+        {"bf16": True},
+    ],
+    ids=lambda change: next(iter(change)),
+)
+def test_run_is_resumed_with_its_optimizer_schedule_and_precision(tmp_path, change):
+    def arguments(**changes):
+        return VanillaTrainingArguments(tmp_path, use_cpu=True, **changes)
+
+    begin_run(arguments())
+    (tmp_path / "config.json").write_text("{}")
+    (name, value), *_ = change.items()
+    with pytest.raises(ValueError, match=rf"`{name}` is {value!r}, not the .* which a checkpoint as `model_name_or_"):
+        begin_run(arguments(**change))
+    begin_run(arguments(max_steps=9, logging_steps=1, eval_steps=4))
+
+
+@pytest.mark.parametrize("folder", ["", "target_tokenizer"], ids=["source", "target"])
+def test_run_is_resumed_with_its_tokenizer(tmp_path, folder):
+    checkpoint = tmp_path / "run" / "checkpoint-2"
+    tokenizer = train_wordpiece_tokenizer(["a b c d"] * 9, 9, show_progress=False)
+    tokenizer.save_pretrained(tmp_path / "run" / folder)
+    tokenizer(["a b c"], truncation=True, max_length=2)  # its file remembers this
+    tokenizer.save_pretrained(checkpoint / folder)
+    names = {"trainer_state.json": '{"global_step": 2}', "scheduler.pt": "", "global_step2": ""}
+    for name, content in names.items():
+        (checkpoint / name).write_text(content)
+    args = VanillaTrainingArguments(tmp_path / "run", use_cpu=True)
+    assert begin_run(args)[0] == str(checkpoint)
+    path = tmp_path / "run" / folder / "tokenizer.json"
+    for changed in (path.read_text().replace('"b":', '"x":'), path.read_text()[:-30], "[]"):
+        path.write_text(changed)
+        with pytest.raises(ValueError, match=r"tokenizer\.json differs from .*checkpoint-2.* Restore it"):
+            begin_run(args)
+
+
+@pytest.mark.parametrize(
     "broken", [b"", b"{", b"null", b"3", b"[]", b"\xff\xfe"], ids=["empty", "half", "null", "number", "list", "binary"]
 )
 def test_broken_options_file_is_named_and_can_be_removed(tmp_path, options, broken):
