@@ -28,6 +28,24 @@ def has_label(labels: Tensor) -> Tensor:
     return labels.long() != IGNORED_LABEL  # among small integers, -100 may be another number
 
 
+def in_function_transform() -> bool:
+    """Ask whether a transform of `torch.func` runs, such as `grad` or `vmap`, which hides the values of tensors.
+
+    Returns:
+        `bool`: whether.
+    """
+    return torch._C._are_functorch_transforms_active()  # as torch's own `autograd.Function` asks
+
+
+def hides_values() -> bool:
+    """Ask whether code may not depend on the values of tensors, since it is compiled or transformed.
+
+    Returns:
+        `bool`: whether.
+    """
+    return torch.compiler.is_compiling() or in_function_transform()
+
+
 def check_evaluation_mode(model: PreTrainedModel) -> None:
     """Check that dropout is off.
 
@@ -66,7 +84,7 @@ def check_arguments(num_items_in_batch: Any = None, **tensors: Any) -> None:
 
 def _check_values(name: str, ids: Tensor, size: int, hint: str, ignored: int | None = None) -> None:
     """Check that every id is in [0, size) or ignored, where reading values needs no synchronization."""
-    if torch.compiler.is_compiling() or ids.device.type != "cpu" or ids.numel() == 0:
+    if hides_values() or ids.device.type != "cpu" or ids.numel() == 0:
         return
     lowest, highest = torch.aminmax(ids)
     if lowest >= 0 and highest < size:

@@ -163,42 +163,8 @@ def loss_and_gradients(
     return total, grad_hidden.to(hidden_states.dtype), grad_weight, grad_bias
 
 
-class _ChunkedCrossEntropySum(torch.autograd.Function):
-    """`cross_entropy_sum` of hidden states, with the gradients computed chunk by chunk on the way forward."""
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        hidden_states: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        labels: Tensor,
-        target: SmoothedTarget,
-    ) -> Tensor:
-        total, *gradients = loss_and_gradients(hidden_states, weight, bias, labels, target)
-        ctx.save_for_backward(*gradients)
-        ctx.dtypes = (weight.dtype, None if bias is None else bias.dtype)
-        return total
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
-        return *_scaled_gradients(ctx, grad_output), None, None
-
-
-def _scaled_gradients(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
-    """Multiply the gradients of hidden states, weight and bias, saved on the way forward, by that of the loss."""
-    grad_hidden, grad_weight, grad_bias = ctx.saved_tensors
-    weight_dtype, bias_dtype = ctx.dtypes
-    return (
-        (grad_hidden * grad_output).to(grad_hidden.dtype),
-        (grad_weight * grad_output).to(weight_dtype),
-        None if bias_dtype is None else (grad_bias * grad_output).to(bias_dtype),
-    )
-
-
-# The same as one operation of compiled code, which neither looks into it nor breaks at its unknown number of labels.
-# A copy of this file, in the folder of a model, is another module and needs another name.
+# One operation, so that compiled code neither looks into it nor breaks at its unknown number of labels. A copy of this
+# file, in the folder of a model, is another module and needs another name.
 @torch.library.custom_op(
     re.sub(r"\W", "_", __name__, flags=re.ASCII) + "::cross_entropy_and_gradients",
     mutates_args=(),
@@ -235,20 +201,37 @@ def _(hidden_states: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor
     )
 
 
-def _keep_gradients(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    """Save what was computed on the way forward."""
-    _, weight, bias, *_ = inputs
-    ctx.set_materialize_grads(False)
-    ctx.save_for_backward(*output[1:])
-    ctx.dtypes = (weight.dtype, None if bias is None else bias.dtype)
+class _CrossEntropySum(torch.autograd.Function):
+    """The sum of the cross-entropy, with gradients that are computed on the way forward."""
 
+    @staticmethod
+    def forward(
+        ctx: Any, hidden_states: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, target: SmoothedTarget
+    ) -> Tensor:
+        if torch.compiler.is_compiling():
+            total, *gradients = cross_entropy_and_gradients(hidden_states, weight, bias, labels, *target)
+        else:
+            total, *gradients = loss_and_gradients(hidden_states, weight, bias, labels, target)
+        ctx.save_for_backward(*gradients)
+        ctx.dtypes = (weight.dtype, None if bias is None else bias.dtype)
+        return total
 
-def _backward_of_sum(ctx: Any, grad_output: Tensor, *_: None) -> tuple[Tensor | None, ...]:
-    """Differentiate the sum; nothing else that the operation returns is used."""
-    return *_scaled_gradients(ctx, grad_output), *[None] * 5
-
-
-cross_entropy_and_gradients.register_autograd(_backward_of_sum, setup_context=_keep_gradients)
+    @staticmethod
+    def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
+        if torch.is_grad_enabled() and not torch.compiler.is_compiling():
+            raise RuntimeError(
+                "`create_graph=True` has no effect here: the loss of training with labels can be differentiated once. "
+                "Take `torch.func.grad`, or compute the loss from the logits of evaluation mode."
+            )
+        grad_hidden, grad_weight, grad_bias = ctx.saved_tensors
+        weight_dtype, bias_dtype = ctx.dtypes
+        return (
+            (grad_hidden * grad_output).to(grad_hidden.dtype),
+            (grad_weight * grad_output).to(weight_dtype),
+            None if bias_dtype is None else (grad_bias * grad_output).to(bias_dtype),
+            None,
+            None,
+        )
 
 
 def projected_cross_entropy_sum(
@@ -271,12 +254,11 @@ def projected_cross_entropy_sum(
         target (`SmoothedTarget`): The distribution around the true token.
 
     Returns:
-        `torch.Tensor` of shape `()`: the sum over all tokens, in float32 and nats. Can be differentiated once.
+        `torch.Tensor` of shape `()`: the sum over all tokens, in float32 and nats. Can be differentiated once:
+        a second time is a RuntimeError.
     """
     device = hidden_states.device.type
     if torch.is_autocast_enabled(device):
         hidden_states = hidden_states.to(torch.get_autocast_dtype(device))
     with torch.autocast(device, enabled=False):
-        if torch.compiler.is_compiling():
-            return cross_entropy_and_gradients(hidden_states, weight, bias, labels, *target)[0]
-        return _ChunkedCrossEntropySum.apply(hidden_states, weight, bias, labels, target)
+        return _CrossEntropySum.apply(hidden_states, weight, bias, labels, target)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from transformers.configuration_utils import PreTrainedConfig
 
-from .checks import IGNORED_LABEL, VOCABULARY_HINT, check_labels, has_label
+from .checks import IGNORED_LABEL, VOCABULARY_HINT, check_labels, has_label, hides_values, in_function_transform
 from .chunked_loss import SmoothedTarget, projected_cross_entropy_sum
 
 
@@ -66,7 +66,8 @@ def token_loss(
     """Compute the loss of tokens, and their logits unless this is training with labels.
 
     In training, labelled tokens alone are projected, in chunks: their logits never exist whole. A projection that is
-    more than a matrix product, as with an adapter or offloaded weights, is called as it is.
+    more than a matrix product, as with an adapter or offloaded weights, is called as it is; so is every one under
+    `torch.func`'s transforms, which can differentiate twice.
 
     Args:
         projection (`nn.Linear`): The projection onto the vocabulary.
@@ -97,7 +98,7 @@ def token_loss(
     else:
         hidden_states, target_ids = select_labelled(hidden_states, labels)  # (tokens, d_model), (tokens,)
         hidden_states = transform(hidden_states)
-        if _is_plain(projection):
+        if _is_plain(projection) and not in_function_transform():
             weight = _projection_weight(projection, frozen_row)
             loss_sum = projected_cross_entropy_sum(hidden_states, weight, projection.bias, target_ids, smoothing)
         else:
@@ -106,7 +107,7 @@ def token_loss(
 
 
 def select_labelled(hidden_states: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """Take out the tokens with a label. Compiled code keeps all: its graph can't depend on how many these are.
+    """Take out the tokens with a label. Compiled and transformed code keeps all, whatever their number.
 
     Args:
         hidden_states (`torch.Tensor` of shape `(batch, length, d_model)`): What is known of each token.
@@ -116,7 +117,7 @@ def select_labelled(hidden_states: Tensor, labels: Tensor) -> tuple[Tensor, Tens
         `tuple[torch.Tensor, torch.Tensor]`: the hidden states `(tokens, d_model)` and the labels `(tokens,)`.
     """
     hidden_states, labels = hidden_states.flatten(0, 1), labels.flatten()
-    if torch.compiler.is_compiling():
+    if hides_values():
         return hidden_states, labels
     labelled = (labels != IGNORED_LABEL).nonzero()[:, 0]  # once: an accelerator is waited for to count them
     return hidden_states.index_select(0, labelled), labels.index_select(0, labelled)

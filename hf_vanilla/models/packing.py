@@ -26,7 +26,7 @@ from transformers.masking_utils import create_bidirectional_mask, create_causal_
 from transformers.modeling_utils import PreTrainedModel
 from transformers.utils.output_capturing import capture_outputs
 
-from .checks import check_shape, has_label
+from .checks import check_shape, has_label, hides_values
 
 
 # From this share of padding on, working on tokens alone is faster, moving them included.
@@ -311,8 +311,8 @@ def _worth_packing(model: PreTrainedModel, attention_mask: Any, needs_first: boo
 
 
 def _may_leave_out(model: PreTrainedModel, hidden_states: Tensor, kwargs: dict[str, Any]) -> bool:
-    """Whether positions may be left out: on a CPU, not compiled or traced, no outputs of single layers."""
-    if torch.compiler.is_compiling() or torch.jit.is_tracing() or hidden_states.device.type != "cpu":
+    """Whether positions may be left out: on a CPU, by plain code, without outputs of single layers."""
+    if hides_values() or torch.jit.is_tracing() or hidden_states.device.type != "cpu":
         return False
     if kwargs.get("is_causal") is not None or kwargs.get("past_key_values") is not None:
         return False  # a packing knows the causality that layers declare, and no positions before it
@@ -524,9 +524,9 @@ def all_positions(attention_mask: Tensor | None, labels: Tensor | None, training
 
     Returns:
         `dict[str, Any]`: arguments of the encoder. Padding is computed, too, where checking would synchronize: in
-        compiled code, and off the CPU.
+        compiled or transformed code, and off the CPU.
     """
-    if labels is None or not training or torch.compiler.is_compiling():
+    if labels is None or not training or hides_values():
         return {"keep_padding": True}
     if not isinstance(attention_mask, Tensor) or attention_mask.shape != labels.shape:
         return {}
@@ -571,4 +571,4 @@ def positions_of(
     if not isinstance(attention_mask, Tensor) or attention_mask.dim() != 2:
         return torch.arange(length, device=device)[None] + past_length
     is_token = attention_mask != 0  # as transformers reads masks of any type
-    return (is_token.long().cumsum(-1) - 1).clamp_(min=0)[:, attention_mask.shape[1] - length :]
+    return (is_token.long().cumsum(-1) - 1).clamp(min=0)[:, attention_mask.shape[1] - length :]

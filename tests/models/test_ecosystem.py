@@ -5,7 +5,7 @@ import shutil
 import pytest
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
-from tiny_berts import tiny_bert
+from tiny_berts import NO_DROPOUT, TASKS, tiny_bert
 from tiny_models import (
     BATCH,
     LABELS,
@@ -77,6 +77,39 @@ def test_compiled_backward_pass_has_the_same_gradients():
     model.zero_grad()
     torch.compile(model, fullgraph=True, backend="aot_eager")(**BATCH).loss.backward()
     assert_same(gradients(model), wanted, rtol=1e-4, atol=1e-6)
+
+
+def transformable():
+    """Models in training without dropout, with their inputs."""
+    yield tiny_model(dropout=0.0).train(), BATCH
+    for task in ("pre-training", "classes"):
+        yield tiny_bert(task, **NO_DROPOUT).train(), TASKS[task][3]
+
+
+@pytest.mark.parametrize(
+    ("model", "inputs"), list(transformable()), ids=["translation", "pre-training", "classification"]
+)
+def test_function_transforms_give_the_gradients_of_autograd(model, inputs):
+    parameters = dict(model.named_parameters())
+
+    def loss(values, inputs):
+        return torch.func.functional_call(model, values, (), inputs).loss
+
+    def expected(inputs):
+        found = torch.autograd.grad(
+            model(**inputs).loss, parameters.values(), allow_unused=True, materialize_grads=True
+        )
+        return dict(zip(parameters, found, strict=True))
+
+    # float32, added in another order: no chunks, no packing
+    assert_same(torch.func.grad(loss)(parameters, inputs), expected(inputs), rtol=1e-4, atol=1e-5)
+    inputs = {name: tensor for name, tensor in inputs.items() if name != "attention_mask"}  # its helpers read values
+    of_row = torch.func.grad(lambda values, row: loss(values, {name: each[None] for name, each in row.items()}))
+    rows = torch.func.vmap(of_row, in_dims=(None, 0))(parameters, inputs)
+    for row in range(2):
+        actual = {name: tensor[row] for name, tensor in rows.items()}
+        one = {name: tensor[row : row + 1] for name, tensor in inputs.items()}
+        assert_same(actual, expected(one), rtol=1e-4, atol=1e-5)
 
 
 @DYNAMO_WARNS

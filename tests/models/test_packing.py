@@ -235,20 +235,6 @@ def test_mask_may_have_any_dtype(dtype):
     assert torch.equal(model(SOURCE, attention_mask=mask.to(dtype)).last_hidden_state, expected)
 
 
-def test_functional_gradients_equal_those_of_backward():
-    model, mask = tiny_bert("classes"), torch.tensor(SOURCE_MASKS["right"])
-    parameters = dict(model.named_parameters())
-
-    def total(values):
-        return torch.func.functional_call(model, values, (SOURCE,), {"attention_mask": mask}).logits.sum()
-
-    gradients = torch.func.grad(total)(parameters)
-    total(parameters).backward()
-    for name, parameter in parameters.items():
-        if parameter.grad is not None:
-            torch.testing.assert_close(gradients[name], parameter.grad, **TOLERANCE)
-
-
 @pytest.mark.filterwarnings("ignore:.gradient_checkpointing_enable.:FutureWarning")
 @pytest.mark.parametrize("use_reentrant", [True, False])
 @pytest.mark.parametrize("family", ["bert", "transformer"])
