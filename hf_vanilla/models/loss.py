@@ -76,7 +76,7 @@ def token_loss(
         training (`bool`): Whether the model is in training mode.
         smoothing (`SmoothedTarget`, *optional*): The distribution around the true token; no smoothing by default.
         transform (`Callable`, *optional*): What hidden states pass before the projection.
-        frozen_row (`int`, *optional*): Row of the projection's weight that gets no gradient.
+        frozen_row (`int`, *optional*): Row of the projection's weight, and of an adapter's, that gets no gradient.
         num_items_in_batch (`torch.Tensor` or `int`, *optional*): As in [`mean_loss`].
 
     Returns:
@@ -99,7 +99,7 @@ def token_loss(
         hidden_states, target_ids = select_labelled(hidden_states, labels)  # (tokens, d_model), (tokens,)
         hidden_states = transform(hidden_states)
         if _is_plain(projection) and not in_function_transform():
-            weight = _projection_weight(projection, frozen_row)
+            weight = projection.weight if frozen_row is None else freeze_row(projection.weight, frozen_row)
             loss_sum = projected_cross_entropy_sum(hidden_states, weight, projection.bias, target_ids, smoothing)
         else:
             loss_sum = cross_entropy_sum(_project(projection, hidden_states, frozen_row), target_ids, smoothing)
@@ -146,37 +146,27 @@ def cross_entropy_sum(logits: Tensor, labels: Tensor, target: SmoothedTarget) ->
     return torch.where(wanted, losses, 0.0).sum()
 
 
-class _FrozenRow(torch.autograd.Function):
-    """The matrix itself, with a gradient of zero in one of its rows."""
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(matrix: Tensor, row: int) -> Tensor:
-        return matrix.view_as(matrix)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        ctx.row = inputs[1]
-
-    @staticmethod
-    def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
-        grad_matrix = grad_output.clone()
-        grad_matrix[ctx.row] = 0  # `index_fill` would copy the row's number to the device
-        return grad_matrix, None
-
-
-def freeze_row(matrix: Tensor, row: int) -> Tensor:
+def freeze_row(matrix: Tensor, row: int, dim: int = 0) -> Tensor:
     """Keep one row of a matrix as it is: no gradient reaches it through the result.
 
     Args:
-        matrix (`torch.Tensor` of shape `(rows, columns)`): The matrix.
+        matrix (`torch.Tensor`): The matrix.
         row (`int`): The row.
+        dim (`int`, defaults to 0): The dimension that counts rows.
 
     Returns:
-        `torch.Tensor` of shape `(rows, columns)`: the same numbers.
+        `torch.Tensor` of the same shape: the same numbers.
     """
-    return _FrozenRow.apply(matrix, row)
+
+    def without_row(gradient: Tensor) -> Tensor:
+        gradient = gradient.clone()
+        gradient.select(dim, row).zero_()  # `index_fill` would copy the row's number to the device
+        return gradient
+
+    matrix = matrix.view_as(matrix)
+    if matrix.requires_grad:
+        matrix.register_hook(without_row)
+    return matrix
 
 
 def _is_plain(projection: nn.Module) -> bool:
@@ -184,23 +174,14 @@ def _is_plain(projection: nn.Module) -> bool:
     return type(projection) is nn.Linear and not hasattr(projection, "_hf_hook")
 
 
-def _projection_weight(projection: Any, frozen_row: int | None) -> Tensor:
-    """Return the weight (vocab, d_model) with its frozen row."""
-    return projection.weight if frozen_row is None else freeze_row(projection.weight, frozen_row)
-
-
 def _project(projection: Any, hidden_states: Tensor, frozen_row: int | None) -> Tensor:
     """Compute the logits (..., vocab)."""
     if frozen_row is None or not torch.is_grad_enabled():
         return projection(hidden_states)
     if _is_plain(projection):
-        return nn.functional.linear(hidden_states, _projection_weight(projection, frozen_row), projection.bias)
-    logits = projection(hidden_states)
-    if hasattr(projection, "_hf_hook") and logits.requires_grad:
-        # accelerate moves tensors between the devices of the layers: freeze the row from the outside
-        row = torch.tensor([frozen_row], device=logits.device)
-        logits.register_hook(lambda gradient: gradient.index_fill(-1, row, 0.0))
-    return logits
+        return nn.functional.linear(hidden_states, freeze_row(projection.weight, frozen_row), projection.bias)
+    # An adapter's weights are frozen from outside. That is exact for a row of zeros, as that of padding.
+    return freeze_row(projection(hidden_states), frozen_row, dim=-1)
 
 
 def mean_loss(loss_sum: Tensor, count: Tensor | int, num_items_in_batch: Tensor | int | None) -> Tensor:

@@ -68,80 +68,54 @@ def scatter_tokens(tokens: Tensor, positions: Tensor, batch: int, length: int) -
     return rows.view(batch, length, -1)
 
 
-class LengthBucket(NamedTuple):
-    """Rows of like length, padded to the longest of them.
+class Packing(NamedTuple):
+    """The tokens of padded rows without their padding. Layers take that of a batch in place of an attention mask.
 
     Attributes:
-        rows: Number of rows.
-        length: Length of the longest.
-        positions: Indices of the tokens in `(rows * length)`, row after row, of shape `(tokens,)`; `None` if every
-            position is one.
-        attention_mask: The mask that the attention kernel gets, true for tokens, of shape `(rows, 1, 1, length)`;
-            `None` if every position is a token. Of an unpacked batch, what transformers' mask helpers make.
+        rows: Number of rows, padded to one length.
+        length: This length.
+        positions: Indices of the tokens in `(rows * length)`, bucket after bucket, of shape `(tokens,)`; `None` if
+            every position is one.
+        buckets: Of a batch, its rows by length, each bucket padded to its longest, for attention.
+        outputs: Indices of the tokens whose output is computed, of shape `(outputs,)`; `None` for all. All are
+            attended to.
+        attention_mask: Of a bucket, the mask that the attention kernel gets, true for tokens, of shape `(rows, 1, 1,
+            length)`; `None` if every position is a token. Of an unpacked batch, what transformers' mask helpers make.
     """
 
     rows: int
     length: int
     positions: Tensor | None
-    attention_mask: Any
+    buckets: tuple["Packing", ...] = ()
+    outputs: Tensor | None = None
+    attention_mask: Any = None
 
     @classmethod
-    def of_lengths(cls, lengths: Tensor) -> "LengthBucket":
-        """Build the bucket of rows of these lengths, of shape `(rows,)`."""
+    def of_lengths(cls, lengths: Tensor) -> "Packing":
+        """Build the bucket of rows of these lengths, of shape `(rows,)`, each with its tokens first."""
         rows, length = lengths.shape[0], int(lengths.max())
         if bool((lengths == length).all()):
-            return cls(rows, length, None, None)
+            return cls(rows, length, None)
         is_token = torch.arange(length, device=lengths.device) < lengths[:, None]  # (rows, length)
-        return cls(rows, length, is_token.flatten().nonzero()[:, 0], is_token[:, None, None])
+        return cls(rows, length, is_token.flatten().nonzero()[:, 0], attention_mask=is_token[:, None, None])
 
     @property
     def tokens(self) -> int:
         """Number of tokens."""
         return self.rows * self.length if self.positions is None else self.positions.shape[0]
 
-    def unpack(self, tokens: Tensor) -> Tensor:
-        """Lay tokens `(tokens, width)` out as rows `(rows, length, width)`, zero at padding."""
-        if self.positions is None:
-            return tokens.view(self.rows, self.length, -1)
-        return scatter_tokens(tokens, self.positions, self.rows, self.length)
-
     def pack(self, rows: Tensor) -> Tensor:
-        """Gather the tokens `(tokens, width)` of rows `(rows, length, width)`."""
-        tokens = rows.flatten(0, 1)
-        return tokens if self.positions is None else tokens.index_select(0, self.positions)
-
-
-class Packing(NamedTuple):
-    """The tokens of a padded batch without its padding. Layers take it in place of an attention mask.
-
-    Attributes:
-        batch: Rows of the batch.
-        length: Its length, padding included.
-        positions: Indices of the tokens in `(batch * length)`, bucket after bucket, of shape `(tokens,)`; `None` if
-            every position is kept.
-        buckets: Rows of like length, for attention.
-        outputs: Indices of the tokens whose output is computed, of shape `(outputs,)`; `None` for all. All are
-            attended to.
-    """
-
-    batch: int
-    length: int
-    positions: Tensor | None
-    buckets: tuple[LengthBucket, ...]
-    outputs: Tensor | None = None
-
-    def pack(self, rows: Tensor) -> Tensor:
-        """Gather the tokens `(1, tokens, width)` of rows `(batch, length, width)`."""
+        """Gather the tokens `(1, tokens, width)` of rows `(rows, length, width)`."""
         return rows.flatten(0, 1)[None] if self.positions is None else gather_tokens(rows, self.positions)
 
     def unpack(self, tokens: Tensor) -> Tensor:
-        """Put tokens or outputs `(1, tokens, width)` back to `(batch, length, width)`, zero elsewhere."""
+        """Put tokens or outputs `(1, tokens, width)` back to `(rows, length, width)`, zero elsewhere."""
         positions = self.positions
         if self.outputs is not None:
             positions = self.outputs if positions is None else positions[self.outputs]
         if positions is None:
-            return tokens.view(self.batch, self.length, -1)
-        return scatter_tokens(tokens.squeeze(0), positions, self.batch, self.length)
+            return tokens.view(self.rows, self.length, -1)
+        return scatter_tokens(tokens.squeeze(0), positions, self.rows, self.length)
 
     def map_rows(
         self, attend: Callable[..., tuple[Tensor, Any]], tokens: Tensor, is_causal: bool, **kwargs: Any
@@ -158,11 +132,11 @@ class Packing(NamedTuple):
             `torch.Tensor` of shape `(1, tokens or outputs, width)`: the outputs.
         """
         outputs = []
-        parts = tokens.squeeze(0).split([bucket.tokens for bucket in self.buckets])
+        parts = tokens.split([bucket.tokens for bucket in self.buckets], dim=1)
         for bucket, part in zip(self.buckets, parts, strict=True):
             mask = None if is_causal and bucket.positions is not None else bucket.attention_mask
             outputs.append(bucket.pack(attend(bucket.unpack(part), mask, **kwargs)[0]))
-        return gather_tokens(torch.cat(outputs)[None], self.outputs)
+        return gather_tokens(torch.cat(outputs, dim=1), self.outputs)
 
 
 class CrossPacking(NamedTuple):
@@ -273,7 +247,7 @@ def plan_packing(
     has_outputs = outputs is not None and outputs.device.type == "cpu" and len(layers) > 0
     if (is_token is None and not has_outputs) or not all(map(_accepts_packing, layers)):
         return None
-    packing = Packing(batch, length, None, ())
+    packing = Packing(batch, length, None)
     if is_token is not None:
         packing = _pack(is_token, max(1, min(max_buckets, length // BUCKET_LENGTH)))
     if outputs is not None and has_outputs and not _has_hooks(model):
@@ -290,10 +264,10 @@ def _pack(is_token: Tensor, num_buckets: int) -> Packing:
     batch, length = is_token.shape
     lengths, cells = is_token.sum(1), torch.arange(batch * length).view(batch, length)
     if num_buckets == 1:
-        return Packing(batch, length, cells[is_token], (LengthBucket.of_lengths(lengths),))
+        return Packing(batch, length, cells[is_token], (Packing.of_lengths(lengths),))
     lengths, order = lengths.sort()
     parts = [part for part in lengths.tensor_split(num_buckets) if part.numel()]
-    return Packing(batch, length, cells[order][is_token[order]], tuple(map(LengthBucket.of_lengths, parts)))
+    return Packing(batch, length, cells[order][is_token[order]], tuple(map(Packing.of_lengths, parts)))
 
 
 def _worth_packing(model: PreTrainedModel, attention_mask: Any, needs_first: bool) -> Tensor | None:
@@ -370,7 +344,7 @@ def run_layers(
             hidden_states = layer(hidden_states, mask, *source, **kwargs)
         return norm(hidden_states)
     if packing.positions is None:
-        packing = packing._replace(buckets=(LengthBucket(packing.batch, packing.length, None, mask),))
+        packing = packing._replace(buckets=(packing._replace(outputs=None, attention_mask=mask),))
     hidden_states = packing.pack(hidden_states)  # (1, tokens, d_model)
     inner = packing._replace(outputs=None)
     for layer in layers[:-1]:

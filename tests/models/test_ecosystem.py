@@ -235,6 +235,22 @@ def test_loss_of_an_adapted_projection_is_that_of_its_logits():
     torch.testing.assert_close(model.train()(**BATCH).loss, expected)
 
 
+@pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")
+@pytest.mark.filterwarnings("ignore:.*tie_word_embeddings:UserWarning")
+@pytest.mark.parametrize("options", [{"modules_to_save": ["lm_head"]}, {"target_modules": ["lm_head"]}], ids=str)
+def test_adapters_of_the_projection_leave_the_padding_row(options):
+    config = LoraConfig(task_type="SEQ_2_SEQ_LM", r=3, **{"target_modules": ATTENTION, **options})
+    model = get_peft_model(tiny_model(), config).train()
+    optimizer = torch.optim.SGD([parameter for parameter in model.parameters() if parameter.requires_grad], lr=0.5)
+    for _ in range(2):  # in LoRA, the second matrix is zero at first
+        model(**BATCH).loss.backward()
+        optimizer.step()
+    trained = model.merge_and_unload().lm_head.weight
+    before = tiny_model().lm_head.weight
+    assert torch.equal(trained[0], before[0])
+    assert not torch.allclose(trained[1:], before[1:])
+
+
 def test_attention_kernel_can_be_changed_at_run_time():
     model = tiny_model()
     expected = model(**INPUTS).logits
