@@ -55,6 +55,7 @@ from hf_vanilla.training import (
     lock_run_folder,
     resume_hint_on_interrupt,
     save_final_model,
+    save_metrics,
     train_to_end,
 )
 
@@ -344,7 +345,7 @@ def train(model_args: ModelArguments, data_args: DataArguments, training_args: P
     if held_out is not None:
         measured = trainer.evaluate()
         trainer.log_metrics("eval", measured)
-        trainer.save_metrics("eval", measured)
+        save_metrics(trainer, "eval", measured)
     save_final_model(trainer)
     logger.info(f"The model is in {output_dir}. To fine-tune it, give this folder as --model_name_or_path.")
 

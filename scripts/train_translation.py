@@ -63,6 +63,7 @@ from hf_vanilla.training import (
     paper_optimizers,
     resume_hint_on_interrupt,
     save_final_model,
+    save_metrics,
     train_to_end,
 )
 
@@ -422,7 +423,7 @@ def train(model_args: ModelArguments, data_args: DataArguments, training_args: T
         metrics = trainer.evaluate()
         metrics["eval_perplexity"] = math.exp(min(metrics["eval_loss"], 700.0))
         trainer.log_metrics("eval", metrics)
-        trainer.save_metrics("eval", metrics)
+        save_metrics(trainer, "eval", metrics)
     save_final_model(trainer)
     logger.info(f"The model is in {output_dir}. To translate: scripts/translate.py --model {output_dir}")
 

@@ -22,7 +22,7 @@ from transformers.hf_argparser import string_to_bool
 from hf_vanilla_cli import program_name
 from hf_vanilla_cli.options import DESCRIBE, LISTING, answer, suggestion
 
-from .checks import CANT_WRITE
+from .checks import is_full_disk
 
 
 Result = TypeVar("Result")
@@ -194,15 +194,15 @@ def run(main: Callable[[], None]) -> int:
         `int`: 0 for success, 1 for an error, which is printed in one line, 130 for Ctrl-C.
 
     Raises:
-        RuntimeError: if one is raised for another reason than a full disk.
+        Exception: if one of a class that is not listed here is raised for another reason than a full disk.
     """
     try:
         main()
     except (ValueError, TypeError, OSError, ImportError, HTTPError, SafetensorError, StrictDataclassError) as error:
         sys.stderr.write("\n".join([f"error: {error}", *getattr(error, "__notes__", ()), ""]))
         return 1
-    except RuntimeError as error:
-        if not any(part in str(error) for part in CANT_WRITE):
+    except Exception as error:
+        if not is_full_disk(error):
             raise
         first = str(error).strip().partition("\n")[0]
         sys.stderr.write(f"error: a file could not be written, most likely because the disk is full: {first}\n")

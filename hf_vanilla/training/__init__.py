@@ -43,6 +43,7 @@ from .runs import (
     lock_run_folder,
     resume_hint_on_interrupt,
     save_final_model,
+    save_metrics,
     train_to_end,
 )
 from .trainer import VanillaTrainer
@@ -95,6 +96,7 @@ __all__ = [
     "paper_training_arguments",
     "resume_hint_on_interrupt",
     "save_final_model",
+    "save_metrics",
     "search_settings",
     "seeds_report",
     "summarise_seeds",

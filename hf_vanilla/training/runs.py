@@ -19,7 +19,7 @@ from transformers.utils import CONFIG_NAME, logging
 from ..data.files import replacing_file
 from ..hub.pushing_trainer import ResilientPushTrainer
 from ..models.text_batches import TARGET_TOKENIZER
-from .checkpoints import checkpoint_to_resume, last_complete_checkpoint
+from .checkpoints import checkpoint_to_resume, last_complete_checkpoint, read_json_object
 from .divergence import check_finite_weights
 
 
@@ -30,6 +30,7 @@ logger = logging.get_logger(__name__)
 LOCK_FILE = "_run.lock"
 OPTIONS_FILE = "_run_options.json"
 SAVING_FOLDER = "_saving"  # the final model while it is written
+ALL_RESULTS_FILE = "all_results.json"
 
 
 # Training arguments that decide the order of the examples, the updates, their precision or the final model. Most of
@@ -192,11 +193,34 @@ def train_to_end(trainer: Trainer, checkpoint: str | os.PathLike[str] | None = N
     if checkpoint is None or not has_all_updates(checkpoint, trainer.args):
         result = trainer.train(resume_from_checkpoint=checkpoint)
         trainer.log_metrics("train", result.metrics)
-        trainer.save_metrics("train", result.metrics)
+        save_metrics(trainer, "train", result.metrics)
         return
     trainer.state = TrainerState.load_from_json(str(Path(checkpoint) / TRAINER_STATE_NAME))
     best = trainer.state.best_model_checkpoint if trainer.args.load_best_model_at_end else None
     trainer.model.load_state_dict(type(trainer.model).from_pretrained(best or checkpoint).state_dict())
+
+
+def save_metrics(trainer: Trainer, split: str, metrics: Mapping[str, Any]) -> None:
+    """Save metrics as `Trainer.save_metrics` does, but replace each file in one step.
+
+    Args:
+        trainer (`Trainer`): The trainer; all processes may call this.
+        split (`str`): Name of the file, `<split>_results.json`; `all_results.json` gets the metrics too.
+        metrics (`Mapping[str, Any]`): The metrics.
+
+    Raises:
+        ValueError: if a file can't be written.
+    """
+    if not trainer.is_world_process_zero():
+        return
+    folder = Path(str(trainer.args.output_dir))
+    try:
+        collected = read_json_object(folder / ALL_RESULTS_FILE)
+    except ValueError:  # there is none, or a broken one
+        collected = {}
+    for name, content in ((f"{split}_results.json", metrics), (ALL_RESULTS_FILE, {**collected, **metrics})):
+        with replacing_file(str(folder / name)) as file:
+            file.write(json.dumps(content, indent=4, sort_keys=True))
 
 
 @contextmanager
@@ -244,11 +268,11 @@ def save_final_model(trainer: Trainer) -> None:
     try:
         trainer.save_model(str(temporary), _internal_call=True)  # does not push yet
         if trainer.args.should_save:
+            trainer.state.save_to_json(str(temporary / TRAINER_STATE_NAME))
             _move_files(temporary, folder)
     finally:
         if trainer.args.should_save:
             shutil.rmtree(temporary, ignore_errors=True)
-    trainer.save_state()
     if not trainer.args.push_to_hub:
         return
     if isinstance(trainer, ResilientPushTrainer):
@@ -286,7 +310,11 @@ def is_finished(args: TrainingArguments) -> bool:
     """
     folder = Path(str(args.output_dir))
     has_model = any(folder.glob("model*.safetensors")) and not (folder / SAVING_FOLDER).exists()
-    return has_model and (folder / TRAINER_STATE_NAME).is_file() and has_all_updates(folder, args)
+    try:
+        read_json_object(folder / TRAINER_STATE_NAME)
+    except ValueError:  # there is none, or a broken one
+        return False
+    return has_model and has_all_updates(folder, args)
 
 
 def _read_options(path: Path) -> dict[str, Any]:
@@ -324,7 +352,8 @@ def _check_tokenizers(checkpoint: Path) -> None:
     folder = checkpoint.absolute().parent
     for name in (FULL_TOKENIZER_FILE, f"{TARGET_TOKENIZER}/{FULL_TOKENIZER_FILE}"):
         path, saved = folder / name, checkpoint / name
-        if path.is_file() and saved.is_file() and _tokenizer_content(path) != _tokenizer_content(saved):
+        content = _tokenizer_content(saved) if saved.is_file() else None
+        if content is not None and path.is_file() and _tokenizer_content(path) != content:
             raise ValueError(
                 f"{path} differs from {saved}, with which the run was trained. Restore it from there to resume that "
                 "run, or give another `output_dir` for a new one."
@@ -360,7 +389,8 @@ def _checksum_of_content(value: Any) -> Any:
 def _move_files(source: Path, folder: Path) -> None:
     """Move all files of `source` to `folder`, and remove older weights with other file names there."""
     moved = [path.relative_to(source) for path in sorted(source.rglob("*")) if path.is_file()]
-    moved.sort(key=lambda name: name.suffix == ".safetensors")  # weights last: they make the model complete
+    # Weights make the model complete, and the state that of a finished run.
+    moved.sort(key=lambda name: (name.name == TRAINER_STATE_NAME, name.suffix == ".safetensors"))
     for name in moved:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         os.replace(source / name, folder / name)

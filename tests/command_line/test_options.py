@@ -9,6 +9,8 @@ from importlib.metadata import version
 
 import pytest
 import torch
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
 from transformers import AutoConfig, AutoModelForSeq2SeqLM, AutoModelForSequenceClassification, TrainingArguments
 
 from hf_vanilla import VanillaBertConfig, VanillaTransformerConfig
@@ -131,20 +133,30 @@ def test_interrupted_training_says_how_to_resume(tmp_path, capsys, is_saved):
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs a file that is always full")
-@pytest.mark.parametrize("size", [10, 100_000])
-def test_full_disk_is_reported_in_one_line(capsys, size):
-    assert run(lambda: torch.save({"weight": torch.ones(size)}, "/dev/full")) == 1
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda: torch.save({"weight": torch.ones(10)}, "/dev/full"),
+        lambda: torch.save({"weight": torch.ones(100_000)}, "/dev/full"),
+        lambda: Tokenizer(WordLevel({"a": 0})).save("/dev/full"),
+    ],
+    ids=["small", "large", "tokenizer"],
+)
+def test_full_disk_is_reported_in_one_line(capsys, write):
+    assert run(write) == 1
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("error: a file could not be written, most likely because the disk is full: ")
 
 
-def test_other_runtime_errors_keep_their_traceback(tmp_path, capsys):
+def test_other_errors_keep_their_traceback(tmp_path, capsys):
     torch.save({"weight": torch.ones(1000)}, tmp_path / "cut_off.pt")
     os.truncate(tmp_path / "cut_off.pt", 900)
     with pytest.raises(RuntimeError, match="PytorchStreamReader failed"):
         run(lambda: torch.load(tmp_path / "cut_off.pt"))
     with pytest.raises(RuntimeError, match="cannot be multiplied"):
         run(lambda: torch.ones(2, 3) @ torch.ones(2, 3))
+    with pytest.raises(Exception, match="No such file"):
+        run(lambda: Tokenizer.from_file(str(tmp_path / "none.json")))
     assert capsys.readouterr().err == ""
 
 
