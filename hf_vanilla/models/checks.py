@@ -74,7 +74,7 @@ def check_arguments(num_items_in_batch: Any = None, **tensors: Any) -> None:
         if given is not None and not isinstance(given, Tensor):
             raise TypeError(f"`{name}` must be a tensor, got {type(given).__name__}.")
     items = num_items_in_batch
-    if items is None or (isinstance(items, Tensor) and (torch.compiler.is_compiling() or items.device.type != "cpu")):
+    if items is None or (isinstance(items, Tensor) and (hides_values() or items.device.type != "cpu")):
         return
     if not isinstance(items, int | float | Tensor) or (isinstance(items, Tensor) and items.numel() != 1):
         raise TypeError(f"`num_items_in_batch` must be a number or a tensor with one, got {type(items).__name__}.")
@@ -229,6 +229,35 @@ def check_states(name: str, states: Any, width: int) -> None:
         raise ValueError(f"`{name}` must have shape (batch, length, d_model = {width}), got {tuple(states.shape)}.")
     if not states.is_floating_point():
         raise TypeError(f"`{name}` must be floating-point numbers, got {states.dtype}.")
+
+
+def flatten_choices(inputs: dict[str, Tensor | None]) -> tuple[list[Tensor | None], tuple[int, int]]:
+    """Make each choice a row of its own.
+
+    Args:
+        inputs (`dict[str, torch.Tensor | None]`): `input_ids` of shape `(batch, choices, length)` or `inputs_embeds`
+            of shape `(batch, choices, length, d_model)`, and others that begin with batch and choices; or `None`.
+
+    Returns:
+        `tuple[list[torch.Tensor | None], tuple[int, int]]`: the inputs of shape `(batch * choices, length, ...)`, and
+        the numbers of rows and choices.
+
+    Raises:
+        ValueError: if the choices have no dimension of their own, or an input has others.
+        TypeError: if an input is no tensor.
+    """
+    check_arguments(**inputs)
+    given = inputs["inputs_embeds"] if inputs["input_ids"] is None else inputs["input_ids"]
+    if given is None or given.dim() < 3:
+        raise ValueError(
+            "`input_ids` must have shape (batch, choices, length), or `inputs_embeds` one dimension more; got "
+            f"{None if given is None else tuple(given.shape)}."
+        )
+    shape = (given.shape[0], given.shape[1])
+    for name, tensor in inputs.items():
+        if tensor is not None and tuple(tensor.shape[:2]) != shape:
+            raise ValueError(f"`{name}` must begin with batch and choices, {shape}, got {tuple(tensor.shape)}.")
+    return [None if tensor is None else tensor.flatten(0, 1) for tensor in inputs.values()], shape
 
 
 def as_texts(name: str, given: Any) -> list[str]:

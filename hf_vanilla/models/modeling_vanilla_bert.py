@@ -27,6 +27,7 @@ Encoder checkpoints of type `bert` with absolute positions load here; transforme
 """
 
 import os
+from collections.abc import Sequence
 from typing import Any, cast
 
 import torch
@@ -57,6 +58,7 @@ from .checks import (
     check_length,
     check_shape,
     checked_embeddings,
+    flatten_choices,
     has_label,
 )
 from .configuration_vanilla_bert import VanillaBertConfig
@@ -68,6 +70,8 @@ from .packing import MAX_BUCKETS, all_positions, first_position, labelled_positi
 from .self_contained import VanillaPreTrainedModel
 
 
+# Ids, mask, segments, positions and embeddings; each may be missing.
+Inputs = Sequence[Tensor | None]
 TIED_PROJECTION = {
     "cls.predictions.decoder.weight": "bert.embeddings.word_embeddings.weight",
     "cls.predictions.decoder.bias": "cls.predictions.bias",
@@ -502,11 +506,15 @@ class VanillaBertWithHead(VanillaBertPreTrainedModel):
             TypeError: if ids or classes are no integers.
         """
         check_arguments(num_items_in_batch, input_ids=input_ids, inputs_embeds=inputs_embeds, labels=labels)
-        given = input_ids if inputs_embeds is None else inputs_embeds
         inputs = (input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
-        outputs = self.bert(*inputs, return_dict=True, **{**self._reads(given, attention_mask, labels), **kwargs})
+        outputs = self._encode(inputs, labels, **kwargs)
         loss, logits = self._predict(outputs, labels, num_items_in_batch)
         return self.output_class(loss, logits, outputs.hidden_states, outputs.attentions)
+
+    def _encode(self, inputs: Inputs, labels: Tensor | None, **kwargs: Any) -> Any:
+        """Run the encoder: ids, mask, segments, positions, embeddings."""
+        given = inputs[0] if inputs[4] is None else inputs[4]
+        return self.bert(*inputs, return_dict=True, **{**self._reads(given, inputs[1], labels), **kwargs})
 
     def _reads(self, inputs: Tensor | None, attention_mask: Tensor | None, labels: Tensor | None) -> dict[str, Any]:
         """Name what the head reads of the encoder: here the pooled first position."""
@@ -707,8 +715,11 @@ class VanillaBertForQuestionAnswering(VanillaBertPreTrainedModel):
         return classification_loss(logits, positions.masked_fill(positions >= length, IGNORED_LABEL))
 
 
-class VanillaBertForMultipleChoice(VanillaBertPreTrainedModel):
+class VanillaBertForMultipleChoice(VanillaBertWithHead):
     """BERT with one score for each choice of an ending.
+
+    Inputs have shape `(batch, choices, length)`, and `inputs_embeds` one dimension more. `labels` of shape `(batch,)`
+    are the numbers of the right choices; `logits` have shape `(batch, choices)`.
 
     Args:
         config (`VanillaBertConfig`): The model's config.
@@ -716,71 +727,24 @@ class VanillaBertForMultipleChoice(VanillaBertPreTrainedModel):
     Source: Devlin et al. 2018, section 4.4.
     """
 
+    output_class = MultipleChoiceModelOutput
+
     def __init__(self, config: VanillaBertConfig):
         super().__init__(config)
         self.bert = VanillaBertModel(config)
         self.classifier = nn.Linear(config.hidden_size, 1)
         self.post_init()
 
-    @can_return_tuple
-    def forward(
-        self,
-        input_ids: Tensor | None = None,
-        attention_mask: Tensor | None = None,
-        token_type_ids: Tensor | None = None,
-        position_ids: Tensor | None = None,
-        inputs_embeds: Tensor | None = None,
-        labels: Tensor | None = None,
-        num_items_in_batch: Tensor | int | None = None,
-        **kwargs: Unpack[TransformersKwargs],
-    ) -> MultipleChoiceModelOutput:
-        """Score the choices, and with `labels` compute the loss.
+    def _encode(self, inputs: Inputs, labels: Tensor | None, **kwargs: Any) -> Any:
+        names = ("input_ids", "attention_mask", "token_type_ids", "position_ids", "inputs_embeds")
+        rows, shape = flatten_choices(dict(zip(names, inputs, strict=True)))
+        outputs = super()._encode(rows, labels, **kwargs)
+        outputs.pooler_output = outputs.pooler_output.unflatten(0, shape)  # (batch, choices, d_model)
+        return outputs
 
-        Args:
-            input_ids (`torch.LongTensor` of shape `(batch, choices, length)`, *optional*): Tokens.
-            attention_mask (`torch.Tensor` of shape `(batch, choices, length)`, *optional*): 1 for tokens, 0 for
-                padding.
-            token_type_ids (`torch.LongTensor` of shape `(batch, choices, length)`, *optional*): Segments; 0 by
-                default.
-            position_ids (`torch.LongTensor` of shape `(batch, choices, length)`, *optional*): Positions.
-            inputs_embeds (`torch.Tensor` of shape `(batch, choices, length, d_model)`, *optional*): In place of
-                `input_ids`.
-            labels (`torch.LongTensor` of shape `(batch,)`, *optional*): Number of the right choice.
-            num_items_in_batch (`torch.Tensor` or `int`, *optional*): Labels of the whole optimizer step.
-            **kwargs: transformers' `output_attentions`, `output_hidden_states`, `return_dict`.
-
-        Returns:
-            `MultipleChoiceModelOutput`: `loss` of shape `()` in nats, `logits` of shape `(batch, choices)`.
-
-        Raises:
-            ValueError: if the choices have no dimension of their own, an input has others, or a label is no choice.
-            TypeError: if an argument is no tensor.
-        """
-        inputs = {
-            "input_ids": input_ids,
-            "attention_mask": attention_mask,
-            "token_type_ids": token_type_ids,
-            "position_ids": position_ids,
-            "inputs_embeds": inputs_embeds,
-        }
-        check_arguments(num_items_in_batch, labels=labels, **inputs)
-        given = input_ids if input_ids is not None else inputs_embeds
-        if given is None or given.dim() < 3:
-            raise ValueError(
-                "`input_ids` must have shape (batch, choices, length), or `inputs_embeds` one dimension more; got "
-                f"{None if given is None else tuple(given.shape)}."
-            )
-        for name, tensor in inputs.items():
-            if tensor is not None and tensor.shape[:2] != given.shape[:2]:
-                raise ValueError(
-                    f"`{name}` must begin with batch and choices, {tuple(given.shape[:2])}, got {tuple(tensor.shape)}."
-                )
-        flat = [None if tensor is None else tensor.flatten(0, 1) for tensor in inputs.values()]
-        outputs = self.bert(*flat, return_dict=True, **{**first_position(given.flatten(0, 1)), **kwargs})
-        scores = self.classifier(self._classifier_dropout(outputs.pooler_output))  # (batch * choices, 1)
-        logits = scores.view(given.shape[:2])  # (batch, choices)
-        loss = None if labels is None else classification_loss(logits, labels.flatten(), num_items_in_batch)
-        return MultipleChoiceModelOutput(loss, logits, outputs.hidden_states, outputs.attentions)
+    def _predict(self, outputs: Any, labels: Tensor | None, items: Tensor | int | None) -> LossAndLogits:
+        logits = self.classifier(self._classifier_dropout(outputs.pooler_output)).squeeze(-1)  # (batch, choices)
+        return None if labels is None else classification_loss(logits, labels.flatten(), items), logits
 
 
 # What each Auto class is to load, here and from a checkpoint that carries this file.
