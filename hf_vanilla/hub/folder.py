@@ -2,6 +2,7 @@
 
 import fnmatch
 import hashlib
+import json
 import os
 import re
 import zipfile
@@ -207,11 +208,13 @@ def check_model(folder: str | os.PathLike[str], model_class: type[PreTrainedMode
         model_class (`type`, *optional*): Class of the model. The default is the one that `config.json` names.
 
     Raises:
-        ValueError: if the model does not load, if its weights lack a tensor or have one too many, or if its tokenizer
-            is another model's.
+        ValueError: if the model does not load, if its weights lack a tensor, have one too many or one that is nan,
+            infinite or of integers; if an index names files outside the folder; or if its tokenizer is another
+            model's.
     """
     root = Path(folder)
     _check_has_config(root)
+    _check_indices(root)
     if not (root / CONFIG_NAME).is_file():
         _check_weight_files(root)
         return
@@ -220,6 +223,7 @@ def check_model(folder: str | os.PathLike[str], model_class: type[PreTrainedMode
         return
     with torch.random.fork_rng(devices=[]):
         model = _load_completely(root, model_class or _class_of_folder(root))
+    _check_numbers(root, model)
     if not any((root / name).is_file() for name in _TOKENIZER_FILES):
         logger.warning(f"{root} has no tokenizer: texts can't be encoded. `save_pretrained` writes one.")
         return
@@ -246,6 +250,36 @@ def _check_weight_files(root: Path) -> None:
                 pass
         except (OSError, SafetensorError) as error:
             raise ValueError(f"The model in {root} does not load: {path.name}: {error}") from error
+
+
+def _check_numbers(root: Path, model: PreTrainedModel) -> None:
+    """Raise if a weight of a loaded model is nan or infinite, or was cast from integers."""
+    for name, parameter in model.named_parameters():
+        if not torch.isfinite(parameter.float()).all():
+            raise ValueError(f"The weights `{name}` in {root} hold nan or infinity.")
+    if not all(each.is_floating_point() for each in model.parameters()):
+        return  # quantised weights
+    for path in sorted(root.glob("*.safetensors")):
+        with safe_open(path, framework="pt") as file:
+            for name in file.keys():  # noqa: SIM118 (an open file of safetensors, which is no dictionary)
+                dtype = file.get_slice(name).get_dtype()
+                if not dtype.startswith(("F", "BF")) and not name.endswith("position_ids"):  # a buffer of old files
+                    raise ValueError(f"The weights `{name}` in {path} must be floating-point numbers, got {dtype}.")
+
+
+def _check_indices(root: Path) -> None:
+    """Raise unless the shards that indices name are files of the folder, as others will have them."""
+    for path in sorted(root.glob("*.safetensors.index.json")):
+        try:
+            shards = sorted(set(json.loads(path.read_text(encoding="utf-8"))["weight_map"].values()))
+            outside = next((name for name in shards if re.search(r"^[/\\]|\.\.|:", name)), None)
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise ValueError(f"{path.name} in {root} must map names of weights to files: {error!r}.") from error
+        if outside is not None:
+            raise ValueError(
+                f"{path.name} in {root} names {outside}, which is not in the folder. `save_pretrained` writes an "
+                "index and its files anew."
+            )
 
 
 def _class_of_folder(root: Path) -> type[PreTrainedModel]:
