@@ -97,6 +97,19 @@ def break_the_index(folder):
     (folder / "model.safetensors.index.json").write_text('{"weight_map": ["a"]}')
 
 
+def deepen(folder, name="config.json"):
+    (folder / name).write_text('{"\\"[{": ' + "[" * 100 + "]" * 100 + "}")
+
+
+def deepen_the_tokenizer(folder):
+    deepen(folder, "tokenizer.json")
+
+
+def enlarge(folder):
+    with (folder / "config.json").open("ab") as file:
+        file.truncate((16 << 20) + 1)
+
+
 def add_a_pickle(folder):
     (folder / "pytorch_model.bin").write_bytes(b"x")
 
@@ -118,6 +131,9 @@ def add_another_tokenizer(folder):
         (truncate, "does not load"),
         (rename_a_tensor, "missing_keys bert.pooler.dense.weight"),
         (add_a_tensor, "unexpected_keys bert.extra.weight"),
+        (deepen, "config.json must not nest brackets deeper than 100 levels"),
+        (deepen_the_tokenizer, "tokenizer.json must not nest brackets deeper than 100 levels"),
+        (enlarge, "config.json must have at most 16,777,216 bytes, got 16,777,217"),
         (put_nan, "`bert.pooler.dense.bias` in .* hold nan or infinity"),
         (put_integers, "`bert.pooler.dense.bias` in .* must be floating-point numbers, got I64"),
         (
