@@ -11,6 +11,8 @@ from pathlib import Path
 
 from transformers import AutoConfig
 
+from ..hub.folder import check_json_files
+
 
 # Parts of the error messages of `torch.save` when it can't write; for small files the last flush fails.
 _TORCH_CANT_WRITE = ("inline_container", "PytorchStreamWriter", "iostream error")
@@ -139,8 +141,11 @@ def explained_loading(option: str, name_or_path: str | os.PathLike[str] | None) 
         Nothing: the block loads the model.
 
     Raises:
-        ValueError: if there is no such folder, and loading from the Hub fails, or the model is of the wrong kind.
+        ValueError: if there is no such folder, and loading from the Hub fails; if the model is of the wrong kind; or
+            if a file of config or tokenizer has an absurd size or depth.
     """
+    if name_or_path is not None and Path(name_or_path).is_dir():
+        check_json_files(name_or_path)
     try:
         yield
     except (OSError, ValueError) as error:

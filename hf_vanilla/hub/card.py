@@ -94,8 +94,9 @@ class CardFacts:
         license (`str`, *optional*): The Hub's identifier, such as `"apache-2.0"`; `"other"` needs `license_name`.
         license_name (`str`, *optional*): Name of another licence.
         datasets (`list[str]`): Names of the data sets.
-        training_data (`str`, *optional*): What the model was trained on, and the licence of that data.
-        limits (`str`, *optional*): Where the model fails, and what not to use it for.
+        training_data (`str`, *optional*): What the model was trained on, and the licence of that data. Markdown; HTML
+            and pictures are shown as text.
+        limits (`str`, *optional*): Where the model fails, and what not to use it for. As `training_data`.
         example (`str`, *optional*): A text to try it with.
         base_model (`str`, *optional*): The model that was fine-tuned.
     """
@@ -186,8 +187,8 @@ def model_card(
         description=PAPERS[model_type] + size,
         use=_use(auto_class, repo_id, facts, with_package=True),
         use_without_package=_use(auto_class, repo_id, facts, with_package=False, has_pipeline=has_pipeline),
-        training_data=facts.training_data,
-        limits=facts.limits,
+        training_data=facts.training_data and plain_markdown(facts.training_data),
+        limits=facts.limits and plain_markdown(facts.limits),
         commands=[one_line(strip_local_paths(command)).replace("```", "` ` `") for command in commands],
         notes={
             escape_markdown(name.replace("_", " ")): escape_markdown(value)
@@ -344,6 +345,19 @@ def escape_markdown(text: Any) -> str:
     return re.sub(r"([\\`*\[\]|])", r"\\\1", html.escape(one_line(text), quote=False))
 
 
+def plain_markdown(text: str) -> str:
+    """Keep an author's Markdown, but show HTML and pictures as text, and drop control characters.
+
+    Args:
+        text (`str`): Text of one or several lines.
+
+    Returns:
+        `str`: Markdown that loads and runs nothing where it is shown.
+    """
+    lines = ("".join(sign for sign in line if sign.isprintable()) for line in text.splitlines())
+    return "\n".join(lines).replace("<", "&lt;").replace("![", "\\![")
+
+
 def strip_local_paths(command: str) -> str:
     """Shorten absolute paths in a command to their last part, since the rest describes one machine.
 
@@ -402,16 +416,22 @@ def _use(auto_class: str, repo_id: str, facts: CardFacts, *, with_package: bool,
     """Write a program that loads the model, uses it once and prints the output."""
     task = TASKS.get(auto_class, "")
     trust = "" if with_package else ", trust_remote_code=True"
-    quoted = json.dumps(repo_id, ensure_ascii=False)
+    quoted = _quoted(repo_id)
     is_pair = auto_class == "AutoModelForNextSentencePrediction"
     if task in CALLS and not is_pair and (has_pipeline or task not in OWN_PIPELINES):
-        example = json.dumps(facts.example or EXAMPLES.get(task, EXAMPLE), ensure_ascii=False)
+        example = _quoted(facts.example or EXAMPLES.get(task, EXAMPLE))
         named = OWN_PIPELINES.get(task, task) if with_package else task
         call = CALLS[task].format(example=example)
         program = PIPELINE.format(task=named, repo_id=quoted, trust=trust, call=call)
     else:
         program = LOADING.format(auto_class=auto_class, repo_id=quoted, trust=trust) + USES.get(auto_class, "")
     return ("import hf_vanilla  # transformers learns the model\n" if with_package else "") + program
+
+
+def _quoted(text: str) -> str:
+    """Write a string literal of Python in one line, with characters that don't print as escapes."""
+    signs = json.dumps(text, ensure_ascii=False)
+    return "".join(sign if sign.isprintable() else sign.encode("unicode_escape").decode() for sign in signs)
 
 
 def _sizes(config: PreTrainedConfig) -> str:

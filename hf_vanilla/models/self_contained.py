@@ -13,6 +13,12 @@ from transformers.configuration_utils import PreTrainedConfig
 from transformers.modeling_utils import PreTrainedModel
 
 
+# Limits of a config, far beyond any model: above them, building one fills the memory or takes minutes before it fails.
+MAX_LAYERS = 10_000
+MAX_LABELS = 1_000_000
+MAX_PARAMETERS = 10**12
+
+
 def _place_of(saved_class: type) -> str:
     """Name a class as transformers finds it in a checkpoint, such as `modeling_vanilla_bert.VanillaBertModel`."""
     return f"{saved_class.__module__.rpartition('.')[2]}.{saved_class.__name__}"
@@ -36,6 +42,12 @@ class SelfContainedConfig(PreTrainedConfig):
     scales: ClassVar[tuple[str, ...]] = ()
 
     _auto_class = "AutoConfig"  # makes transformers copy the file of the class and those that it imports
+
+    def __post_init__(self, **kwargs: Any) -> None:
+        num_labels = kwargs.get("num_labels")
+        if num_labels is not None and not (isinstance(num_labels, int) and 0 <= num_labels <= MAX_LABELS):
+            raise ValueError(f"`num_labels` must be an integer in [0, {MAX_LABELS:,}], got {num_labels!r}.")
+        super().__post_init__(**kwargs)
 
     @classmethod
     def auto_classes(cls) -> dict[str, Any]:
@@ -89,7 +101,7 @@ class SelfContainedConfig(PreTrainedConfig):
         return tuple(cls.presets)
 
     def validate_bounds(self) -> None:
-        """Check that numbers are in their ranges, and that the activation exists.
+        """Check that numbers are in their ranges, the size too, and that the activation exists.
 
         Raises:
             ValueError: if a field is not.
@@ -98,6 +110,7 @@ class SelfContainedConfig(PreTrainedConfig):
         ranges: list[tuple[tuple[str, ...], float, float, str]] = [
             (self.sizes, 1, infinity, "must be at least 1"),
             (self.counts, 0, infinity, "must not be negative"),
+            (self.counts, 0, MAX_LAYERS + 1, f"must be at most {MAX_LAYERS:,}"),
             (self.rates, 0, 1, "must be in [0, 1)"),
             (self.scales, sys.float_info.min, infinity, "must be positive and finite"),
         ]
@@ -106,10 +119,26 @@ class SelfContainedConfig(PreTrainedConfig):
                 value = getattr(self, name)
                 if value is not None and not low <= value < high:
                     raise ValueError(f"`{name}` {rule}, got {value}.")
+        self._check_parameters()
         if self.hidden_act not in ACT2FN:
             name = self.attribute_map.get("hidden_act", "hidden_act")
             raise ValueError(
                 f"`{name}` must be a name of transformers' ACT2FN, such as relu or gelu; got {self.hidden_act!r}."
+            )
+
+    def _check_parameters(self) -> None:
+        """Estimate the number of parameters from below, and raise if it is absurd."""
+        attention = 2 * self.num_attention_heads * ((self.d_k or 0) + (self.d_v or 0)) * self.hidden_size
+        layer = attention + 2 * self.hidden_size * self.intermediate_size
+        rows = getattr(self, "vocab_size", 0)
+        if getattr(self, "position_type", "learned") == "learned":
+            rows += getattr(self, "max_position_embeddings", 0)
+        parameters = sum(getattr(self, name) for name in self.counts) * layer + rows * self.hidden_size
+        if parameters > MAX_PARAMETERS:
+            memory = f"{4 * parameters / 2**40:,.0f} TiB in float32"
+            raise ValueError(
+                f"The sizes make at least {parameters:.1e} parameters, {memory}; at most {MAX_PARAMETERS:.0e} are "
+                "allowed. Make `hidden_size`, `intermediate_size`, the number of layers or the vocabulary smaller."
             )
 
     def save_pretrained(self, save_directory: str | os.PathLike, *args: Any, **kwargs: Any) -> None:

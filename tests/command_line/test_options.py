@@ -244,6 +244,12 @@ def test_wrong_kind_of_model_is_reported_in_one_line(tmp_path, config, load, nee
         load(str(tmp_path))
 
 
+def test_absurd_file_is_refused_before_it_is_read(tmp_path):
+    (tmp_path / "config.json").write_text("[" * 100_000)
+    with pytest.raises(ValueError, match=r"config\.json must not nest"), explained_loading("model", tmp_path):
+        AutoConfig.from_pretrained(tmp_path)
+
+
 def test_other_loading_errors_are_unchanged(tmp_path):
     with pytest.raises(ValueError, match="^Something else"), explained_loading("model", str(tmp_path)):
         raise ValueError("Something else.")

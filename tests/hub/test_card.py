@@ -1,5 +1,6 @@
 """Model cards have the scores of the results, their code runs, and those of this repository are up to date."""
 
+import ast
 import json
 import re
 import shutil
@@ -302,6 +303,21 @@ def test_cards_of_the_recipes_are_up_to_date(name, tmp_path):
 
 
 HOSTILE = "<img src=x onerror=alert(1)> \x1b[31mred\x1b[0m | cell\n# heading\n[link](http://x) ```"
+
+
+def test_facts_of_an_author_load_and_run_nothing():
+    evil = "[Here](http://x).\n\n- <script>alert(1)</script>\n- ![seen](http://x/y.png) \x1b[31mred\x9b\u202e\x07"
+    facts = CardFacts(training_data=evil, limits=evil, example=f'A "dog"\n```\n{evil}')
+    text = str(model_card(facts, "me/tiny", model_type="vanilla_bert", auto_class="AutoModelForMaskedLM"))
+    body = text[text.index("\n---\n", 3) :]
+    assert all(sign.isprintable() or sign == "\n" for sign in body)
+    parts = re.split("^```.*$", body, flags=re.MULTILINE)
+    programs, prose = parts[1::2], "".join(parts[::2])
+    assert "<script>" not in prose
+    assert prose.count("[Here](http://x).\n\n- &lt;script>") == prose.count("\n- \\![seen](http://x/y.png)") == 2
+    for program in programs:
+        (call,) = re.findall(r"pipe\((.*)\)", program)
+        assert ast.literal_eval(call) == facts.example
 
 
 def test_text_from_files_is_escaped():
