@@ -286,7 +286,7 @@ def _draw_phases(axes: "Axes", phases: Sequence[tuple[float, int]]) -> None:
     for number, (start, length) in enumerate(phases):
         if number > 0:
             axes.axvline(start, color="0.4", linestyle=":", linewidth=1)
-        place = dict(transform=axes.get_xaxis_transform(), rotation=30, rotation_mode="anchor")
+        place: dict[str, Any] = dict(transform=axes.get_xaxis_transform(), rotation=30, rotation_mode="anchor")
         axes.text(start, 1.02, f"{length} tokens", fontsize="x-small", **place)
 
 
