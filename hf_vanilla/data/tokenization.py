@@ -6,8 +6,8 @@ The paper uses byte-pair encoding with a vocabulary shared by both languages (se
 ```
 "Hello, 世界"            the text
 " Hello, 世界"           a leading space
-" Hello" "," " " "世界"  words with their space; bytes become letters, and subwords never cross these borders
-" Hel" "lo" "," " " "世界" "</s>"
+" Hello" "," " 世界"     words with their space; bytes become letters, and subwords never cross these borders
+" Hel" "lo" "," " 世界" "</s>"
 ```
 
 The leading space lets the first word of a sentence have the subwords of the same word elsewhere; decoding removes it.
@@ -64,13 +64,18 @@ _SPACED = "|".join(
 )
 
 
+# In text that is segmented by spaces, a word of these scripts with its space, of one script or several (食べる). Words
+# have at most 12 letters; a longer run after a space is a clause, which has no space of its own.
+_SEGMENTED = rf" (?>[{_SPACELESS}]{{1,12}})(?![{_SPACELESS}])"
+
+
 # A Chinese clause is one run of letters. Frequent clauses would become subwords if the trainer saw them whole, so it
 # sees at most 4 ideographs at a time (nearly all Chinese words are that short) and 12 characters of the syllabic
 # scripts. The trained tokenizer sees whole runs, so that it finds a word at any position.
-_TRAINING_PATTERN = rf"\p{{Han}}{{1,4}}|[{_SYLLABLES}]{{1,12}}|{_SPACED}"
+_TRAINING_PATTERN = rf"{_SEGMENTED}|\p{{Han}}{{1,4}}|[{_SYLLABLES}]{{1,12}}|{_SPACED}"
 
 
-_PATTERN = rf"\p{{Han}}++|[{_SYLLABLES}]++|{_SPACED}"
+_PATTERN = rf"{_SEGMENTED}|\p{{Han}}++|[{_SYLLABLES}]++|{_SPACED}"
 
 
 # 12 characters of 3 bytes: the longest match of the training pattern in scripts without spaces.
@@ -93,6 +98,9 @@ def train_tokenizer(
     The ids of the special tokens are `<pad>` 0, `<s>` 1, `</s>` 2, `<unk>` 3; the other entries are the 256 bytes and
     learned subwords. Encoded texts end in `</s>` and have no `<s>`, as sources and labels need it; the decoder starts
     with `<s>`. `save_pretrained` writes files that need no code of this package.
+
+    Chinese, Japanese, Thai and other scripts without spaces may be segmented by spaces or not: a word with its space
+    is a candidate for one token, and text without spaces is split wherever subwords are frequent.
 
     Args:
         texts (`Iterable[str]`): The training text, read once: sentences, lines or whole documents.
@@ -335,8 +343,8 @@ def _pre_tokenizer(pattern: str) -> pre_tokenizers.PreTokenizer:
     """Split into the matches of `pattern`, then map bytes to letters."""
     return pre_tokenizers.Sequence(
         [
-            # The leading space helps only scripts with spaces; before others it would be a subword of its own.
-            pre_tokenizers.Split(Regex(rf"\A (?=[{_SPACELESS}])"), behavior="removed"),
+            # The leading space helps only text with spaces; before other text it would be a subword of its own.
+            pre_tokenizers.Split(Regex(rf"\A (?=[{_SPACELESS}])(?!(?>[{_SPACELESS}]{{1,12}}) )"), behavior="removed"),
             pre_tokenizers.Split(Regex(pattern), behavior="isolated"),
             pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
         ]

@@ -24,9 +24,13 @@ from torch import Tensor, nn
 from transformers.cache_utils import EncoderDecoderCache
 from transformers.masking_utils import create_bidirectional_mask, create_causal_mask
 from transformers.modeling_utils import PreTrainedModel
+from transformers.utils import logging
 from transformers.utils.output_capturing import capture_outputs
 
 from .checks import check_shape, has_label, hides_values
+
+
+logger = logging.get_logger(__name__)
 
 
 # From this share of padding on, working on tokens alone is faster, moving them included.
@@ -334,6 +338,13 @@ def run_layers(
     Returns:
         `torch.Tensor` of shape `(batch, length, d_model)`: the output, zero where it was not computed.
     """
+    kernel = model.config._attn_implementation
+    # taken out of the arguments, because transformers' kernels would warn too
+    if kernel != "eager" and kwargs.pop("output_attentions", None) and not torch.compiler.is_compiling():
+        logger.warning_once(
+            f"`output_attentions` has no effect with {kernel} attention, which returns no weights; call "
+            '`model.set_attn_implementation("eager")` first.'
+        )
     layers: Any = model.layers
     norm: Callable = getattr(model, "norm", nn.Identity())
     mask: Any = packing

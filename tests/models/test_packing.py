@@ -1,5 +1,7 @@
 """Packing changes no results: outputs, losses and gradients equal those of all positions."""
 
+import logging
+
 import pytest
 import torch
 from tiny_berts import NO_DROPOUT, TASKS, tiny_bert
@@ -333,3 +335,15 @@ def test_mask_marks_tokens_by_any_nonzero_value(value, position_type):
     assert torch.equal(actual, expected)
     bert = tiny_bert("masked-lm")
     assert torch.equal(bert(SOURCE, other).logits, bert(SOURCE, mask).logits)
+
+
+@pytest.mark.parametrize("kernel", ["eager", "sdpa"])
+def test_attention_weights_are_missed_with_advice(kernel, caplog, monkeypatch):
+    messages = []
+    monkeypatch.setattr(packing.logger, "warning_once", messages.append)
+    monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
+    model = tiny_model(attn_implementation=kernel)
+    model(SOURCE, labels=LABELS[:, :4], output_attentions=True)
+    assert len(messages) == (0 if kernel == "eager" else 2)  # encoder and decoder
+    assert all('`model.set_attn_implementation("eager")`' in message for message in messages)
+    assert "output_attentions" not in caplog.text  # the kernel's own warning
