@@ -327,6 +327,27 @@ def get_model(arguments: ModelArguments, tokenizer, target_tokenizer):
     return VanillaTransformerForConditionalGeneration(config)
 
 
+def prepare_data(model_args: ModelArguments, data_args: DataArguments, output_dir: Path, saved_in: Path | None):
+    """Make token ids from the text: the data, and the tokenizers of source and target."""
+    data = load_data(data_args)
+    tokenizer, target_tokenizer = get_tokenizers(model_args, data["train"], output_dir, saved_in)
+    data = tokenize_parallel_dataset(
+        data,
+        tokenizer,
+        target_tokenizer,
+        max_source_length=data_args.max_source_length,
+        max_target_length=data_args.max_target_length,
+        num_proc=data_args.preprocessing_num_workers,
+    )
+    return data, tokenizer, target_tokenizer
+
+
+def plan(model_args: ModelArguments, data_args: DataArguments, training_args, output_dir: Path):
+    """Return what `estimate.py` measures: config, examples and share of the updates of each phase."""
+    data, *tokenizers = prepare_data(model_args, data_args, output_dir, None)
+    return [(get_model(model_args, *tokenizers).config, data["train"], 1.0)]
+
+
 class StockTrainer(ResilientPushTrainer, Seq2SeqTrainer):
     """`Seq2SeqTrainer` whose training survives an outage of the Hub."""
 
@@ -391,19 +412,10 @@ def train(model_args: ModelArguments, data_args: DataArguments, training_args: T
 
     # 1. text -> tokenizers -> token ids; the first process does the work, the others read its cache
     with training_args.main_process_first(local=False, desc="preparing the data"):
-        data = load_data(data_args)
         saved_in = folder_of_tokenizer(checkpoint) if checkpoint is not None else None
         if training_args.process_index > 0:
             saved_in = output_dir
-        tokenizer, target_tokenizer = get_tokenizers(model_args, data["train"], output_dir, saved_in)
-        data = tokenize_parallel_dataset(
-            data,
-            tokenizer,
-            target_tokenizer,
-            max_source_length=data_args.max_source_length,
-            max_target_length=data_args.max_target_length,
-            num_proc=data_args.preprocessing_num_workers,
-        )
+        data, tokenizer, target_tokenizer = prepare_data(model_args, data_args, output_dir, saved_in)
 
     # 2. model and trainer
     model = get_model(model_args, tokenizer, target_tokenizer)
