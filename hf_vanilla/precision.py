@@ -74,6 +74,11 @@ def fastest_precision(device: str | torch.device = "cpu") -> Precision:
     return _fastest_on_cpu(torch.get_num_threads())
 
 
+def forget() -> None:
+    """Forget what was measured, so that the next question measures anew."""
+    _fastest_on_cpu.cache_clear()
+
+
 @functools.cache
 def _fastest_on_cpu(threads: int) -> Precision:
     """Choose on the CPU with the current number of threads, which is an argument for the cache."""

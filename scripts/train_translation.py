@@ -6,7 +6,8 @@ Two text files, line N of one being the translation of line N of the other:
     python scripts/train_translation.py \
         --train_source_file train.en --train_target_file train.de \
         --validation_source_file val.en --validation_target_file val.de \
-        --vocab_size 10000 --max_tokens_per_batch 4096 --max_steps 10000 --output_dir runs/en-de
+        --vocab_size 10000 --max_tokens_per_batch 4096 --max_steps 10000 --precision fastest \
+        --output_dir runs/en-de
 
 A dataset of the Hub: --dataset_name wmt14 --dataset_config_name de-en --source_column en --target_column de.
 A JSON, CSV or Parquet file: --train_file train.jsonl --source_column en --target_column de.

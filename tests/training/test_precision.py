@@ -49,11 +49,11 @@ def test_slow_cpu_gets_one_turn():
 def test_cpu_is_measured_only_if_it_has_the_kernel(monkeypatch):
     monkeypatch.setattr(precision, "_cpu_has_bfloat16", lambda: False)
     monkeypatch.setattr(precision, "choose_faster", None)
-    precision._fastest_on_cpu.cache_clear()
+    precision.forget()
     try:
         choice = fastest_precision()
     finally:
-        precision._fastest_on_cpu.cache_clear()
+        precision.forget()
     assert (choice.dtype, choice.gflops) == (torch.float32, None)
     assert str(choice) == "float32: this CPU has no bfloat16 products"
 
