@@ -5,7 +5,7 @@ from typing import Any
 import transformers
 from transformers.pipelines import PIPELINE_REGISTRY
 
-from .generation.translation_pipeline import TranslationPipeline
+from .generation.translation_pipeline import AutoTranslator, TranslationPipeline
 from .models.configuration_vanilla_bert import VanillaBertConfig
 from .models.configuration_vanilla_transformer import VanillaTransformerConfig
 from .models.pipeline_vanilla_bert import QuestionAnsweringPipeline
@@ -17,7 +17,7 @@ CONFIGS = (VanillaTransformerConfig, VanillaBertConfig)
 AUTO_CLASSES: dict[Any, dict[str, Any]] = {config_class: config_class.auto_classes() for config_class in CONFIGS}
 # For each task, the pipeline and the Auto class of its model. transformers 5 has dropped both tasks.
 PIPELINES: dict[str, tuple[Any, Any]] = {
-    "vanilla-translation": (TranslationPipeline, transformers.AutoModelForSeq2SeqLM),
+    "vanilla-translation": (TranslationPipeline, AutoTranslator),
     "vanilla-question-answering": (QuestionAnsweringPipeline, transformers.AutoModelForQuestionAnswering),
 }
 

@@ -122,11 +122,12 @@ def answer(
     if arguments == [DESCRIBE]:
         return
     if "tasks" in command:
-        task = arguments[0] if arguments else None
+        first = "".join(arguments[:1])
+        task = first.replace("-", "_")
         if task in command["tasks"]:
             return answer(command["tasks"][task], arguments[1:], f"{program} {task}", trainers)
         names = ", ".join(command["tasks"])
-        if task in (*HELP, HELP_ALL):
+        if first in (*HELP, HELP_ALL):
             _show(f"{program} TASK --option value ...\n\n{command['description']}\n\nTasks: {names}.", program)
         _refuse(f"the first argument must be one of {names}.", "--help says more.")
     trainer = command.get("trainer", [])

@@ -61,7 +61,7 @@ def train(model, tokenizer, phases, held_out, arguments: DemoArguments) -> Pretr
         warmup_steps=min(100, arguments.max_steps // 5),
         learning_rate=1.5e-3,
         max_tokens_per_batch=2048,
-        bf16=True,
+        precision="fastest",
         use_cpu=not has_accelerator,
         dataloader_pin_memory=has_accelerator,
         logging_steps=0.05,

@@ -5,7 +5,8 @@ Plain text has blank lines between documents; in .jsonl, .csv and .parquet files
 
     python scripts/pretrain_bert.py \
         --train_files encyclopedia.jsonl.gz novels.txt --validation_files held_out.jsonl.gz \
-        --preset mini --vocab_size 16000 --max_tokens_per_batch 16384 --max_steps 20000 --output_dir runs/bert
+        --preset mini --vocab_size 16000 --max_tokens_per_batch 16384 --max_steps 20000 --precision fastest \
+        --output_dir runs/bert
 
 A dataset of the Hub: --dataset_name wikimedia/wikipedia --dataset_config_name 20231101.simple.
 Further pre-training of any BERT on text of your domain: --model_name_or_path google-bert/bert-base-uncased.
@@ -244,6 +245,23 @@ def build_examples(model_args: ModelArguments, data_args: DataArguments, corpora
     return phases, held_out.remove_columns(["special_tokens_mask", "offset_mapping"])
 
 
+def prepare_data(
+    model_args: ModelArguments, data_args: DataArguments, seed: int, output_dir: Path, saved_in: Path | None
+):
+    """Make examples from the documents: phases, validation examples and the tokenizer."""
+    corpora = load_corpora(data_args)
+    tokenizer = get_tokenizer(model_args, corpora["train"], output_dir, saved_in)
+    return *build_examples(model_args, data_args, corpora, tokenizer, seed), tokenizer
+
+
+def plan(model_args: ModelArguments, data_args: DataArguments, training_args, output_dir: Path):
+    """Return what `estimate.py` measures: config, examples and share of the updates of each phase."""
+    check_phases(data_args)
+    phases, _, tokenizer = prepare_data(model_args, data_args, training_args.seed, output_dir, None)
+    config = get_model(model_args, tokenizer, max(data_args.phase_lengths)).config
+    return [(config, phase.dataset, phase.share) for phase in phases]
+
+
 def given_fields(arguments: ModelArguments) -> dict:
     """Return the config fields that are set by options."""
     given = {name: getattr(arguments, name) for name in MODEL_SIZES + REGULARISATION}
@@ -304,12 +322,10 @@ def train(model_args: ModelArguments, data_args: DataArguments, training_args: P
 
     # 1. documents -> tokenizer -> examples; the first process does the work, the others read its cache
     with training_args.main_process_first(local=False, desc="preparing the data"):
-        corpora = load_corpora(data_args)
         saved_in = folder_of_tokenizer(checkpoint) if checkpoint is not None else None
         if training_args.process_index > 0:
             saved_in = output_dir
-        tokenizer = get_tokenizer(model_args, corpora["train"], output_dir, saved_in)
-        phases, held_out = build_examples(model_args, data_args, corpora, tokenizer, training_args.seed)
+        phases, held_out, tokenizer = prepare_data(model_args, data_args, training_args.seed, output_dir, saved_in)
     lengths = [
         length for length, share in zip(data_args.phase_lengths, data_args.phase_shares, strict=True) if share > 0
     ]

@@ -33,7 +33,13 @@ from pathlib import Path
 from hf_vanilla.command_line.finetuning import parse_task_arguments
 from hf_vanilla.command_line.options import run, take_task
 from hf_vanilla.command_line.report import write_report
-from hf_vanilla.training import PAPER_GRID, command_of_process, lock_run_folder, search_settings
+from hf_vanilla.training import (
+    PAPER_GRID,
+    check_and_save_options,
+    command_of_process,
+    lock_run_folder,
+    search_settings,
+)
 
 
 logger = logging.getLogger("sweep")
@@ -99,6 +105,8 @@ def main() -> None:
     grid = {single: getattr(grid_args, several) for single, several in SETTINGS.items()}
     folder = Path(training_args.output_dir)
     with lock_run_folder(folder, is_main_process=training_args.should_save):
+        if training_args.should_save:
+            check_and_save_options(folder, {"precision": training_args.precision})  # so that a resumed search keeps it
         ranking = search_settings(
             task,
             training_args,

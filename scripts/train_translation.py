@@ -6,7 +6,8 @@ Two text files, line N of one being the translation of line N of the other:
     python scripts/train_translation.py \
         --train_source_file train.en --train_target_file train.de \
         --validation_source_file val.en --validation_target_file val.de \
-        --vocab_size 10000 --max_tokens_per_batch 4096 --max_steps 10000 --output_dir runs/en-de
+        --vocab_size 10000 --max_tokens_per_batch 4096 --max_steps 10000 --precision fastest \
+        --output_dir runs/en-de
 
 A dataset of the Hub: --dataset_name wmt14 --dataset_config_name de-en --source_column en --target_column de.
 A JSON, CSV or Parquet file: --train_file train.jsonl --source_column en --target_column de.
@@ -328,6 +329,27 @@ def get_model(arguments: ModelArguments, tokenizer, target_tokenizer):
     return VanillaTransformerForConditionalGeneration(config)
 
 
+def prepare_data(model_args: ModelArguments, data_args: DataArguments, output_dir: Path, saved_in: Path | None):
+    """Make token ids from the text: the data, and the tokenizers of source and target."""
+    data = load_data(data_args)
+    tokenizer, target_tokenizer = get_tokenizers(model_args, data["train"], output_dir, saved_in)
+    data = tokenize_parallel_dataset(
+        data,
+        tokenizer,
+        target_tokenizer,
+        max_source_length=data_args.max_source_length,
+        max_target_length=data_args.max_target_length,
+        num_proc=data_args.preprocessing_num_workers,
+    )
+    return data, tokenizer, target_tokenizer
+
+
+def plan(model_args: ModelArguments, data_args: DataArguments, training_args, output_dir: Path):
+    """Return what `estimate.py` measures: config, examples and share of the updates of each phase."""
+    data, *tokenizers = prepare_data(model_args, data_args, output_dir, None)
+    return [(get_model(model_args, *tokenizers).config, data["train"], 1.0)]
+
+
 class StockTrainer(ResilientPushTrainer, Seq2SeqTrainer):
     """`Seq2SeqTrainer` whose training survives an outage of the Hub."""
 
@@ -392,19 +414,10 @@ def train(model_args: ModelArguments, data_args: DataArguments, training_args: T
 
     # 1. text -> tokenizers -> token ids; the first process does the work, the others read its cache
     with training_args.main_process_first(local=False, desc="preparing the data"):
-        data = load_data(data_args)
         saved_in = folder_of_tokenizer(checkpoint) if checkpoint is not None else None
         if training_args.process_index > 0:
             saved_in = output_dir
-        tokenizer, target_tokenizer = get_tokenizers(model_args, data["train"], output_dir, saved_in)
-        data = tokenize_parallel_dataset(
-            data,
-            tokenizer,
-            target_tokenizer,
-            max_source_length=data_args.max_source_length,
-            max_target_length=data_args.max_target_length,
-            num_proc=data_args.preprocessing_num_workers,
-        )
+        data, tokenizer, target_tokenizer = prepare_data(model_args, data_args, output_dir, saved_in)
 
     # 2. model and trainer
     model = get_model(model_args, tokenizer, target_tokenizer)

@@ -71,8 +71,8 @@ def take_task(tasks: Sequence[str]) -> str:
     Returns:
         `str`: the task. Anything else ends the program with status 2.
     """
-    if len(sys.argv) > 1 and sys.argv[1] in tasks:
-        return sys.argv.pop(1)
+    if len(sys.argv) > 1 and sys.argv[1].replace("-", "_") in tasks:
+        return sys.argv.pop(1).replace("-", "_")
     sys.stderr.write(f"error: the first argument must be one of {', '.join(tasks)}.\n--help says more.\n")
     sys.exit(2)
 

@@ -1,15 +1,83 @@
 """Training arguments of the trainers and of fine-tuning."""
 
 from dataclasses import dataclass, field
-from typing import Any
+from pathlib import Path
+from typing import Any, Literal
 
 import torch
+from accelerate.utils import broadcast_object_list
 from transformers import Seq2SeqTrainingArguments, TrainingArguments
+from transformers.utils import logging
+
+from ..precision import FASTEST, fastest_precision
+from .runs import saved_option
+
+
+logger = logging.get_logger(__name__)
 
 
 @dataclass
-class VanillaTrainingArguments(Seq2SeqTrainingArguments):
-    """The arguments of `Seq2SeqTrainingArguments`, and those of [`VanillaTrainer`].
+class PrecisionArguments(TrainingArguments):
+    """Training arguments with a precision that can be chosen by the machine.
+
+    Args:
+        precision (`str`, *optional*): `"fastest"` is the faster of float32 and bfloat16 on this machine
+            ([`~hf_vanilla.precision.fastest_precision`]), and becomes that name; a run that is resumed keeps its
+            choice. `"bfloat16"` is what `bf16` of `TrainingArguments` is: products in bfloat16, weights in float32.
+            By default, and if `bf16` or `fp16` is set, those decide.
+
+    Raises:
+        ValueError: if it is another name.
+    """
+
+    precision: Literal["fastest", "float32", "bfloat16"] | None = field(
+        default=None,
+        metadata={
+            "help": "Type of the products: fastest measures which is faster on this machine. --bf16 and --fp16 decide "
+            "if they are given. Default: float32."
+        },
+    )
+
+    def __post_init__(self) -> None:
+        if self.precision not in (None, FASTEST, "float32", "bfloat16"):
+            raise ValueError(f"`precision` must be fastest, float32 or bfloat16, got {self.precision!r}.")
+        if self.fp16 or (self.bf16 and self.precision != "bfloat16"):
+            self.precision = None
+        if self.precision == "bfloat16":
+            self._use_bfloat16()
+        super().__post_init__()
+        if self.precision == FASTEST:
+            self._choose_precision()
+        if self.precision == "float32":
+            self.mixed_precision = "no"  # whatever `accelerate launch` says
+
+    def _choose_precision(self) -> None:
+        """Take the choice of the run in the folder, or the faster one here; the first process chooses for all."""
+        chosen: list[Any] = [None]
+        if self.process_index == 0:
+            folder = Path(str(self.output_dir))
+            if isinstance(self.resume_from_checkpoint, str):
+                folder = Path(self.resume_from_checkpoint).absolute().parent
+            chosen[0] = saved_option(folder, "precision")
+            if chosen[0] is None:
+                choice = fastest_precision(self.device)
+                chosen[0] = choice.name
+                logger.warning(f"Precision {choice}.")
+            else:
+                logger.warning(f"Precision {chosen[0]}, as the run in {folder} has it.")
+        broadcast_object_list(chosen)
+        self.precision = chosen[0]
+        if self.precision == "bfloat16":
+            self._use_bfloat16()
+
+    def _use_bfloat16(self) -> None:
+        self.bf16: bool = True
+        self.mixed_precision = "bf16"
+
+
+@dataclass
+class VanillaTrainingArguments(PrecisionArguments, Seq2SeqTrainingArguments):
+    """The arguments of `Seq2SeqTrainingArguments`, those of [`VanillaTrainer`], and [`PrecisionArguments`].
 
     Args:
         max_tokens_per_batch (`int`, *optional*): Size of a batch of one device in tokens, padding included, the larger
@@ -87,8 +155,8 @@ LOSSES = ("loss", "mse")
 
 
 @dataclass
-class FinetuningArguments(TrainingArguments):
-    """`TrainingArguments` with defaults from the paper's grid.
+class FinetuningArguments(PrecisionArguments):
+    """[`PrecisionArguments`] with defaults from the paper's grid.
 
     Args:
         output_dir (`str`): Folder of the models, with a subfolder for each seed.

@@ -55,6 +55,7 @@ SEMANTIC_ARGUMENTS = (
     "bf16",
     "fp16",
     "tf32",
+    "precision",
 )
 
 
@@ -179,6 +180,26 @@ def check_and_save_options(
     Path(output_dir).mkdir(parents=True, exist_ok=True)
     with replacing_file(str(Path(output_dir) / OPTIONS_FILE)) as file:
         file.write(json.dumps(given, indent=1, ensure_ascii=False) + "\n")
+
+
+def saved_option(output_dir: str | os.PathLike[str], name: str) -> Any:
+    """Return an option of the run in a folder.
+
+    Args:
+        output_dir (`str`): Folder of the run, or of a fine-tuning with a subfolder for each seed.
+        name (`str`): Name of the option.
+
+    Returns:
+        `Any`: its value, or `None` if there is no such run, or it has no such option.
+
+    Raises:
+        ValueError: if the saved options can't be read.
+    """
+    folder = Path(output_dir)
+    for path in [folder / OPTIONS_FILE, *sorted(folder.glob(f"seed-*/{OPTIONS_FILE}"))]:
+        if path.is_file():
+            return _read_options(path).get(name)
+    return None
 
 
 def train_to_end(trainer: Trainer, checkpoint: str | os.PathLike[str] | None = None) -> None:
