@@ -21,8 +21,11 @@ COMPUTING := tests/models tests/generation tests/training tests/test_pipelines.p
 AVX2 := ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2
 KERNELS ?= $(if $(filter x86_64 amd64,$(shell uname -m)),$(AVX2),ATEN_CPU_CAPABILITY=default)
 
+# Cases of each test of `make fuzz`.
+CASES ?= 1000
+
 .DEFAULT_GOAL := help
-.PHONY: help venv demo demo-bert test test-kernels test-slow check format options benchmark
+.PHONY: help venv demo demo-bert test test-kernels test-slow fuzz check format options benchmark
 
 help:  ## List these commands.
 	@awk -F ':.*  ## ' '/^[a-z-]+:.*  ## / { printf "%-14s%s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -43,6 +46,9 @@ test-kernels: $(INSTALLED)  ## Run the tests that compute again, with the kernel
 
 test-slow: $(INSTALLED)  ## Run the tests that take longer than 20 seconds each.
 	$(PYTEST) -m slow
+
+fuzz: $(INSTALLED)  ## Try thousands of random configs, inputs and options; CASES=20000 says how many of each kind.
+	FUZZ_CASES=$(CASES) $(PYTEST) tests/models/test_fuzz.py
 
 check: $(INSTALLED)  ## Lint, check the format, the types and the docstrings.
 	$(VENV_PYTHON) -m ruff check .

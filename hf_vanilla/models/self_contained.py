@@ -47,6 +47,16 @@ class SelfContainedConfig(PreTrainedConfig):
         num_labels = kwargs.get("num_labels")
         if num_labels is not None and not (isinstance(num_labels, int) and 0 <= num_labels <= MAX_LABELS):
             raise ValueError(f"`num_labels` must be an integer in [0, {MAX_LABELS:,}], got {num_labels!r}.")
+        for name, kind in (("id2label", dict), ("dtype", str | torch.dtype | dict)):
+            if (value := getattr(self, name, None)) is not None and not isinstance(value, kind):
+                raise TypeError(f"`{name}` must be {kind}, got {value!r}.")
+        dtype = getattr(self, "dtype", None)
+        if (
+            isinstance(dtype, str)
+            and dtype != "auto"
+            and not isinstance(getattr(torch, dtype.rpartition(".")[2], None), torch.dtype)
+        ):
+            raise ValueError(f"`dtype` must be a dtype of torch, such as float32; got {dtype!r}.")
         super().__post_init__(**kwargs)
 
     @classmethod
@@ -130,7 +140,7 @@ class SelfContainedConfig(PreTrainedConfig):
         """Estimate the number of parameters from below, and raise if it is absurd."""
         attention = 2 * self.num_attention_heads * ((self.d_k or 0) + (self.d_v or 0)) * self.hidden_size
         layer = attention + 2 * self.hidden_size * self.intermediate_size
-        rows = getattr(self, "vocab_size", 0)
+        rows = sum(getattr(self, name, None) or 0 for name in ("vocab_size", "source_vocab_size", "type_vocab_size"))
         if getattr(self, "position_type", "learned") == "learned":
             rows += getattr(self, "max_position_embeddings", 0)
         parameters = sum(getattr(self, name) for name in self.counts) * layer + rows * self.hidden_size

@@ -325,17 +325,20 @@ def length_penalty_of(
         `float` or `torch.Tensor`: the penalty.
 
     Raises:
-        ValueError: if the exponent is not finite, or the type is unknown.
+        ValueError: if the exponent is not finite or too large, or the type is unknown.
 
     Source: Wu et al. 2016, equation 14; Vaswani et al. 2017, 6.1 (alpha = 0.6). Wu et al. don't say whether |Y| counts
     `</s>`; it does in Tensor2Tensor, the code of the second paper.
     """
     if not math.isfinite(length_penalty):
         raise ValueError(f"`length_penalty` must be finite, got {length_penalty}.")
-    if length_penalty_type == "gnmt":
-        return ((5 + length) / 6) ** length_penalty
-    if length_penalty_type == "power":
-        return length**length_penalty
+    try:
+        if length_penalty_type == "gnmt":
+            return ((5 + length) / 6) ** length_penalty
+        if length_penalty_type == "power":
+            return length**length_penalty
+    except OverflowError as error:
+        raise ValueError(f"`length_penalty` ({length_penalty}) is too large for {length} tokens.") from error
     raise ValueError(f'`length_penalty_type` must be "gnmt" or "power", got {length_penalty_type!r}.')
 
 
