@@ -60,6 +60,20 @@ def program_name() -> str:
     return sys.argv[0].replace("\\", "/").rpartition("/")[2]
 
 
+def command_of_script(name: str) -> str:
+    """Return the command of another script, for messages: as the running one was started.
+
+    Args:
+        name (`str`): Name of the script, without `.py`.
+
+    Returns:
+        `str`: such as `hf-vanilla translate` or `python scripts/translate.py`.
+    """
+    if program_name().startswith("hf-vanilla "):
+        return f"hf-vanilla {name.replace('_', '-')}"
+    return f"python scripts/{name}.py"
+
+
 def answer_from_table(name: str, arguments: list[str], program: str) -> None:
     """Answer as far as the table of options suffices. Help and errors end the program.
 

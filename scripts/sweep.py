@@ -106,7 +106,7 @@ def main() -> None:
     folder = Path(training_args.output_dir)
     with lock_run_folder(folder, is_main_process=training_args.should_save):
         if training_args.should_save:
-            check_and_save_options(folder, {"precision": training_args.precision})  # so that a resumed search keeps it
+            check_and_save_options(folder, {"bf16": training_args.bf16})  # so that a resumed search keeps it
         ranking = search_settings(
             task,
             training_args,

@@ -17,7 +17,7 @@ The optimizer and schedule are the paper's by default. Run the same command agai
 which is then the only argument.
 """
 
-from hf_vanilla_cli import answer_early
+from hf_vanilla_cli import answer_early, command_of_script
 
 
 if __name__ == "__main__":  # before the slow imports
@@ -438,7 +438,7 @@ def train(model_args: ModelArguments, data_args: DataArguments, training_args: T
         trainer.log_metrics("eval", metrics)
         save_metrics(trainer, "eval", metrics)
     save_final_model(trainer)
-    logger.info(f"The model is in {output_dir}. To translate: scripts/translate.py --model {output_dir}")
+    logger.info(f"The model is in {output_dir}. To translate: {command_of_script('translate')} --model {output_dir}")
 
 
 if __name__ == "__main__":

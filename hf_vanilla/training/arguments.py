@@ -58,12 +58,13 @@ class PrecisionArguments(TrainingArguments):
             folder = Path(str(self.output_dir))
             if isinstance(self.resume_from_checkpoint, str):
                 folder = Path(self.resume_from_checkpoint).absolute().parent
-            chosen[0] = saved_option(folder, "precision")
-            if chosen[0] is None:
+            is_bfloat16 = saved_option(folder, "bf16")
+            if is_bfloat16 is None:
                 choice = fastest_precision(self.device)
                 chosen[0] = choice.name
                 logger.warning(f"Precision {choice}.")
             else:
+                chosen[0] = "bfloat16" if is_bfloat16 else "float32"
                 logger.warning(f"Precision {chosen[0]}, as the run in {folder} has it.")
         broadcast_object_list(chosen)
         self.precision = chosen[0]

@@ -55,14 +55,13 @@ SEMANTIC_ARGUMENTS = (
     "bf16",
     "fp16",
     "tf32",
-    "precision",
 )
 
 
-# Options of places, logs and speed, which do not change what is learnt.
+# Options of places, logs and speed, which do not change what is learnt, and `precision`, which sets `bf16`.
 NON_SEMANTIC_OPTIONS = re.compile(
     r"output_dir|results_file|seeds|main_score|disable_tqdm|resume_from_checkpoint|preprocessing_num_workers|local_rank|debug"
-    r"|report_to|project|run_name|use_cpu|skip_memory_metrics|torch_compile|prediction_loss_only|label_names"
+    r"|report_to|project|run_name|precision|use_cpu|skip_memory_metrics|torch_compile|prediction_loss_only|label_names"
     r"|remove_unused_columns|include_for_metrics|per_device_eval_batch_size|gradient_checkpointing"
     r"|(log|logging|save|push|hub|trackio|dataloader|ddp|torch_compile|torch_empty|eval|do|gradient_checkpointing)_.*"
 )

@@ -19,7 +19,7 @@ GROUPS = {
     "Train": ("train", "pretrain", "estimate"),
     "Fine-tune": ("finetune", "sweep"),
     "Use": ("translate", "generate", "score", "extract"),
-    "Evaluate": ("evaluate",),
+    "Evaluate": ("evaluate", "plot"),
     "Models": ("average", "push", "write"),
     "Others": (),
 }

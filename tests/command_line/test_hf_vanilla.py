@@ -6,6 +6,7 @@ import subprocess
 import sys
 from importlib.metadata import version
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from regenerate_options import describe_all
@@ -158,3 +159,18 @@ def test_missing_column_needs_no_torch(tmp_path):
         "hf-vanilla", "finetune-classification", "--train_file", path, "--text_column", "text", "--output_dir", "x"
     )
     assert error.startswith(f"error: `text_column` must be a column of {path}, which has 'label', 'sentence'; got")
+
+
+@pytest.mark.parametrize(
+    ("spec", "commands"),
+    [
+        ("hf_vanilla.scripts.train_translation", ("hf-vanilla train-translation", "hf-vanilla push-to-hub")),
+        (None, ("train.py", "python scripts/push_to_hub.py")),
+        ("somebody.train", ("train.py", "python scripts/push_to_hub.py")),
+    ],
+)
+def test_messages_name_commands_as_they_were_started(monkeypatch, spec, commands):
+    module = SimpleNamespace(__spec__=spec and SimpleNamespace(name=spec))
+    monkeypatch.setitem(sys.modules, "__main__", module)
+    monkeypatch.setattr("sys.argv", ["some/train.py"])
+    assert (hf_vanilla_cli.program_name(), hf_vanilla_cli.command_of_script("push_to_hub")) == commands

@@ -145,14 +145,16 @@ def test_resumed_run_keeps_its_choice(tmp_path, chooses, first):
     again = arguments_of_run()
     assert (again.precision, again.bf16, asked) == (args.precision, args.bf16, [])
     begin_run(again)
+    begin_run(arguments_of_run(precision=again.precision))
+    begin_run(arguments_of_run(precision=None, bf16=again.bf16))
     other = "float32" if again.bf16 else "bfloat16"
-    with pytest.raises(ValueError, match=f"`precision` is '{other}', not the '{again.precision}'"):
+    with pytest.raises(ValueError, match=f"`bf16` is {not again.bf16}, not the {again.bf16}"):
         begin_run(arguments_of_run(precision=other))
 
 
 def test_resumed_fine_tuning_keeps_its_choice(tmp_path, chooses):
     (tmp_path / "seed-7").mkdir()
-    (tmp_path / "seed-7" / "_run_options.json").write_text('{"precision": "bfloat16"}')
+    (tmp_path / "seed-7" / "_run_options.json").write_text('{"bf16": true}')
     asked = chooses(torch.float32)
     args = FinetuningArguments(output_dir=str(tmp_path), use_cpu=True, precision="fastest")
     assert (args.precision, args.bf16, asked) == ("bfloat16", True, [])
