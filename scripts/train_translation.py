@@ -48,6 +48,7 @@ from hf_vanilla.command_line.options import parse_arguments, run, set_up_logging
 from hf_vanilla.data import load_parallel_dataset, tokenize_parallel_dataset
 from hf_vanilla.data.tokenization import train_tokenizer
 from hf_vanilla.metrics import TranslationMetrics
+from hf_vanilla.metrics.bleu import check_tokenize
 from hf_vanilla.models.text_batches import TARGET_TOKENIZER, load_tokenizers
 from hf_vanilla.training import (
     ResilientPushTrainer,
@@ -151,9 +152,15 @@ class DataArguments:
     )
     streaming: bool = field(default=False, metadata={"help": "Read while training, for text larger than memory."})
     preprocessing_num_workers: int | None = field(default=None, metadata={"help": "Processes that tokenize."})
-    bleu_tokenize: Literal["13a", "zh", "none", "char", "intl"] = field(
-        default="13a", metadata={"help": "sacreBLEU's tokenizer for validation."}
+    bleu_tokenize: Literal[
+        "13a", "zh", "none", "char", "intl", "ja-mecab", "ko-mecab", "flores101", "flores200", "spBLEU-1K"
+    ] = field(
+        default="13a",
+        metadata={"help": "sacreBLEU's tokenizer for validation; some need a package, which is named then."},
     )
+
+    def __post_init__(self):
+        check_tokenize(self.bleu_tokenize)
 
 
 @dataclass

@@ -29,6 +29,9 @@ class Score(NamedTuple):
 SCORE_NAMES = {
     "bleu": ("bleu", "BLEU"),
     "chrf": ("chrf", "chrF"),
+    "chrf++": ("chrf", "chrF++"),
+    "ter": ("ter", "TER"),
+    "comet": ("comet", "COMET"),
     "mlm_loss": ("loss", "loss of masked tokens, nats"),
     "mlm_accuracy": ("accuracy", "accuracy of masked tokens"),
     "nsp_accuracy": ("accuracy", "accuracy of next sentences"),
@@ -36,6 +39,7 @@ SCORE_NAMES = {
     "pearson": ("pearsonr", "Pearson correlation"),
     "spearman": ("spearmanr", "Spearman correlation"),
 }
+TRANSLATION_SCORES = ("bleu", "chrf", "chrf++", "ter", "comet")
 # Endings of what a trainer measures in addition to scores.
 NOT_SCORES = ("loss", "perplexity", "gen_len", "runtime", "per_second", "epoch")
 
@@ -90,7 +94,7 @@ def list_scores(results: dict[str, Any], seed: str | None = None) -> list[Score]
     """
     if "bleu" in results:
         dataset = results.get("notes", {}).get("test_set", "test")
-        return [_score(dataset, name, results[name]) for name in ("bleu", "chrf")]
+        return [_score(dataset, name, results[name]) for name in TRANSLATION_SCORES if name in results]
     if "files" in results:
         return [
             _score(Path(dataset).name, name, measured[name])
@@ -114,7 +118,7 @@ def list_scores(results: dict[str, Any], seed: str | None = None) -> list[Score]
 
 def _score(dataset: str, key: str, value: float, suffix: str = "") -> Score:
     metric, name = SCORE_NAMES.get(key, (key, key.replace("_", " ")))
-    return Score(dataset, metric, name + suffix, round(value, 2 if metric in ("bleu", "chrf") else 4))
+    return Score(dataset, metric, name + suffix, round(value, 2 if key in TRANSLATION_SCORES else 4))
 
 
 def _count_parameters(root: Path) -> int:
