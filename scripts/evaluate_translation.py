@@ -81,8 +81,8 @@ def main() -> None:
         if lines is not None and len(lines) != len(references):
             raise ValueError(
                 f"`{name}` and `references` must have equally many lines, but {getattr(arguments, name)} has "
-                f"{len(lines)} and {arguments.references} has {len(references)}; line N of one belongs to line N of the "
-                "other."
+                f"{len(lines)} and {arguments.references} has {len(references)}; line N of one belongs to line N of "
+                "the other."
             )
     if not hypotheses:
         raise ValueError(f"`hypotheses` must have at least one line, but {arguments.hypotheses} is empty.")

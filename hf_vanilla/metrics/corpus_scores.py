@@ -46,8 +46,8 @@ def corpus_scores(
         difference from the baseline if the two were equally good.
 
     Raises:
-        ValueError: if a metric or tokenizer is unknown, texts differ in length or are empty, or a baseline comes without
-            `bootstrap_samples`.
+        ValueError: if a metric or tokenizer is unknown, texts differ in number or there are none, or a baseline comes
+            without `bootstrap_samples`.
         ImportError: if the tokenizer needs a package that is not installed.
     """
     _check(metrics, hypotheses, references, baseline, bootstrap_samples)
@@ -63,7 +63,8 @@ def corpus_scores(
     for name in metrics:
         scorer = scorers[name]
         if baseline is not None:
-            systems = [("baseline", list(baseline)), ("hypotheses", list(hypotheses))]
+            systems: list[Any] = [("baseline", list(baseline)), ("hypotheses", list(hypotheses))]
+            tables: dict[str, Any]
             _, tables = PairedTest(systems, {name: scorer}, [list(references)], "bs", bootstrap_samples)()
             [results] = [each for key, each in tables.items() if key != "System"]
             for prefix, result in zip(("baseline_", ""), results, strict=True):
@@ -114,9 +115,8 @@ def _check(
     if not references:
         raise ValueError("`references` must have at least one text, got none.")
     if bootstrap_samples < 0 or (baseline is not None and bootstrap_samples == 0):
-        raise ValueError(
-            f"`bootstrap_samples` must be at least {0 if baseline is None else 1}, got {bootstrap_samples}; 1000 is usual."
-        )
+        least = 0 if baseline is None else 1
+        raise ValueError(f"`bootstrap_samples` must be at least {least}, got {bootstrap_samples}; 1000 is usual.")
 
 
 def _named(name: str, score: float, mean: float | None, interval: float | None) -> dict[str, float]:
