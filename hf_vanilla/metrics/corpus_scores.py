@@ -64,8 +64,8 @@ def corpus_scores(
         scorer = scorers[name]
         if baseline is not None:
             systems: list[Any] = [("baseline", list(baseline)), ("hypotheses", list(hypotheses))]
-            tables: dict[str, Any]
             _, tables = PairedTest(systems, {name: scorer}, [list(references)], "bs", bootstrap_samples)()
+            results: Any
             [results] = [each for key, each in tables.items() if key != "System"]
             for prefix, result in zip(("baseline_", ""), results, strict=True):
                 scores |= _named(prefix + name, result.score, result.mean, result.ci)
