@@ -39,6 +39,7 @@ SCORE_NAMES = {
     "pearson": ("pearsonr", "Pearson correlation"),
     "spearman": ("spearmanr", "Spearman correlation"),
 }
+ENTITY_SCORES = ("precision", "recall", "f1")  # also of one type, such as PER_f1
 TRANSLATION_SCORES = ("bleu", "chrf", "chrf++", "ter", "comet")
 # Endings of what a trainer measures in addition to scores.
 NOT_SCORES = ("loss", "perplexity", "gen_len", "runtime", "per_second", "epoch")
@@ -117,7 +118,9 @@ def list_scores(results: dict[str, Any], seed: str | None = None) -> list[Score]
 
 
 def _score(dataset: str, key: str, value: float, suffix: str = "") -> Score:
-    metric, name = SCORE_NAMES.get(key, (key, key.replace("_", " ")))
+    kind, _, of_type = key.rpartition("_")
+    default = (of_type if kind and of_type in ENTITY_SCORES else key, key.replace("_", " "))
+    metric, name = SCORE_NAMES.get(key, default)
     return Score(dataset, metric, name + suffix, round(value, 2 if key in TRANSLATION_SCORES else 4))
 
 
