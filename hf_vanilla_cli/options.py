@@ -221,7 +221,7 @@ def _help_parser(
         epilog = f"Options of transformers' trainer too, such as {', '.join(names)}: --help_all lists them."
     parser = argparse.ArgumentParser(
         prog=program,
-        usage="%(prog)s --option value ... | options.json",
+        usage="%(prog)s --option value ... | options.json | options.yaml",
         description=(command["description"] or "").replace("%", "%%"),
         epilog=epilog,
         formatter_class=_HelpFormatter,

@@ -14,7 +14,7 @@ Your own files (.json, .jsonl, .csv, .tsv, .parquet), with the names of their co
 Labels can be names or numbers; lists of them mean several labels of one text; fractions mean a regression. With
 --seeds the training is repeated, and the median, best and worst of the main score are printed. --from_scratch starts
 from random weights of the same size, to measure the effect of pre-training. Run the same command again to resume an
-interrupted one. All options can also be in a JSON file.
+interrupted one. All options can also be in a JSON or YAML file.
 """
 
 from hf_vanilla_cli import answer_early

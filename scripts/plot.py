@@ -17,6 +17,12 @@ curve: losses, scores and learning rate of a training, from the trainer_state.js
 Needs matplotlib: pip install hf_vanilla[viz].
 """
 
+from hf_vanilla_cli import answer_early
+
+
+if __name__ == "__main__":  # before the slow imports
+    answer_early("plot")
+
 import json
 import sys
 from dataclasses import dataclass, field
@@ -27,7 +33,7 @@ import torch
 from transformers import AutoConfig, AutoModel, AutoTokenizer
 
 from hf_vanilla.command_line.checks import check_models, explained_loading
-from hf_vanilla.command_line.options import parse_arguments, run
+from hf_vanilla.command_line.options import parse_arguments, run, take_task
 from hf_vanilla.generation import load_translator, translate, word_alignments
 from hf_vanilla.models.layers import sinusoidal_positions
 from hf_vanilla.training import noam_learning_rate
@@ -197,14 +203,13 @@ PICTURES = {
     "schedule": draw_schedule,
     "curve": draw_curve,
 }
+TASKS = tuple(PICTURES)
 
 
 def main() -> None:
     """Draw one picture."""
-    kind = sys.argv.pop(1) if len(sys.argv) > 1 and sys.argv[1] in PICTURES else None
+    kind = take_task(TASKS)
     (arguments,) = parse_arguments(PlotArguments, description=__doc__)
-    if kind is None:
-        raise ValueError(f"The first argument must be one of {', '.join(PICTURES)}.")
     path = Path(arguments.output or f"{kind}.png")
     figure = PICTURES[kind](arguments)
     path.absolute().parent.mkdir(parents=True, exist_ok=True)

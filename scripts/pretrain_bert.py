@@ -15,7 +15,7 @@ Nine tenths of the updates have sequences of 128 tokens, the last tenth of 512, 
 model learns more than word frequencies sooner if it starts with even shorter ones: --phase_lengths 32 128 512
 --phase_shares 0.15 0.75 0.1. The optimizer is the paper's by default. Run the same command again to resume an
 interrupted run; other data or another model is refused. `accelerate launch` and `torchrun` in place of `python` use
-several devices. All options can also be in a JSON file, which is then the only argument.
+several devices. All options can also be in a JSON or YAML file, which is then the only argument.
 """
 
 from hf_vanilla_cli import answer_early

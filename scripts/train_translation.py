@@ -13,8 +13,8 @@ A dataset of the Hub: --dataset_name wmt14 --dataset_config_name de-en --source_
 A JSON, CSV or Parquet file: --train_file train.jsonl --source_column en --target_column de.
 
 The optimizer and schedule are the paper's by default. Run the same command again to resume an interrupted run.
-`accelerate launch` and `torchrun` in place of `python` use several devices. All options can also be in a JSON file,
-which is then the only argument.
+`accelerate launch` and `torchrun` in place of `python` use several devices. All options can also be in a JSON or YAML
+file, which is then the only argument.
 """
 
 from hf_vanilla_cli import answer_early, command_of_script
@@ -48,6 +48,7 @@ from hf_vanilla.command_line.options import parse_arguments, run, set_up_logging
 from hf_vanilla.data import load_parallel_dataset, tokenize_parallel_dataset
 from hf_vanilla.data.tokenization import train_tokenizer
 from hf_vanilla.metrics import TranslationMetrics
+from hf_vanilla.metrics.bleu import check_tokenize
 from hf_vanilla.models.text_batches import TARGET_TOKENIZER, load_tokenizers
 from hf_vanilla.training import (
     ResilientPushTrainer,
@@ -55,6 +56,7 @@ from hf_vanilla.training import (
     VanillaTrainer,
     VanillaTrainingArguments,
     WarmupWarning,
+    add_early_stopping,
     average_checkpoints,
     begin_run,
     folder_of_tokenizer,
@@ -151,9 +153,15 @@ class DataArguments:
     )
     streaming: bool = field(default=False, metadata={"help": "Read while training, for text larger than memory."})
     preprocessing_num_workers: int | None = field(default=None, metadata={"help": "Processes that tokenize."})
-    bleu_tokenize: Literal["13a", "zh", "none", "char", "intl"] = field(
-        default="13a", metadata={"help": "sacreBLEU's tokenizer for validation."}
+    bleu_tokenize: Literal[
+        "13a", "zh", "none", "char", "intl", "ja-mecab", "ko-mecab", "flores101", "flores200", "spBLEU-1K"
+    ] = field(
+        default="13a",
+        metadata={"help": "sacreBLEU's tokenizer for validation; some need a package, which is named then."},
     )
+
+    def __post_init__(self):
+        check_tokenize(self.bleu_tokenize)
 
 
 @dataclass
@@ -198,6 +206,11 @@ class TranslationTrainingArguments(VanillaTrainingArguments):
             raise ValueError(f"`average_last` must not be negative, got {self.average_last}.")
         if self.average_last > 0 and self.save_strategy == "no":
             raise ValueError(f"`average_last` ({self.average_last}) needs checkpoints, but `save_strategy` is no.")
+        if self.average_last > 0 and self.early_stopping_patience > 0:
+            raise ValueError(
+                "`average_last` can't be combined with `early_stopping_patience`: one takes the last checkpoints, the "
+                "other the best; leave one out. scripts/average_checkpoints.py --best averages the best ones."
+            )
         if self.save_total_limit is not None and self.save_total_limit < self.average_last:
             raise ValueError(
                 f"`save_total_limit` ({self.save_total_limit}) must be at least `average_last` ({self.average_last}): "
@@ -375,7 +388,9 @@ def build_trainer(model, tokenizer, target_tokenizer, data, training_args, bleu_
     if training_args.lr_scheduler_type == "inverse_sqrt":
         kwargs["optimizers"] = paper_optimizers(model.to(training_args.device), training_args)
     kwargs["callbacks"].append(StopOnNaNCallback())
-    return StockTrainer(**kwargs)
+    trainer = StockTrainer(**kwargs)
+    add_early_stopping(trainer)
+    return trainer
 
 
 def use_average_of_last(trainer: Seq2SeqTrainer, count: int) -> None:

@@ -5,6 +5,7 @@ import dataclasses
 import inspect
 import json
 import logging
+import re
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -12,6 +13,7 @@ from types import NoneType, UnionType
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import transformers
+import yaml
 from accelerate import PartialState
 from accelerate.utils import broadcast_object_list
 from huggingface_hub.errors import HTTPError, StrictDataclassError
@@ -26,6 +28,9 @@ from .checks import is_full_disk
 
 
 Result = TypeVar("Result")
+# Endings of files of options.
+OPTION_FILES = (".json", ".yaml", ".yml")
+_EXPONENT = re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+")
 # Exit status of a program that Ctrl-C has ended.
 INTERRUPTED = 130
 
@@ -35,7 +40,7 @@ WITHOUT_EFFECT = ("do_train", "do_eval", "do_predict")
 
 
 def parse_arguments(*dataclass_types: Any, description: str | None) -> tuple[Any, ...]:
-    """Read options into dataclasses, from the command line or from a JSON file as the only argument.
+    """Read options into dataclasses, from the command line or from a JSON or YAML file as the only argument.
 
     Args:
         *dataclass_types (`Any`): Dataclasses whose fields are the options, with their help in `metadata`; the first
@@ -52,14 +57,34 @@ def parse_arguments(*dataclass_types: Any, description: str | None) -> tuple[Any
         sys.exit(0)
     answer(command, sys.argv[1:], program_name())
     try:
-        if len(sys.argv) == 2 and sys.argv[1].endswith(".json"):
-            options = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
+        if len(sys.argv) == 2 and sys.argv[1].endswith(OPTION_FILES):
+            options = _read_options(Path(sys.argv[1]))
             _check_types(options, dataclass_types, sys.argv[1])
             return parser.parse_dict(options)
         return tuple(parser.parse_args_into_dataclasses())
     except (ValueError, OSError) as error:
         sys.stderr.write(f"error: {error}\n{LISTING}\n")
         sys.exit(2)
+
+
+def _read_options(path: Path) -> Any:
+    """Read a JSON file, or a YAML file as YAML 1.2 has it: 3e-4 is a number."""
+    text = path.read_text(encoding="utf-8")
+    if path.suffix == ".json":
+        return json.loads(text)
+    try:
+        options = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ValueError(f"{path} is no YAML file: {' '.join(str(error).split())}") from None
+    if not isinstance(options, dict):
+        return options
+    lists = {name: [_as_number(each) for each in value] for name, value in options.items() if isinstance(value, list)}
+    return {name: _as_number(value) for name, value in options.items()} | lists
+
+
+def _as_number(value: Any) -> Any:
+    """Convert text such as 3e-4, which PyYAML leaves as it is."""
+    return float(value) if isinstance(value, str) and _EXPONENT.fullmatch(value) else value
 
 
 def take_task(tasks: Sequence[str]) -> str:
@@ -158,7 +183,7 @@ def set_up_logging(training_args: TrainingArguments) -> None:
 def _check_types(options: Any, dataclass_types: tuple[Any, ...], path: str) -> None:
     """Check the values of a JSON file for simple types, which `parse_dict` neither converts nor checks."""
     if not isinstance(options, dict):
-        raise ValueError(f"{path} must hold one JSON object of options, got a {type(options).__name__}.")
+        raise ValueError(f"{path} must hold one mapping of names to options, got a {type(options).__name__}.")
     types = {name: hint for each in dataclass_types for name, hint in get_type_hints(each).items()}
     for name, value in options.items():
         if name not in types:

@@ -29,6 +29,9 @@ class Score(NamedTuple):
 SCORE_NAMES = {
     "bleu": ("bleu", "BLEU"),
     "chrf": ("chrf", "chrF"),
+    "chrf++": ("chrf", "chrF++"),
+    "ter": ("ter", "TER"),
+    "comet": ("comet", "COMET"),
     "mlm_loss": ("loss", "loss of masked tokens, nats"),
     "mlm_accuracy": ("accuracy", "accuracy of masked tokens"),
     "nsp_accuracy": ("accuracy", "accuracy of next sentences"),
@@ -36,6 +39,8 @@ SCORE_NAMES = {
     "pearson": ("pearsonr", "Pearson correlation"),
     "spearman": ("spearmanr", "Spearman correlation"),
 }
+ENTITY_SCORES = ("precision", "recall", "f1")  # also of one type, such as PER_f1
+TRANSLATION_SCORES = ("bleu", "chrf", "chrf++", "ter", "comet")
 # Endings of what a trainer measures in addition to scores.
 NOT_SCORES = ("loss", "perplexity", "gen_len", "runtime", "per_second", "epoch")
 
@@ -90,7 +95,7 @@ def list_scores(results: dict[str, Any], seed: str | None = None) -> list[Score]
     """
     if "bleu" in results:
         dataset = results.get("notes", {}).get("test_set", "test")
-        return [_score(dataset, name, results[name]) for name in ("bleu", "chrf")]
+        return [_score(dataset, name, results[name]) for name in TRANSLATION_SCORES if name in results]
     if "files" in results:
         return [
             _score(Path(dataset).name, name, measured[name])
@@ -113,8 +118,10 @@ def list_scores(results: dict[str, Any], seed: str | None = None) -> list[Score]
 
 
 def _score(dataset: str, key: str, value: float, suffix: str = "") -> Score:
-    metric, name = SCORE_NAMES.get(key, (key, key.replace("_", " ")))
-    return Score(dataset, metric, name + suffix, round(value, 2 if metric in ("bleu", "chrf") else 4))
+    kind, _, of_type = key.rpartition("_")
+    default = (of_type if kind and of_type in ENTITY_SCORES else key, key.replace("_", " "))
+    metric, name = SCORE_NAMES.get(key, default)
+    return Score(dataset, metric, name + suffix, round(value, 2 if key in TRANSLATION_SCORES else 4))
 
 
 def _count_parameters(root: Path) -> int:

@@ -5,7 +5,7 @@ from typing import Any
 
 from ..hub.pushing_trainer import ResilientPushTrainer
 from . import deprecated
-from .arguments import FinetuningArguments, VanillaTrainingArguments
+from .arguments import FinetuningArguments, VanillaTrainingArguments, add_early_stopping
 from .averaging import average_checkpoints
 from .checkpoints import (
     best_checkpoints,
@@ -74,6 +74,7 @@ __all__ = [
     "VanillaTrainer",
     "VanillaTrainingArguments",
     "WarmupWarning",
+    "add_early_stopping",
     "average_checkpoints",
     "begin_run",
     "bert_training_arguments",

@@ -6,7 +6,8 @@ from typing import Any, Literal
 
 import torch
 from accelerate.utils import broadcast_object_list
-from transformers import Seq2SeqTrainingArguments, TrainingArguments
+from transformers import EarlyStoppingCallback, Seq2SeqTrainingArguments, Trainer, TrainingArguments
+from transformers.trainer_utils import IntervalStrategy, SaveStrategy
 from transformers.utils import logging
 
 from ..precision import FASTEST, fastest_precision
@@ -77,8 +78,47 @@ class PrecisionArguments(TrainingArguments):
 
 
 @dataclass
-class VanillaTrainingArguments(PrecisionArguments, Seq2SeqTrainingArguments):
-    """The arguments of `Seq2SeqTrainingArguments`, those of [`VanillaTrainer`], and [`PrecisionArguments`].
+class EarlyStoppingArguments(PrecisionArguments):
+    """[`PrecisionArguments`] with early stopping.
+
+    Args:
+        early_stopping_patience (`int`, defaults to 0): Stop after so many evaluations in a row without a better
+            `metric_for_best_model`, by default the validation loss, and keep the best checkpoint; each evaluation then
+            saves one. 0 trains to the end.
+
+    Raises:
+        ValueError: if it is negative, or no evaluations are set.
+    """
+
+    early_stopping_patience: int = field(
+        default=0,
+        metadata={
+            "help": "Stop after this many evaluations in a row without a better --metric_for_best_model (the loss "
+            "unless given), and take the best checkpoint; each evaluation saves one. Needs --eval_strategy. "
+            "0 trains to the end."
+        },
+    )
+
+    def __post_init__(self) -> None:
+        if self.early_stopping_patience < 0:
+            raise ValueError(f"`early_stopping_patience` must not be negative, got {self.early_stopping_patience}.")
+        if self.early_stopping_patience > 0:
+            strategy = IntervalStrategy(self.eval_strategy)
+            if strategy == IntervalStrategy.NO:
+                raise ValueError(
+                    f"`early_stopping_patience` ({self.early_stopping_patience}) needs evaluations while training; "
+                    "give `eval_strategy` as epoch, or as steps together with `eval_steps`."
+                )
+            self.load_best_model_at_end: bool = True
+            if SaveStrategy(self.save_strategy) != SaveStrategy.BEST:
+                self.save_strategy: Any = strategy.value
+                self.save_steps: float = self.eval_steps or self.logging_steps
+        super().__post_init__()
+
+
+@dataclass
+class VanillaTrainingArguments(EarlyStoppingArguments, Seq2SeqTrainingArguments):
+    """The arguments of `Seq2SeqTrainingArguments`, those of [`VanillaTrainer`], and [`EarlyStoppingArguments`].
 
     Args:
         max_tokens_per_batch (`int`, *optional*): Size of a batch of one device in tokens, padding included, the larger
@@ -151,13 +191,24 @@ class VanillaTrainingArguments(PrecisionArguments, Seq2SeqTrainingArguments):
         }
 
 
+def add_early_stopping(trainer: Trainer) -> None:
+    """Add transformers' `EarlyStoppingCallback` to a trainer, if its arguments ask for it.
+
+    Args:
+        trainer (`Trainer`): The trainer.
+    """
+    patience = getattr(trainer.args, "early_stopping_patience", 0)
+    if patience > 0:
+        trainer.add_callback(EarlyStoppingCallback(patience))
+
+
 # Scores of which lower is better.
 LOSSES = ("loss", "mse")
 
 
 @dataclass
-class FinetuningArguments(PrecisionArguments):
-    """[`PrecisionArguments`] with defaults from the paper's grid.
+class FinetuningArguments(EarlyStoppingArguments):
+    """[`EarlyStoppingArguments`] with defaults from the paper's grid.
 
     Args:
         output_dir (`str`): Folder of the models, with a subfolder for each seed.

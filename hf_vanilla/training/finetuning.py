@@ -17,7 +17,7 @@ from transformers.utils import logging
 
 from ..data.files import replacing_file
 from ..hub.pushing_trainer import ResilientPushTrainer
-from .arguments import LOSSES, FinetuningArguments
+from .arguments import LOSSES, FinetuningArguments, add_early_stopping
 from .checkpoints import last_complete_checkpoint
 from .divergence import StopOnNaNCallback
 from .runs import check_and_save_options, decisive_options, save_final_model, train_to_end
@@ -160,6 +160,7 @@ def _train_and_score(
     trainer = task.make_trainer(args)
     trainer.add_callback(FewUpdatesWarning())
     trainer.add_callback(StopOnNaNCallback())
+    add_early_stopping(trainer)
     train_to_end(trainer, checkpoint)
     save_final_model(trainer)  # first, so that no error while scoring loses it
     return {

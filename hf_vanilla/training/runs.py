@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import math
 import os
 import re
 import shutil
@@ -318,7 +319,7 @@ def has_all_updates(folder: str | os.PathLike[str], args: TrainingArguments) -> 
 
 
 def is_finished(args: TrainingArguments) -> bool:
-    """Check whether a run has had all its updates and its final model is saved.
+    """Check whether a run has had all its updates, or has stopped early, and its final model is saved.
 
     `save_final_model` saves the trainer's state last, so that state describes the model in the folder.
 
@@ -331,10 +332,20 @@ def is_finished(args: TrainingArguments) -> bool:
     folder = Path(str(args.output_dir))
     has_model = any(folder.glob("model*.safetensors")) and not (folder / SAVING_FOLDER).exists()
     try:
-        read_json_object(folder / TRAINER_STATE_NAME)
+        state = read_json_object(folder / TRAINER_STATE_NAME)
     except ValueError:  # there is none, or a broken one
         return False
-    return has_model and has_all_updates(folder, args)
+    return has_model and (has_all_updates(folder, args) or _stopped_early(state, args))
+
+
+def _stopped_early(state: dict[str, Any], args: TrainingArguments) -> bool:
+    """Whether a state is that of a run of this length which early stopping has ended."""
+    if getattr(args, "early_stopping_patience", 0) == 0:
+        return False
+    has_ended = any("train_runtime" in entry for entry in state.get("log_history", []))
+    if args.max_steps > 0:
+        return has_ended and state.get("max_steps") == args.max_steps
+    return has_ended and state.get("num_train_epochs") == math.ceil(args.num_train_epochs)
 
 
 def _read_options(path: Path) -> dict[str, Any]:

@@ -27,7 +27,7 @@ from transformers.utils import logging
 from ..data.batching import LengthSortedBatchSampler, PairLengths, TokenBudgetBatchSampler, measure_pair_lengths
 from ..hub.pushing_trainer import ResilientPushTrainer
 from ..models.checks import IGNORED_LABEL
-from .arguments import VanillaTrainingArguments
+from .arguments import VanillaTrainingArguments, add_early_stopping
 from .divergence import StopOnNaNCallback
 from .recipes import inverse_sqrt_schedule_from_one
 
@@ -50,6 +50,7 @@ class VanillaTrainer(ResilientPushTrainer, Seq2SeqTrainer):
       from 0, so its first update has a learning rate of 0.
     - `teacher_forcing_ratio` below 1 feeds the decoder partly with the model's own predictions.
     - The default data collator is `DataCollatorForSeq2Seq` if `processing_class` is a tokenizer.
+    - `early_stopping_patience` adds transformers' `EarlyStoppingCallback`.
     - A loss, gradient norm or weight that is nan or infinite stops the run before anything is saved
       ([`~hf_vanilla.training.StopOnNaNCallback`]).
 
@@ -89,6 +90,7 @@ class VanillaTrainer(ResilientPushTrainer, Seq2SeqTrainer):
             self.data_collator = DataCollatorForSeq2Seq(self.processing_class, model=self.model)
         self.add_callback(_EpochOfBatchSampler())
         self.add_callback(StopOnNaNCallback())
+        add_early_stopping(self)
         self._lengths_of_datasets: dict[int, tuple[Dataset, PairLengths]] = {}
         self._sentences_per_update: int | None = None
         self._eval_loss: _TokenMeanLoss | None = None

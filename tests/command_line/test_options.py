@@ -111,6 +111,23 @@ def test_unknown_option_of_a_file_is_reported(tmp_path, capsys, monkeypatch):
     assert "unknown option 'foldr'; did you mean folder?\n" in capsys.readouterr().err
 
 
+def test_options_of_a_yaml_file(tmp_path, capsys, monkeypatch):
+    path = tmp_path / "options.yaml"
+    monkeypatch.setattr("sys.argv", ["script.py", str(path)])
+    path.write_text("apples: 5\nlearning_rate: 3e-4  # a number\noutput_dir: 3e\nwarmup_steps: 2\n")
+    own, training_args = parse_arguments(OwnArguments, OwnTrainingArguments, description=None)
+    assert (own.apples, training_args.learning_rate, training_args.output_dir) == (5, 3e-4, "3e")
+    for text, message in (
+        ("apples: [1", "is no YAML file"),
+        ("- apples", "one mapping"),
+        ("apples: x", "`apples` must be int"),
+    ):
+        path.write_text(text)
+        with pytest.raises(SystemExit):
+            parse_arguments(OwnArguments, description=None)
+        assert message in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("is_saved", [True, False], ids=["checkpoint", "none"])
 def test_interrupted_training_says_how_to_resume(tmp_path, capsys, is_saved):
     if is_saved:

@@ -52,7 +52,7 @@ def test_every_picture_is_drawn(options, folder, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--dpi", 50], "The first argument must be one of attention, alignment, positions, schedule, curve."),
+        (["--dpi", 50], "the first argument must be one of attention, alignment, positions, schedule, curve."),
         (["attention", "--model", "translator"], "`source` is missing; give it as --source."),
         (["curve", "--run", "bert"], "there is no bert/trainer_state.json"),
         (["schedule", "--dpi", 0], "`dpi` must be at least 1, got 0."),
