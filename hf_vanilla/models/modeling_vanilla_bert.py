@@ -26,7 +26,6 @@ Departures from the paper:
 Encoder checkpoints of type `bert` with absolute positions load here; transformers' `BertFor...` read what is saved.
 """
 
-import os
 from collections.abc import Sequence
 from typing import Any, cast
 
@@ -34,7 +33,6 @@ import torch
 from torch import Tensor, nn
 from transformers import initialization as init
 from transformers.activations import ACT2FN
-from transformers.conversion_mapping import register_checkpoint_conversion_mapping
 from transformers.modeling_outputs import (
     BaseModelOutputWithPooling,
     MaskedLMOutput,
@@ -55,14 +53,14 @@ from .checks import (
     check_attention_mask,
     check_input_ids,
     check_labels,
-    check_length,
+    check_position_ids,
     check_shape,
     checked_embeddings,
     flatten_choices,
     has_label,
 )
 from .configuration_vanilla_bert import VanillaBertConfig
-from .conversion_vanilla_bert import BERT_NAMES, take_bert_names
+from .conversion_vanilla_bert import BERT_NAMES
 from .dropout import dropout
 from .layers import EncoderLayer, SelfAttention
 from .loss import LossAndLogits, classification_loss, mean_loss, problem_type_of, token_loss
@@ -224,11 +222,9 @@ class VanillaBertPreTrainedModel(VanillaPreTrainedModel):
     # Old files hold the numbers from 0 to 511 too.
     _keys_to_ignore_on_load_unexpected = [r"embeddings\.position_ids$"]
 
-    def __init__(self, config: VanillaBertConfig, *args: Any, **kwargs: Any):
-        super().__init__(config, *args, **kwargs)
-        # Here and not once for all: code that came with another checkpoint may have registered its own names.
-        register_checkpoint_conversion_mapping(config.model_type, BERT_NAMES, overwrite=True)
-        self.register_load_state_dict_pre_hook(take_bert_names)
+    def checkpoint_names(self) -> list[Any]:
+        """Return the rules from the names in BERT's own checkpoints, which transformers' `BertFor...` read."""
+        return BERT_NAMES
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
@@ -239,18 +235,6 @@ class VanillaBertPreTrainedModel(VanillaPreTrainedModel):
         elif isinstance(module, MaskedTokenHead):
             init.zeros_(module.bias)
         super()._init_weights(module)
-
-    def save_pretrained(self, save_directory: str | os.PathLike, *args: Any, **kwargs: Any) -> None:
-        """Save the model under the names of BERT's own checkpoints, which transformers' `BertFor...` read.
-
-        Args:
-            save_directory (`str`): Folder to write to.
-            *args: Passed on.
-            **kwargs: Passed on. `save_original_format=False` writes the names of this module's parameters, which
-                quantised weights need: they can't be cut into queries, keys and values.
-        """
-        self._weight_conversions = None  # of a loaded model those that its file needed, perhaps none
-        super().save_pretrained(save_directory, *args, **kwargs)
 
     def get_output_embeddings(self) -> nn.Linear | None:
         """Return the projection onto the vocabulary, if this model has one."""
@@ -373,13 +357,7 @@ class VanillaBertModel(VanillaBertPreTrainedModel):
             hint = "`type_vocab_size` of the config is the number of segments."
             check_input_ids("token_type_ids", token_type_ids, self.config.type_vocab_size, hint)
             check_shape("token_type_ids", token_type_ids, batch, length)
-        limit = self.config.max_position_embeddings
-        if position_ids is not None:
-            hint = "`max_position_embeddings` of the config is the limit."
-            check_input_ids("position_ids", position_ids, limit, hint)
-            check_shape("position_ids", position_ids, 1 if len(position_ids) == 1 else batch, length)
-        else:
-            check_length(length, limit)
+        check_position_ids(position_ids, batch, length, self.config.max_position_embeddings)
 
 
 class VanillaBertForPreTraining(VanillaBertPreTrainedModel):

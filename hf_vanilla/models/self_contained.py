@@ -10,7 +10,10 @@ from transformers import Pipeline
 from transformers import initialization as init
 from transformers.activations import ACT2FN
 from transformers.configuration_utils import PreTrainedConfig
+from transformers.conversion_mapping import register_checkpoint_conversion_mapping
 from transformers.modeling_utils import PreTrainedModel
+
+from .conversion import take_checkpoint_names
 
 
 # Limits of a config, far beyond any model: above them, building one fills the memory or takes minutes before it fails.
@@ -181,6 +184,34 @@ class VanillaPreTrainedModel(PreTrainedModel):
     _supports_flex_attn = True
     _supports_attention_backend = True
     _can_compile_fullgraph = True
+
+    def __init__(self, config: PreTrainedConfig, *args: Any, **kwargs: Any):
+        super().__init__(config, *args, **kwargs)
+        if names := self.checkpoint_names():
+            # Here and not once for all: code that came with another checkpoint may have registered its own names.
+            register_checkpoint_conversion_mapping(config.model_type, names, overwrite=True)
+            self.register_load_state_dict_pre_hook(take_checkpoint_names)
+
+    def checkpoint_names(self) -> list[Any]:
+        """Return the rules by which transformers renames parameters of other checkpoints; none by default.
+
+        Returns:
+            `list`: `WeightRenaming` and `WeightConverter`; the last that fits a parameter names it when it is saved.
+        """
+        return []
+
+    def save_pretrained(self, save_directory: str | os.PathLike, *args: Any, **kwargs: Any) -> None:
+        """Save the model, under the names of the checkpoints that it reads.
+
+        Args:
+            save_directory (`str`): Folder to write to.
+            *args: Passed on.
+            **kwargs: Passed on. `save_original_format=False` writes the names of this module's parameters, which
+                quantised weights need: they can't be cut or transposed.
+        """
+        if names := self.checkpoint_names():
+            self._weight_conversions = names  # of a loaded model those that its file needed, perhaps none
+        super().save_pretrained(save_directory, *args, **kwargs)
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
