@@ -17,6 +17,8 @@ from .models.modeling_vanilla_bert import (
 )
 from .models.modeling_vanilla_gpt import (
     VanillaGptForCausalLM,
+    VanillaGptForMultipleChoice,
+    VanillaGptForSequenceClassification,
     VanillaGptModel,
     VanillaGptPreTrainedModel,
 )
@@ -44,6 +46,8 @@ __all__ = [
     "VanillaBertPreTrainedModel",
     "VanillaGptConfig",
     "VanillaGptForCausalLM",
+    "VanillaGptForMultipleChoice",
+    "VanillaGptForSequenceClassification",
     "VanillaGptModel",
     "VanillaGptPreTrainedModel",
     "VanillaTransformerConfig",

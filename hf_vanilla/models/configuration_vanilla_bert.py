@@ -7,7 +7,7 @@ import torch
 from huggingface_hub.dataclasses import strict
 from transformers import Pipeline
 
-from .self_contained import SelfContainedConfig
+from .self_contained import EqualHeadsConfig
 
 
 HEAD_WIDTH = 64
@@ -37,7 +37,7 @@ _PRESETS = {
 
 
 @strict
-class VanillaBertConfig(SelfContainedConfig):
+class VanillaBertConfig(EqualHeadsConfig):
     """Configuration of a `VanillaBertModel`. Fields and defaults are those of transformers' `BertConfig`: BERT base.
 
     Args:
@@ -115,20 +115,8 @@ class VanillaBertConfig(SelfContainedConfig):
     eos_token_id: int | list[int] | None = None
     tie_word_embeddings: bool = True
 
-    # What the shared layers ask for and BERT has no choice about; no fields, so not saved.
+    # What the shared layers ask for and BERT has no choice about; no field, so not saved.
     norm_position = "post"
-    activation_dropout = 0.0
-    attention_scale = None
-
-    @property
-    def d_k(self) -> int:
-        """Width of one head's queries and keys."""
-        return self.hidden_size // self.num_attention_heads
-
-    @property
-    def d_v(self) -> int:
-        """Width of one head's values."""
-        return self.hidden_size // self.num_attention_heads
 
     @classmethod
     def auto_classes(cls) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from huggingface_hub.dataclasses import strict
 
-from .self_contained import SelfContainedConfig
+from .self_contained import EqualHeadsConfig
 
 
 HEAD_WIDTH = 64
@@ -55,7 +55,7 @@ _FIXED_FIELDS = {
 
 
 @strict
-class VanillaGptConfig(SelfContainedConfig):
+class VanillaGptConfig(EqualHeadsConfig):
     """Configuration of a `VanillaGptModel`. The defaults are the paper's model.
 
     Args:
@@ -140,24 +140,10 @@ class VanillaGptConfig(SelfContainedConfig):
     use_cache: bool = True
     tie_word_embeddings: bool = True
 
-    # What the shared layers ask for and GPT has no choice about; no fields, so not saved.
-    activation_dropout = 0.0
-    attention_scale = None
-
     def __post_init__(self, **kwargs: Any) -> None:
         if self.intermediate_size is None:
             self.intermediate_size = 4 * self.hidden_size
         super().__post_init__(**kwargs)
-
-    @property
-    def d_k(self) -> int:
-        """Width of one head's queries and keys."""
-        return self.hidden_size // self.num_attention_heads
-
-    @property
-    def d_v(self) -> int:
-        """Width of one head's values."""
-        return self.hidden_size // self.num_attention_heads
 
     @classmethod
     def auto_classes(cls) -> dict[str, Any]:
@@ -198,42 +184,31 @@ class VanillaGptConfig(SelfContainedConfig):
             `tuple[dict, dict]`: the fields, and the arguments that are left.
 
         Raises:
-            ValueError: if that GPT-2 differs from the published one, or dropout on embeddings from that of layers.
+            ValueError: if it is another model than the published ones, or has several rates of dropout on hidden states.
         """
         fields, unused = super().get_config_dict(pretrained_model_name_or_path, **kwargs)
         foreign = fields.get("model_type")
         if foreign not in _FOREIGN_NORMS:
             return fields, unused
-        for name, value in _FIXED_FIELDS.items():
+        for name, value in {**_FIXED_FIELDS, "embd_pdrop": fields.get("resid_pdrop", 0.1)}.items():
             if fields.pop(name, value) != value:
                 raise ValueError(
-                    f"`{name}` of {pretrained_model_name_or_path} must be {value}, as in the published GPT-2; load it "
+                    f"`{name}` of {pretrained_model_name_or_path} must be {value}, as in the published models; load it "
                     "with transformers' own class."
                 )
-        rate = fields.get("resid_pdrop", 0.1)
-        if fields.pop("embd_pdrop", rate) != rate and "hidden_dropout_prob" not in kwargs:
-            raise ValueError(
-                f"`embd_pdrop` and `resid_pdrop` of {pretrained_model_name_or_path} must be equal: the paper has one "
-                "rate; give it as `hidden_dropout_prob`."
-            )
         if foreign == "openai-gpt":
             fields["afn"] = _OPENAI_ACTIVATIONS.get(fields.get("afn", "gelu"), fields.get("afn"))
         fields = {_FOREIGN_FIELDS.get(name, name): value for name, value in fields.items()}
         return {**fields, "model_type": cls.model_type, "norm_position": _FOREIGN_NORMS[foreign]}, unused
 
     def validate_choices(self) -> None:
-        """Check that heads divide the width, that the norm has a place, and that special tokens are in the vocabulary.
+        """Check that the norm has a place, and that special tokens are in the vocabulary.
 
         Raises:
             ValueError: if not.
         """
         if self.norm_position not in NORM_POSITIONS:
             raise ValueError(f"`norm_position` must be one of post, pre; got {self.norm_position!r}.")
-        if self.num_attention_heads > 0 and self.hidden_size % self.num_attention_heads:
-            raise ValueError(
-                f"`hidden_size` ({self.hidden_size}) must be divisible by `num_attention_heads` "
-                f"({self.num_attention_heads})."
-            )
         for name in ("pad_token_id", "bos_token_id", "eos_token_id"):
             value = getattr(self, name)
             for token_id in value if isinstance(value, list) else [value]:

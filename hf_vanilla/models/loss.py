@@ -62,6 +62,7 @@ def token_loss(
     transform: Any = None,
     frozen_row: int | None = None,
     num_items_in_batch: Tensor | int | None = None,
+    weights: Tensor | None = None,
 ) -> LossAndLogits:
     """Compute the loss of tokens, and their logits unless this is training with labels.
 
@@ -78,6 +79,8 @@ def token_loss(
         transform (`Callable`, *optional*): What hidden states pass before the projection.
         frozen_row (`int`, *optional*): Row of the projection's weight, and of an adapter's, that gets no gradient.
         num_items_in_batch (`torch.Tensor` or `int`, *optional*): As in [`mean_loss`].
+        weights (`torch.Tensor` of shape `(batch, length)`, *optional*): In training, what each token's loss is
+            multiplied with; the loss is then their sum divided by `num_items_in_batch`.
 
     Returns:
         `tuple[torch.Tensor | None, torch.Tensor | None]`: the loss of shape `()` in nats if there are labels, and the
@@ -96,13 +99,16 @@ def token_loss(
         logits = _project(projection, transform(hidden_states), frozen_row)
         loss_sum = cross_entropy_sum(logits, labels, smoothing)
     else:
+        weights = None if weights is None else select_labelled(weights[..., None], labels)[0][:, 0]  # (tokens,)
         hidden_states, target_ids = select_labelled(hidden_states, labels)  # (tokens, d_model), (tokens,)
         hidden_states = transform(hidden_states)
         if _is_plain(projection) and not in_function_transform():
             weight = projection.weight if frozen_row is None else freeze_row(projection.weight, frozen_row)
             loss_sum = projected_cross_entropy_sum(hidden_states, weight, projection.bias, target_ids, smoothing)
         else:
-            loss_sum = cross_entropy_sum(_project(projection, hidden_states, frozen_row), target_ids, smoothing)
+            loss_sum = cross_entropy_sum(
+                _project(projection, hidden_states, frozen_row), target_ids, smoothing, weights
+            )
     return mean_loss(loss_sum, has_label(labels).sum(), num_items_in_batch), logits
 
 
@@ -123,13 +129,14 @@ def select_labelled(hidden_states: Tensor, labels: Tensor) -> tuple[Tensor, Tens
     return hidden_states.index_select(0, labelled), labels.index_select(0, labelled)
 
 
-def cross_entropy_sum(logits: Tensor, labels: Tensor, target: SmoothedTarget) -> Tensor:
+def cross_entropy_sum(logits: Tensor, labels: Tensor, target: SmoothedTarget, weights: Tensor | None = None) -> Tensor:
     """Sum the cross-entropy of tokens with given logits.
 
     Args:
         logits (`torch.Tensor` of shape `(..., vocab)`): Logits.
         labels (`torch.Tensor` of shape `(...)`): True tokens; -100 where there is none.
         target (`SmoothedTarget`): The distribution around the true token.
+        weights (`torch.Tensor` of shape `(...)`, *optional*): What each token's loss is multiplied with.
 
     Returns:
         `torch.Tensor` of shape `()`: the sum over all labelled tokens, in float32 and nats.
@@ -143,7 +150,8 @@ def cross_entropy_sum(logits: Tensor, labels: Tensor, target: SmoothedTarget) ->
     if target.excluded_id >= 0:
         expected = expected - target.other_probability * logits[..., target.excluded_id]
     losses = torch.logsumexp(logits, dim=-1) - expected - target.entropy
-    return torch.where(wanted, losses, 0.0).sum()
+    losses = torch.where(wanted, losses, 0.0)
+    return (losses if weights is None else losses * weights).sum()
 
 
 def freeze_row(matrix: Tensor, row: int, dim: int = 0) -> Tensor:
@@ -257,3 +265,23 @@ def classification_loss(
     return mean_loss(
         loss(logits.float(), labels.view_as(logits).float(), reduction="sum"), labels.numel(), num_items_in_batch
     )
+
+
+def text_classification_loss(
+    config: PreTrainedConfig, logits: Tensor, labels: Tensor, num_items_in_batch: Tensor | int | None = None
+) -> Tensor:
+    """Compute the loss of a classifier of texts, of the kind that [`problem_type_of`] finds.
+
+    Args:
+        config (`PreTrainedConfig`): The model's config.
+        logits (`torch.Tensor` of shape `(batch, num_labels)`): Scores.
+        labels (`torch.Tensor` of shape `(batch,)` or `(batch, num_labels)`): As in [`classification_loss`].
+        num_items_in_batch (`torch.Tensor` or `int`, *optional*): As in [`mean_loss`].
+
+    Returns:
+        `torch.Tensor` of shape `()`: the loss, of classes in nats.
+    """
+    problem_type = problem_type_of(config, labels)
+    if problem_type == "single_label_classification":
+        labels = labels.flatten().long()
+    return classification_loss(logits, labels, num_items_in_batch, problem_type)

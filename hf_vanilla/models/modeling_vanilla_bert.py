@@ -63,7 +63,7 @@ from .configuration_vanilla_bert import VanillaBertConfig
 from .conversion_vanilla_bert import BERT_NAMES
 from .dropout import dropout
 from .layers import EncoderLayer, SelfAttention
-from .loss import LossAndLogits, classification_loss, mean_loss, problem_type_of, token_loss
+from .loss import LossAndLogits, classification_loss, mean_loss, text_classification_loss, token_loss
 from .packing import MAX_BUCKETS, all_positions, first_position, labelled_positions, run_encoder
 from .self_contained import VanillaPreTrainedModel
 
@@ -270,11 +270,6 @@ class VanillaBertModel(VanillaBertPreTrainedModel):
     """
 
     def __init__(self, config: VanillaBertConfig, add_pooling_layer: bool = True):
-        if config.hidden_size % config.num_attention_heads:  # where transformers' BERT asks, not in the config
-            raise ValueError(
-                f"`hidden_size` ({config.hidden_size}) must be divisible by `num_attention_heads` "
-                f"({config.num_attention_heads})."
-            )
         super().__init__(config)
         self.embeddings = Embeddings(config)
         self.layers = nn.ModuleList([EncoderLayer(config) for _ in range(config.num_hidden_layers)])
@@ -581,12 +576,7 @@ class VanillaBertForSequenceClassification(VanillaBertWithHead):
 
     def _predict(self, outputs: Any, labels: Tensor | None, items: Tensor | int | None) -> LossAndLogits:
         logits = self.classifier(self._classifier_dropout(outputs.pooler_output))  # (batch, num_labels)
-        if labels is None:
-            return None, logits
-        problem_type = problem_type_of(self.config, labels)
-        if problem_type == "single_label_classification":
-            labels = labels.flatten().long()
-        return classification_loss(logits, labels, items, problem_type), logits
+        return None if labels is None else text_classification_loss(self.config, logits, labels, items), logits
 
 
 class VanillaBertForTokenClassification(VanillaBertWithHead):

@@ -33,9 +33,14 @@ from transformers import initialization as init
 from transformers.cache_utils import Cache, DynamicCache
 from transformers.generation import GenerationConfig, GenerationMixin
 from transformers.masking_utils import create_causal_mask
-from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
+from transformers.modeling_outputs import (
+    BaseModelOutputWithPast,
+    CausalLMOutputWithPast,
+    MultipleChoiceModelOutput,
+    SequenceClassifierOutput,
+)
 from transformers.processing_utils import Unpack
-from transformers.utils.generic import TransformersKwargs, can_return_tuple, merge_with_config_defaults
+from transformers.utils.generic import ModelOutput, TransformersKwargs, can_return_tuple, merge_with_config_defaults
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
 from .checks import (
@@ -45,12 +50,13 @@ from .checks import (
     check_labels,
     check_position_ids,
     checked_embeddings,
+    has_label,
 )
 from .configuration_vanilla_gpt import VanillaGptConfig
 from .conversion_vanilla_gpt import GPT_NAMES
 from .dropout import dropout
 from .layers import EncoderLayer, SelfAttention
-from .loss import token_loss
+from .loss import LossAndLogits, classification_loss, text_classification_loss, token_loss
 from .packing import MAX_BUCKETS, labelled_positions, positions_of, run_encoder
 from .self_contained import VanillaPreTrainedModel
 
@@ -303,11 +309,200 @@ class VanillaGptForCausalLM(VanillaGptPreTrainedModel, GenerationMixin):
         return generation_config
 
 
+class VanillaGptClassifier(VanillaGptPreTrainedModel):
+    """What both ways of fine-tuning share: they read the extract token, and go on with the language model's training.
+
+    Args:
+        config (`VanillaGptConfig`): The model's config.
+
+    Source: Radford et al. 2018, 3.2 and 3.3.
+    """
+
+    _tied_weights_keys = TIED_PROJECTION
+    output_class: Any
+    text_axes = 1  # of the axes of `input_ids`, those before the tokens of a text
+
+    def __init__(self, config: VanillaGptConfig):
+        super().__init__(config)
+        self.transformer = VanillaGptModel(config)
+        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        labels: Tensor | None = None,
+        num_items_in_batch: Tensor | int | None = None,
+        **kwargs: Unpack[TransformersKwargs],
+    ) -> ModelOutput:
+        """Read the last token of each text and predict, and with `labels` compute the loss, the mean over them.
+
+        In training, the loss of the language model, the mean over a text's tokens and then over the texts, is added
+        with `lm_loss_weight`.
+
+        Args:
+            input_ids (`torch.LongTensor` of shape `(batch, length)` or `(batch, choices, length)`, *optional*):
+                Tokens, the extract token last.
+            attention_mask (`torch.Tensor` of that shape, *optional*): Not 0 for tokens, 0 for padding on either side.
+                Without one, the last token is the last that is not `pad_token_id`.
+            position_ids (`torch.LongTensor` of that shape, *optional*): Positions.
+            inputs_embeds (`torch.Tensor` of that shape and d_model, *optional*): In place of `input_ids`.
+            labels (`torch.Tensor`, *optional*): As the class describes them; -100 is ignored.
+            num_items_in_batch (`torch.Tensor` or `int`, *optional*): Labels of the whole optimizer step, in place of
+                those of this batch: accumulated batches and several processes then give the gradient of one large
+                batch.
+            **kwargs: transformers' `output_attentions`, `output_hidden_states`, `return_dict`.
+
+        Returns:
+            `ModelOutput`: transformers' class for the task, with `loss` of shape `()` and `logits`.
+
+        Raises:
+            ValueError: if a label is outside its range, a shape does not fit, or the language model can't be trained
+                for want of `input_ids`.
+            TypeError: if ids or classes are no integers.
+        """
+        given, axes = (input_ids, 1) if inputs_embeds is None else (inputs_embeds, 2)
+        if given is None or given.dim() != self.text_axes + axes:
+            raise ValueError(
+                f"`input_ids` must have shape (batch, {'choices, ' * (self.text_axes - 1)}length), or `inputs_embeds` "
+                f"one dimension more; got {None if given is None else tuple(given.shape)}."
+            )
+        shape = given.shape[: self.text_axes]
+        given, *inputs = (
+            None if tensor is None else tensor.flatten(0, self.text_axes - 1)
+            for tensor in (given, input_ids, attention_mask, position_ids, inputs_embeds)
+        )
+        is_token = self._find_tokens(given, *inputs[:2])
+        last = is_token.long().cumsum(1).argmax(1)  # (texts,); the first maximum is at the last token
+        is_read, next_ids = nn.functional.one_hot(last, given.shape[1]).bool(), None
+        if labels is not None and self.training and self.config.lm_loss_weight > 0:
+            next_ids = self._next_ids(inputs[0], is_token)  # (texts, length)
+            is_read = is_read | has_label(next_ids)
+        input_ids, attention_mask, position_ids, inputs_embeds = inputs
+        outputs = self.transformer(
+            input_ids,
+            attention_mask,
+            position_ids,
+            inputs_embeds=inputs_embeds,
+            use_cache=False,
+            read_positions=is_read,
+            **kwargs,
+        )
+        hidden_states = outputs.last_hidden_state
+        extracted = hidden_states[torch.arange(len(last), device=last.device), last].unflatten(0, shape)
+        loss, logits = self._predict(self._classifier_dropout(extracted), labels, num_items_in_batch)
+        if labels is not None and next_ids is not None:
+            lm_loss = self._lm_loss(hidden_states, next_ids, labels.reshape(len(logits), -1), num_items_in_batch)
+            loss = loss + self.config.lm_loss_weight * lm_loss
+        return self.output_class(loss, logits, outputs.hidden_states, outputs.attentions)
+
+    def _find_tokens(self, given: Tensor, input_ids: Tensor | None, attention_mask: Tensor | None) -> Tensor:
+        """Find what is no padding: (texts, length)."""
+        check_attention_mask("attention_mask", attention_mask, *given.shape[:2])
+        if isinstance(attention_mask, Tensor) and attention_mask.dim() == 2:
+            return attention_mask != 0
+        pad = self.config.pad_token_id
+        if input_ids is None or pad is None:
+            return torch.ones(given.shape[:2], dtype=torch.bool, device=given.device)
+        return input_ids != pad
+
+    def _next_ids(self, input_ids: Tensor | None, is_token: Tensor) -> Tensor:
+        """Find the token that each position is to predict, -100 for padding: (texts, length)."""
+        if input_ids is None:
+            raise ValueError(
+                "`input_ids` must be given in training, as the language model is trained on them; or set "
+                "`lm_loss_weight` of the config to 0."
+            )
+        return next_tokens(input_ids.masked_fill(~is_token, IGNORED_LABEL), is_token)
+
+    def _lm_loss(self, hidden_states: Tensor, next_ids: Tensor, labels: Tensor, items: Tensor | int | None) -> Tensor:
+        """Average the language model's loss over the tokens of a text, and over texts that have labels (batch, ...)."""
+        labelled, choices = has_label(labels).sum(1), len(next_ids) // len(labels)
+        of_text = labelled.repeat_interleave(choices) / choices
+        of_token = of_text / has_label(next_ids).sum(1).clamp(min=1)  # (texts,)
+        return token_loss(
+            self.lm_head,
+            hidden_states,
+            next_ids,
+            training=True,
+            weights=of_token[:, None].expand_as(next_ids),
+            num_items_in_batch=labelled.sum() if items is None else items,
+        )[0]
+
+    def _classifier_dropout(self, hidden_states: Tensor) -> Tensor:
+        """Drop what a classifier reads."""
+        rate = self.config.classifier_dropout
+        return dropout(hidden_states, self.config.hidden_dropout_prob if rate is None else rate, self.training)
+
+    def _predict(self, extracted: Tensor, labels: Tensor | None, items: Tensor | int | None) -> Any:
+        """Return loss and logits of texts (batch, d_model) or (batch, choices, d_model)."""
+        raise NotImplementedError(f"{type(self).__name__} must compute loss and logits.")
+
+
+class VanillaGptForSequenceClassification(VanillaGptClassifier):
+    """GPT with a classifier of one text or a pair: classes, several labels at once, or numbers (regression).
+
+    `labels` of shape `(batch,)` or `(batch, num_labels)` are classes, or for several labels or numbers one value for
+    each output; `logits` have shape `(batch, num_labels)`. The config's `problem_type` decides the loss:
+    cross-entropy, squared error, or binary cross-entropy of each label. Unset, one output is regression, integers are
+    classes, and other numbers are several labels.
+
+    Args:
+        config (`VanillaGptConfig`): The model's config.
+
+    Source: Radford et al. 2018, 3.2 and 3.3.
+    """
+
+    output_class = SequenceClassifierOutput
+
+    def __init__(self, config: VanillaGptConfig):
+        super().__init__(config)
+        self.num_labels = config.num_labels
+        self.score = nn.Linear(config.hidden_size, config.num_labels, bias=False)
+        self.post_init()
+
+    def _predict(self, extracted: Tensor, labels: Tensor | None, items: Tensor | int | None) -> LossAndLogits:
+        logits = self.score(extracted)  # (batch, num_labels)
+        return None if labels is None else text_classification_loss(self.config, logits, labels, items), logits
+
+
+class VanillaGptForMultipleChoice(VanillaGptClassifier):
+    """GPT with one score for each choice of an ending: each is a text with the context, a delimiter and the choice.
+
+    Inputs have shape `(batch, choices, length)`; `labels` of shape `(batch,)` are the numbers of the right choices;
+    `logits` have shape `(batch, choices)`.
+
+    Args:
+        config (`VanillaGptConfig`): The model's config.
+
+    Source: Radford et al. 2018, 3.3 and Figure 1.
+    """
+
+    output_class = MultipleChoiceModelOutput
+    text_axes = 2
+
+    def __init__(self, config: VanillaGptConfig):
+        super().__init__(config)
+        self.multiple_choice_head = nn.ModuleDict(
+            {"summary": nn.Linear(config.hidden_size, 1)}
+        )  # names of checkpoints
+        self.post_init()
+
+    def _predict(self, extracted: Tensor, labels: Tensor | None, items: Tensor | int | None) -> LossAndLogits:
+        logits = self.multiple_choice_head["summary"](extracted).squeeze(-1)  # (batch, choices)
+        return None if labels is None else classification_loss(logits, labels.flatten(), items), logits
+
+
 # What each Auto class is to load, here and from a checkpoint that carries this file.
 AUTO_CLASSES: dict[str, type[VanillaGptPreTrainedModel]] = {
     "AutoModel": VanillaGptModel,
     "AutoModelForPreTraining": VanillaGptForCausalLM,
     "AutoModelForCausalLM": VanillaGptForCausalLM,
+    "AutoModelForSequenceClassification": VanillaGptForSequenceClassification,
+    "AutoModelForMultipleChoice": VanillaGptForMultipleChoice,
 }
 
 __all__ = [

@@ -175,6 +175,34 @@ class SelfContainedConfig(PreTrainedConfig):
             del self.custom_pipelines  # transformers expects a dictionary wherever the attribute exists
 
 
+class EqualHeadsConfig(SelfContainedConfig):
+    """A configuration whose heads share the width of the residual stream, as in all papers but the first."""
+
+    # What the shared layers ask for and these models have no choice about; no fields, so not saved.
+    activation_dropout = 0.0
+    attention_scale = None
+
+    @property
+    def d_k(self) -> int:
+        """Width of one head's queries and keys.
+
+        Raises:
+            ValueError: if `num_attention_heads` does not divide `hidden_size`: of a model, not of its config, as in
+                transformers.
+        """
+        if self.hidden_size % self.num_attention_heads:
+            raise ValueError(
+                f"`hidden_size` ({self.hidden_size}) must be divisible by `num_attention_heads` "
+                f"({self.num_attention_heads})."
+            )
+        return self.hidden_size // self.num_attention_heads
+
+    @property
+    def d_v(self) -> int:
+        """Width of one head's values."""
+        return self.d_k
+
+
 class VanillaPreTrainedModel(PreTrainedModel):
     """What all models of the package share: what transformers may do with them, and how norms are initialised."""
 
