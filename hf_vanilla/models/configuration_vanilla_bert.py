@@ -7,7 +7,7 @@ import torch
 from huggingface_hub.dataclasses import strict
 from transformers import Pipeline
 
-from .self_contained import EqualHeadsConfig
+from .self_contained import SelfContainedConfig
 
 
 HEAD_WIDTH = 64
@@ -37,7 +37,7 @@ _PRESETS = {
 
 
 @strict
-class VanillaBertConfig(EqualHeadsConfig):
+class VanillaBertConfig(SelfContainedConfig):
     """Configuration of a `VanillaBertModel`. Fields and defaults are those of transformers' `BertConfig`: BERT base.
 
     Args:
@@ -93,6 +93,7 @@ class VanillaBertConfig(EqualHeadsConfig):
     counts = ("num_hidden_layers",)
     rates = ("hidden_dropout_prob", "attention_probs_dropout_prob", "classifier_dropout")
     scales = ("initializer_range", "layer_norm_eps")
+    special_ids = ("pad_token_id",)
 
     vocab_size: int = 30522
     hidden_size: int = 768
@@ -114,9 +115,6 @@ class VanillaBertConfig(EqualHeadsConfig):
     bos_token_id: int | None = None
     eos_token_id: int | list[int] | None = None
     tie_word_embeddings: bool = True
-
-    # What the shared layers ask for and BERT has no choice about; no field, so not saved.
-    norm_position = "post"
 
     @classmethod
     def auto_classes(cls) -> dict[str, Any]:
@@ -186,15 +184,11 @@ class VanillaBertConfig(EqualHeadsConfig):
         return fields, unused
 
     def validate_choices(self) -> None:
-        """Check that padding is in the vocabulary, and that no decoder is wanted.
+        """Check that no decoder is wanted.
 
         Raises:
-            ValueError: if not.
+            ValueError: if one is.
         """
-        if self.pad_token_id is not None and not 0 <= self.pad_token_id < self.vocab_size:
-            raise ValueError(
-                f"`pad_token_id` must be in [0, `vocab_size` = {self.vocab_size}), got {self.pad_token_id}."
-            )
         for name in ("is_decoder", "add_cross_attention"):
             if getattr(self, name):
                 raise ValueError(f"`{name}` must be false: VanillaBert is the paper's encoder.")

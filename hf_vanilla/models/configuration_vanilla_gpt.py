@@ -1,4 +1,4 @@
-"""Configuration of GPT (Radford et al. 2018), with its size, miniatures, and the sizes of GPT-2 as presets."""
+"""Configuration of GPT (Radford et al. 2018), with its size and miniatures as presets."""
 
 import os
 from typing import Any
@@ -6,27 +6,16 @@ from typing import Any
 import torch
 from huggingface_hub.dataclasses import strict
 
-from .self_contained import EqualHeadsConfig
+from .self_contained import SelfContainedConfig
 
 
 HEAD_WIDTH = 64
-NORM_POSITIONS = ("post", "pre")
 
 
-def _size(layers: int, width: int, **others: Any) -> dict[str, Any]:
+def _size(layers: int, width: int) -> dict[str, Any]:
     """Build the fields of a model with heads of 64, as all published ones have."""
-    fields = {"num_hidden_layers": layers, "hidden_size": width, "num_attention_heads": width // HEAD_WIDTH}
-    return {**fields, **others}
+    return {"num_hidden_layers": layers, "hidden_size": width, "num_attention_heads": width // HEAD_WIDTH}
 
-
-# What GPT-2 changes: the place of the norm, the length and the vocabulary (Radford et al. 2019, 2.2 and 2.3).
-_GPT2: dict[str, Any] = {
-    "norm_position": "pre",
-    "max_position_embeddings": 1024,
-    "vocab_size": 50257,
-    "bos_token_id": 50256,
-    "eos_token_id": 50256,
-}
 
 # Field names of transformers' `openai-gpt` and `gpt2`, and those here.
 _FOREIGN_FIELDS = {
@@ -55,7 +44,7 @@ _FIXED_FIELDS = {
 
 
 @strict
-class VanillaGptConfig(EqualHeadsConfig):
+class VanillaGptConfig(SelfContainedConfig):
     """Configuration of a `VanillaGptModel`. The defaults are the paper's model.
 
     Args:
@@ -110,15 +99,13 @@ class VanillaGptConfig(EqualHeadsConfig):
         "mini": _size(4, 256),
         "small": _size(4, 512),
         "medium": _size(8, 512),
-        "gpt2": _size(12, 768, **_GPT2),
-        "gpt2-medium": _size(24, 1024, **_GPT2),
-        "gpt2-large": _size(36, 1280, **_GPT2),
-        "gpt2-xl": _size(48, 1600, **_GPT2),
     }
     sizes = ("vocab_size", "hidden_size", "num_attention_heads", "intermediate_size", "max_position_embeddings")
     counts = ("num_hidden_layers", "lm_loss_weight")
     rates = ("hidden_dropout_prob", "attention_probs_dropout_prob", "classifier_dropout")
     scales = ("initializer_range", "layer_norm_eps")
+    special_ids = ("pad_token_id", "bos_token_id", "eos_token_id")
+    choices = {"norm_position": ("post", "pre")}
 
     vocab_size: int = 40478
     hidden_size: int = 768
@@ -184,7 +171,7 @@ class VanillaGptConfig(EqualHeadsConfig):
             `tuple[dict, dict]`: the fields, and the arguments that are left.
 
         Raises:
-            ValueError: if it is another model than the published ones, or has several rates of dropout on hidden states.
+            ValueError: if it is another model than the published ones.
         """
         fields, unused = super().get_config_dict(pretrained_model_name_or_path, **kwargs)
         foreign = fields.get("model_type")
@@ -193,27 +180,13 @@ class VanillaGptConfig(EqualHeadsConfig):
         for name, value in {**_FIXED_FIELDS, "embd_pdrop": fields.get("resid_pdrop", 0.1)}.items():
             if fields.pop(name, value) != value:
                 raise ValueError(
-                    f"`{name}` of {pretrained_model_name_or_path} must be {value}, as in the published models; load it "
-                    "with transformers' own class."
+                    f"`{name}` of {pretrained_model_name_or_path} must be {value}, as in the published models; "
+                    "load it with transformers' own class."
                 )
         if foreign == "openai-gpt":
             fields["afn"] = _OPENAI_ACTIVATIONS.get(fields.get("afn", "gelu"), fields.get("afn"))
         fields = {_FOREIGN_FIELDS.get(name, name): value for name, value in fields.items()}
         return {**fields, "model_type": cls.model_type, "norm_position": _FOREIGN_NORMS[foreign]}, unused
-
-    def validate_choices(self) -> None:
-        """Check that the norm has a place, and that special tokens are in the vocabulary.
-
-        Raises:
-            ValueError: if not.
-        """
-        if self.norm_position not in NORM_POSITIONS:
-            raise ValueError(f"`norm_position` must be one of post, pre; got {self.norm_position!r}.")
-        for name in ("pad_token_id", "bos_token_id", "eos_token_id"):
-            value = getattr(self, name)
-            for token_id in value if isinstance(value, list) else [value]:
-                if token_id is not None and not 0 <= token_id < self.vocab_size:
-                    raise ValueError(f"`{name}` must be in [0, `vocab_size` = {self.vocab_size}), got {token_id}.")
 
 
 __all__ = ["VanillaGptConfig"]

@@ -101,14 +101,12 @@ def token_loss(
     else:
         weights = None if weights is None else select_labelled(weights[..., None], labels)[0][:, 0]  # (tokens,)
         hidden_states, target_ids = select_labelled(hidden_states, labels)  # (tokens, d_model), (tokens,)
-        hidden_states = transform(hidden_states)
+        hidden_states, terms = transform(hidden_states), (target_ids, smoothing, weights)
         if _is_plain(projection) and not in_function_transform():
             weight = projection.weight if frozen_row is None else freeze_row(projection.weight, frozen_row)
-            loss_sum = projected_cross_entropy_sum(hidden_states, weight, projection.bias, target_ids, smoothing)
+            loss_sum = projected_cross_entropy_sum(hidden_states, weight, projection.bias, *terms)
         else:
-            loss_sum = cross_entropy_sum(
-                _project(projection, hidden_states, frozen_row), target_ids, smoothing, weights
-            )
+            loss_sum = cross_entropy_sum(_project(projection, hidden_states, frozen_row), *terms)
     return mean_loss(loss_sum, has_label(labels).sum(), num_items_in_batch), logits
 
 
@@ -210,21 +208,31 @@ def mean_loss(loss_sum: Tensor, count: Tensor | int, num_items_in_batch: Tensor 
     return loss_sum / max(divisor, 1)
 
 
-def problem_type_of(config: PreTrainedConfig, labels: Tensor) -> str:
-    """Return the problem type of a classifier of texts: that of the config, or one that fits the labels.
+def label_loss(
+    config: PreTrainedConfig, logits: Tensor, labels: Tensor | None, num_items_in_batch: Tensor | int | None = None
+) -> Tensor | None:
+    """Compute the loss of a classifier of whole inputs, by the config's problem type or one that fits the labels.
 
     Args:
-        config (`PreTrainedConfig`): The model's config.
-        labels (`torch.Tensor`): The labels.
+        config (`PreTrainedConfig`): The model's config. If its `problem_type` is unset, one output is regression,
+            integers are classes, and other numbers are several labels at once.
+        logits (`torch.Tensor` of shape `(batch, num_labels)`): Scores.
+        labels (`torch.Tensor` of shape `(batch,)` or `(batch, num_labels)`, *optional*): Classes, or one number for
+            each score.
+        num_items_in_batch (`torch.Tensor` or `int`, *optional*): As in [`mean_loss`].
 
     Returns:
-        `str`: transformers' name. Unset, one output is regression, integers are classes, and other numbers are several
-        labels at once.
+        `torch.Tensor` of shape `()`: the loss as in [`classification_loss`]; `None` without labels.
     """
-    if config.problem_type is not None or config.num_labels == 1:
-        return config.problem_type or "regression"
-    is_several = labels.is_floating_point() or labels.dtype == torch.bool
-    return "multi_label_classification" if is_several else "single_label_classification"
+    if labels is None:
+        return None
+    problem_type = config.problem_type or "regression"
+    if config.problem_type is None and config.num_labels > 1:
+        is_several = labels.is_floating_point() or labels.dtype == torch.bool
+        problem_type = "multi_label_classification" if is_several else "single_label_classification"
+    if problem_type == "single_label_classification":
+        labels = labels.flatten().long()
+    return classification_loss(logits, labels, num_items_in_batch, problem_type)
 
 
 def classification_loss(
@@ -265,23 +273,3 @@ def classification_loss(
     return mean_loss(
         loss(logits.float(), labels.view_as(logits).float(), reduction="sum"), labels.numel(), num_items_in_batch
     )
-
-
-def text_classification_loss(
-    config: PreTrainedConfig, logits: Tensor, labels: Tensor, num_items_in_batch: Tensor | int | None = None
-) -> Tensor:
-    """Compute the loss of a classifier of texts, of the kind that [`problem_type_of`] finds.
-
-    Args:
-        config (`PreTrainedConfig`): The model's config.
-        logits (`torch.Tensor` of shape `(batch, num_labels)`): Scores.
-        labels (`torch.Tensor` of shape `(batch,)` or `(batch, num_labels)`): As in [`classification_loss`].
-        num_items_in_batch (`torch.Tensor` or `int`, *optional*): As in [`mean_loss`].
-
-    Returns:
-        `torch.Tensor` of shape `()`: the loss, of classes in nats.
-    """
-    problem_type = problem_type_of(config, labels)
-    if problem_type == "single_label_classification":
-        labels = labels.flatten().long()
-    return classification_loss(logits, labels, num_items_in_batch, problem_type)

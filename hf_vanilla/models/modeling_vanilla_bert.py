@@ -33,6 +33,7 @@ import torch
 from torch import Tensor, nn
 from transformers import initialization as init
 from transformers.activations import ACT2FN
+from transformers.core_model_loading import WeightTransform
 from transformers.modeling_outputs import (
     BaseModelOutputWithPooling,
     MaskedLMOutput,
@@ -63,7 +64,7 @@ from .configuration_vanilla_bert import VanillaBertConfig
 from .conversion_vanilla_bert import BERT_NAMES
 from .dropout import dropout
 from .layers import EncoderLayer, SelfAttention
-from .loss import LossAndLogits, classification_loss, mean_loss, text_classification_loss, token_loss
+from .loss import LossAndLogits, classification_loss, label_loss, mean_loss, token_loss
 from .packing import MAX_BUCKETS, all_positions, first_position, labelled_positions, run_encoder
 from .self_contained import VanillaPreTrainedModel
 
@@ -222,7 +223,7 @@ class VanillaBertPreTrainedModel(VanillaPreTrainedModel):
     # Old files hold the numbers from 0 to 511 too.
     _keys_to_ignore_on_load_unexpected = [r"embeddings\.position_ids$"]
 
-    def checkpoint_names(self) -> list[Any]:
+    def file_names(self) -> list[WeightTransform]:
         """Return the rules from the names in BERT's own checkpoints, which transformers' `BertFor...` read."""
         return BERT_NAMES
 
@@ -249,11 +250,6 @@ class VanillaBertPreTrainedModel(VanillaPreTrainedModel):
     def _token_head(self) -> MaskedTokenHead:
         """Return the head that predicts masked tokens."""
         return cast(MaskedTokenHead, self.cls["predictions"])
-
-    def _classifier_dropout(self, hidden_states: Tensor) -> Tensor:
-        """Drop what a classifier reads."""
-        rate = self.config.classifier_dropout
-        return dropout(hidden_states, self.config.hidden_dropout_prob if rate is None else rate, self.training)
 
 
 class VanillaBertModel(VanillaBertPreTrainedModel):
@@ -576,7 +572,7 @@ class VanillaBertForSequenceClassification(VanillaBertWithHead):
 
     def _predict(self, outputs: Any, labels: Tensor | None, items: Tensor | int | None) -> LossAndLogits:
         logits = self.classifier(self._classifier_dropout(outputs.pooler_output))  # (batch, num_labels)
-        return None if labels is None else text_classification_loss(self.config, logits, labels, items), logits
+        return label_loss(self.config, logits, labels, items), logits
 
 
 class VanillaBertForTokenClassification(VanillaBertWithHead):

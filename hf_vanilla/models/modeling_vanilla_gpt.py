@@ -31,6 +31,7 @@ import torch
 from torch import Tensor, nn
 from transformers import initialization as init
 from transformers.cache_utils import Cache, DynamicCache
+from transformers.core_model_loading import WeightTransform
 from transformers.generation import GenerationConfig, GenerationMixin
 from transformers.masking_utils import create_causal_mask
 from transformers.modeling_outputs import (
@@ -46,6 +47,7 @@ from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 from .checks import (
     IGNORED_LABEL,
     VOCABULARY_HINT,
+    check_arguments,
     check_attention_mask,
     check_labels,
     check_position_ids,
@@ -56,7 +58,7 @@ from .configuration_vanilla_gpt import VanillaGptConfig
 from .conversion_vanilla_gpt import GPT_NAMES
 from .dropout import dropout
 from .layers import EncoderLayer, SelfAttention
-from .loss import LossAndLogits, classification_loss, text_classification_loss, token_loss
+from .loss import LossAndLogits, classification_loss, label_loss, token_loss
 from .packing import MAX_BUCKETS, labelled_positions, positions_of, run_encoder
 from .self_contained import VanillaPreTrainedModel
 
@@ -79,7 +81,7 @@ class VanillaGptPreTrainedModel(VanillaPreTrainedModel):
     # Old files hold the causal mask too.
     _keys_to_ignore_on_load_unexpected = [r"\.attn\.(masked_)?bias$", r"position_ids$"]
 
-    def checkpoint_names(self) -> list[Any]:
+    def file_names(self) -> list[WeightTransform]:
         """Return the rules from the names in checkpoints of GPT and GPT-2; saved are those of the same norms."""
         return GPT_NAMES[self.config.norm_position]
 
@@ -122,8 +124,8 @@ class VanillaGptModel(VanillaGptPreTrainedModel):
         input_ids: Tensor | None = None,
         attention_mask: Tensor | None = None,
         position_ids: Tensor | None = None,
-        past_key_values: Cache | None = None,
         inputs_embeds: Tensor | None = None,
+        past_key_values: Cache | None = None,
         use_cache: bool | None = None,
         read_positions: Tensor | None = None,
         **kwargs: Unpack[TransformersKwargs],
@@ -138,8 +140,8 @@ class VanillaGptModel(VanillaGptPreTrainedModel):
             position_ids (`torch.LongTensor` of shape `(batch or 1, length)`, *optional*): Positions; by default the
                 tokens of a row are counted from 0, without padding. Given without a mask and a cache, another sequence
                 begins wherever they do not count on, as of transformers' `DataCollatorWithFlattening`.
-            past_key_values (`Cache`, *optional*): Keys and values of the positions before.
             inputs_embeds (`torch.Tensor` of shape `(batch, length, d_model)`, *optional*): In place of `input_ids`.
+            past_key_values (`Cache`, *optional*): Keys and values of the positions before.
             use_cache (`bool`, *optional*): Whether to return keys and values; the config's `use_cache` by default.
             read_positions (`torch.Tensor` of shape `(batch, length)`, *optional*): Not 0 where `last_hidden_state` is
                 read, by default everywhere; elsewhere it may be 0.
@@ -235,8 +237,8 @@ class VanillaGptForCausalLM(VanillaGptPreTrainedModel, GenerationMixin):
         input_ids: Tensor | None = None,
         attention_mask: Tensor | None = None,
         position_ids: Tensor | None = None,
-        past_key_values: Cache | None = None,
         inputs_embeds: Tensor | None = None,
+        past_key_values: Cache | None = None,
         labels: Tensor | None = None,
         use_cache: bool | None = None,
         logits_to_keep: Tensor | int = 0,
@@ -255,8 +257,8 @@ class VanillaGptForCausalLM(VanillaGptPreTrainedModel, GenerationMixin):
             attention_mask (`torch.Tensor` of shape `(batch, past_length + length)`, *optional*): Not 0 for tokens, 0
                 for padding.
             position_ids (`torch.LongTensor` of shape `(batch or 1, length)`, *optional*): As in [`VanillaGptModel`].
-            past_key_values (`Cache`, *optional*): Keys and values of the positions before.
             inputs_embeds (`torch.Tensor` of shape `(batch, length, d_model)`, *optional*): In place of `input_ids`.
+            past_key_values (`Cache`, *optional*): Keys and values of the positions before.
             labels (`torch.LongTensor` of shape `(batch, length)`, *optional*): The tokens themselves, not shifted;
                 -100 where none is to be predicted.
             use_cache (`bool`, *optional*): Whether to return keys and values; with `labels` not by default.
@@ -270,23 +272,18 @@ class VanillaGptForCausalLM(VanillaGptPreTrainedModel, GenerationMixin):
             what was asked for.
 
         Raises:
-            ValueError: if a label is outside the vocabulary, or `labels` has another shape than the tokens.
+            ValueError: if a label is outside the vocabulary, `labels` has another shape than the tokens, or
+                `num_items_in_batch` is no number of labels.
+            TypeError: if an argument is no tensor.
         """
+        check_arguments(num_items_in_batch, input_ids=input_ids, inputs_embeds=inputs_embeds, labels=labels)
         given, read = input_ids if inputs_embeds is None else inputs_embeds, None
         if labels is not None and given is not None:
             check_labels("labels", labels, tuple(given.shape[:2]), self.config.vocab_size, VOCABULARY_HINT)
             labels, use_cache = next_tokens(labels, attention_mask), bool(use_cache)
             read = labelled_positions(given, labels, self.training)
-        outputs = self.transformer(
-            input_ids,
-            attention_mask,
-            position_ids,
-            past_key_values,
-            inputs_embeds,
-            use_cache=use_cache,
-            read_positions=read,
-            **kwargs,
-        )
+        inputs = (input_ids, attention_mask, position_ids, inputs_embeds, past_key_values)
+        outputs = self.transformer(*inputs, use_cache=use_cache, read_positions=read, return_dict=True, **kwargs)
         hidden_states = outputs.last_hidden_state
         if labels is None:
             kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
@@ -340,8 +337,8 @@ class VanillaGptClassifier(VanillaGptPreTrainedModel):
     ) -> ModelOutput:
         """Read the last token of each text and predict, and with `labels` compute the loss, the mean over them.
 
-        In training, the loss of the language model, the mean over a text's tokens and then over the texts, is added
-        with `lm_loss_weight`.
+        In training on `input_ids`, the loss of the language model, the mean over a text's tokens and then over the
+        texts, is added with `lm_loss_weight`.
 
         Args:
             input_ids (`torch.LongTensor` of shape `(batch, length)` or `(batch, choices, length)`, *optional*):
@@ -360,82 +357,50 @@ class VanillaGptClassifier(VanillaGptPreTrainedModel):
             `ModelOutput`: transformers' class for the task, with `loss` of shape `()` and `logits`.
 
         Raises:
-            ValueError: if a label is outside its range, a shape does not fit, or the language model can't be trained
-                for want of `input_ids`.
-            TypeError: if ids or classes are no integers.
+            ValueError: if a label is outside its range, or a shape does not fit.
+            TypeError: if an argument is no tensor, or ids or classes are no integers.
         """
+        check_arguments(num_items_in_batch, input_ids=input_ids, inputs_embeds=inputs_embeds, labels=labels)
         given, axes = (input_ids, 1) if inputs_embeds is None else (inputs_embeds, 2)
-        if given is None or given.dim() != self.text_axes + axes:
+        if given is None or given.dim() != self.text_axes + axes or given.shape[self.text_axes] == 0:
             raise ValueError(
-                f"`input_ids` must have shape (batch, {'choices, ' * (self.text_axes - 1)}length), or `inputs_embeds` "
-                f"one dimension more; got {None if given is None else tuple(given.shape)}."
+                f"`input_ids` must have shape (batch, {'choices, ' * (self.text_axes - 1)}length), length at least 1, "
+                f"or `inputs_embeds` one dimension more; got {None if given is None else tuple(given.shape)}."
             )
-        shape = given.shape[: self.text_axes]
-        given, *inputs = (
+        batch, given = given.shape[: self.text_axes], given.flatten(0, self.text_axes - 1)
+        input_ids, attention_mask, *others = (
             None if tensor is None else tensor.flatten(0, self.text_axes - 1)
-            for tensor in (given, input_ids, attention_mask, position_ids, inputs_embeds)
+            for tensor in (input_ids, attention_mask, position_ids, inputs_embeds)
         )
-        is_token = self._find_tokens(given, *inputs[:2])
+        check_attention_mask("attention_mask", attention_mask, *given.shape[:2])
+        is_token = torch.ones(given.shape[:2], dtype=torch.bool, device=given.device)
+        if attention_mask is not None and attention_mask.dim() == 2:
+            is_token = attention_mask.to(given.device) != 0
+        elif input_ids is not None and self.config.pad_token_id is not None:
+            is_token = input_ids != self.config.pad_token_id
         last = is_token.long().cumsum(1).argmax(1)  # (texts,); the first maximum is at the last token
         is_read, next_ids = nn.functional.one_hot(last, given.shape[1]).bool(), None
-        if labels is not None and self.training and self.config.lm_loss_weight > 0:
-            next_ids = self._next_ids(inputs[0], is_token)  # (texts, length)
+        if labels is not None and input_ids is not None and self.training and self.config.lm_loss_weight > 0:
+            next_ids = next_tokens(input_ids.masked_fill(~is_token, IGNORED_LABEL), is_token)  # (texts, length)
             is_read = is_read | has_label(next_ids)
-        input_ids, attention_mask, position_ids, inputs_embeds = inputs
-        outputs = self.transformer(
-            input_ids,
-            attention_mask,
-            position_ids,
-            inputs_embeds=inputs_embeds,
-            use_cache=False,
-            read_positions=is_read,
-            **kwargs,
-        )
+        inputs = (input_ids, attention_mask, *others)
+        outputs = self.transformer(*inputs, use_cache=False, read_positions=is_read, return_dict=True, **kwargs)
         hidden_states = outputs.last_hidden_state
-        extracted = hidden_states[torch.arange(len(last), device=last.device), last].unflatten(0, shape)
+        extracted = hidden_states[torch.arange(len(last), device=last.device), last].unflatten(0, batch)
         loss, logits = self._predict(self._classifier_dropout(extracted), labels, num_items_in_batch)
         if labels is not None and next_ids is not None:
             lm_loss = self._lm_loss(hidden_states, next_ids, labels.reshape(len(logits), -1), num_items_in_batch)
             loss = loss + self.config.lm_loss_weight * lm_loss
         return self.output_class(loss, logits, outputs.hidden_states, outputs.attentions)
 
-    def _find_tokens(self, given: Tensor, input_ids: Tensor | None, attention_mask: Tensor | None) -> Tensor:
-        """Find what is no padding: (texts, length)."""
-        check_attention_mask("attention_mask", attention_mask, *given.shape[:2])
-        if isinstance(attention_mask, Tensor) and attention_mask.dim() == 2:
-            return attention_mask != 0
-        pad = self.config.pad_token_id
-        if input_ids is None or pad is None:
-            return torch.ones(given.shape[:2], dtype=torch.bool, device=given.device)
-        return input_ids != pad
-
-    def _next_ids(self, input_ids: Tensor | None, is_token: Tensor) -> Tensor:
-        """Find the token that each position is to predict, -100 for padding: (texts, length)."""
-        if input_ids is None:
-            raise ValueError(
-                "`input_ids` must be given in training, as the language model is trained on them; or set "
-                "`lm_loss_weight` of the config to 0."
-            )
-        return next_tokens(input_ids.masked_fill(~is_token, IGNORED_LABEL), is_token)
-
-    def _lm_loss(self, hidden_states: Tensor, next_ids: Tensor, labels: Tensor, items: Tensor | int | None) -> Tensor:
-        """Average the language model's loss over the tokens of a text, and over texts that have labels (batch, ...)."""
+    def _lm_loss(self, hidden_states: Tensor, next_ids: Tensor, labels: Tensor, items: Tensor | int | None) -> Any:
+        """Average the language model's loss over each text's tokens, and over the texts with labels (batch, ...)."""
         labelled, choices = has_label(labels).sum(1), len(next_ids) // len(labels)
-        of_text = labelled.repeat_interleave(choices) / choices
-        of_token = of_text / has_label(next_ids).sum(1).clamp(min=1)  # (texts,)
+        weights = labelled.repeat_interleave(choices) / choices / has_label(next_ids).sum(1).clamp(min=1)  # (texts,)
+        options: Any = {"training": True, "num_items_in_batch": labelled.sum() if items is None else items}
         return token_loss(
-            self.lm_head,
-            hidden_states,
-            next_ids,
-            training=True,
-            weights=of_token[:, None].expand_as(next_ids),
-            num_items_in_batch=labelled.sum() if items is None else items,
+            self.lm_head, hidden_states, next_ids, weights=weights[:, None].expand_as(next_ids), **options
         )[0]
-
-    def _classifier_dropout(self, hidden_states: Tensor) -> Tensor:
-        """Drop what a classifier reads."""
-        rate = self.config.classifier_dropout
-        return dropout(hidden_states, self.config.hidden_dropout_prob if rate is None else rate, self.training)
 
     def _predict(self, extracted: Tensor, labels: Tensor | None, items: Tensor | int | None) -> Any:
         """Return loss and logits of texts (batch, d_model) or (batch, choices, d_model)."""
@@ -466,7 +431,7 @@ class VanillaGptForSequenceClassification(VanillaGptClassifier):
 
     def _predict(self, extracted: Tensor, labels: Tensor | None, items: Tensor | int | None) -> LossAndLogits:
         logits = self.score(extracted)  # (batch, num_labels)
-        return None if labels is None else text_classification_loss(self.config, logits, labels, items), logits
+        return label_loss(self.config, logits, labels, items), logits
 
 
 class VanillaGptForMultipleChoice(VanillaGptClassifier):

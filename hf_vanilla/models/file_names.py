@@ -1,7 +1,7 @@
-"""Parameters under the names of other checkpoints, for `load_state_dict`.
+"""Names of parameters in checkpoint files where they differ from those in the models.
 
-transformers renames parameters when it loads a checkpoint and, backwards, when it saves one. What `load_state_dict` is
-given, as by the Trainer when it resumes, is renamed here by the same rules, so that both kinds of names fit.
+transformers renames in `from_pretrained` and, backwards, in `save_pretrained`, by the rules in `conversion_<family>`.
+`load_state_dict`, which the Trainer calls when it resumes, does not: models register the hook below.
 """
 
 import re
@@ -19,16 +19,16 @@ LEGACY_NAMES = [
 ]
 
 
-def take_checkpoint_names(module: Any, state_dict: dict[str, Tensor], prefix: str, *args: Any) -> None:
-    """Rename what `load_state_dict` is given under a checkpoint's own names: a pre-hook of it.
+def take_file_names(module: Any, state_dict: dict[str, Tensor], prefix: str, *args: Any) -> None:
+    """Rename what `load_state_dict` is given under the names in files: a pre-hook of it.
 
     Args:
-        module (`VanillaPreTrainedModel`): The model, whose `checkpoint_names` are the rules.
+        module (`VanillaPreTrainedModel`): The model, whose `file_names` are the rules.
         state_dict (`dict[str, torch.Tensor]`): The parameters, renamed in place.
         prefix (`str`): What the names of this model begin with.
         *args: torch's `local_metadata`, `strict` and `missing_keys`, which gets what a file has in part, and more.
     """
-    names = deepcopy([*module.checkpoint_names(), *LEGACY_NAMES])  # transformers notes in them what was used
+    names = deepcopy([*module.file_names(), *LEGACY_NAMES])  # transformers notes in them what was used
     ignored = module._keys_to_ignore_on_load_unexpected or ()
     parts: dict[str, tuple[WeightConverter, dict[str, Tensor]]] = {}
     for theirs in [name for name in state_dict if name.startswith(prefix)]:
