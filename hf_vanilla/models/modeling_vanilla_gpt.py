@@ -127,6 +127,7 @@ class VanillaGptModel(VanillaGptPreTrainedModel):
         inputs_embeds: Tensor | None = None,
         past_key_values: Cache | None = None,
         use_cache: bool | None = None,
+        keep_padding: bool = False,
         read_positions: Tensor | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> BaseModelOutputWithPast:
@@ -143,13 +144,14 @@ class VanillaGptModel(VanillaGptPreTrainedModel):
             inputs_embeds (`torch.Tensor` of shape `(batch, length, d_model)`, *optional*): In place of `input_ids`.
             past_key_values (`Cache`, *optional*): Keys and values of the positions before.
             use_cache (`bool`, *optional*): Whether to return keys and values; the config's `use_cache` by default.
+            keep_padding (`bool`, *optional*, defaults to `False`): Whether padding, too, gets an output that depends
+                on the tokens, as in transformers. It is undefined and costs time; otherwise it is 0.
             read_positions (`torch.Tensor` of shape `(batch, length)`, *optional*): Not 0 where `last_hidden_state` is
                 read, by default everywhere; elsewhere it may be 0.
             **kwargs: transformers' `output_attentions`, `output_hidden_states`, `return_dict`.
 
         Returns:
-            `BaseModelOutputWithPast`: `last_hidden_state` of shape `(batch, length, d_model)`, 0 at padding, and what
-            was asked for.
+            `BaseModelOutputWithPast`: `last_hidden_state` of shape `(batch, length, d_model)`, and what was asked for.
 
         Raises:
             ValueError: if not exactly one of `input_ids` and `inputs_embeds` is given, an id is outside its table, a
@@ -176,6 +178,7 @@ class VanillaGptModel(VanillaGptPreTrainedModel):
             dropout(hidden_states, self.config.hidden_dropout_prob, self.training),
             attention_mask,
             create_mask=create_mask,
+            keep_padding=keep_padding,
             read_positions=read_positions,
             max_buckets=MAX_BUCKETS,
             position_ids=position_ids,
@@ -240,6 +243,7 @@ class VanillaGptForCausalLM(VanillaGptPreTrainedModel, GenerationMixin):
         inputs_embeds: Tensor | None = None,
         past_key_values: Cache | None = None,
         labels: Tensor | None = None,
+        shift_labels: Tensor | None = None,
         use_cache: bool | None = None,
         logits_to_keep: Tensor | int = 0,
         num_items_in_batch: Tensor | int | None = None,
@@ -261,6 +265,8 @@ class VanillaGptForCausalLM(VanillaGptPreTrainedModel, GenerationMixin):
             past_key_values (`Cache`, *optional*): Keys and values of the positions before.
             labels (`torch.LongTensor` of shape `(batch, length)`, *optional*): The tokens themselves, not shifted;
                 -100 where none is to be predicted.
+            shift_labels (`torch.LongTensor` of shape `(batch, length)`, *optional*): In place of `labels`, the next
+                token of each position, as needed where sequences are cut across devices.
             use_cache (`bool`, *optional*): Whether to return keys and values; with `labels` not by default.
             logits_to_keep (`int` or `torch.LongTensor` of shape `(positions,)`, *optional*, defaults to 0): Number of
                 last positions, or the positions, whose logits are computed without labels; 0 for all.
@@ -276,20 +282,25 @@ class VanillaGptForCausalLM(VanillaGptPreTrainedModel, GenerationMixin):
                 `num_items_in_batch` is no number of labels.
             TypeError: if an argument is no tensor.
         """
-        check_arguments(num_items_in_batch, input_ids=input_ids, inputs_embeds=inputs_embeds, labels=labels)
+        labelled = {"labels": labels, "shift_labels": shift_labels}
+        check_arguments(num_items_in_batch, input_ids=input_ids, inputs_embeds=inputs_embeds, **labelled)
         given, read = input_ids if inputs_embeds is None else inputs_embeds, None
-        if labels is not None and given is not None:
-            check_labels("labels", labels, tuple(given.shape[:2]), self.config.vocab_size, VOCABULARY_HINT)
-            labels, use_cache = next_tokens(labels, attention_mask), bool(use_cache)
-            read = labelled_positions(given, labels, self.training)
+        for name, tensor in labelled.items():
+            if tensor is not None and given is not None:
+                check_labels(name, tensor, tuple(given.shape[:2]), self.config.vocab_size, VOCABULARY_HINT)
+        if labels is not None and shift_labels is None:
+            shift_labels = next_tokens(labels, attention_mask)
+        if shift_labels is not None:
+            use_cache, read = bool(use_cache), labelled_positions(given, shift_labels, self.training)
         inputs = (input_ids, attention_mask, position_ids, inputs_embeds, past_key_values)
-        outputs = self.transformer(*inputs, use_cache=use_cache, read_positions=read, return_dict=True, **kwargs)
+        reads = {"keep_padding": shift_labels is None, "read_positions": read}
+        outputs = self.transformer(*inputs, use_cache=use_cache, return_dict=True, **{**reads, **kwargs})
         hidden_states = outputs.last_hidden_state
-        if labels is None:
+        if shift_labels is None:
             kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
             hidden_states = hidden_states[:, kept]
         options: Any = {"training": self.training, "num_items_in_batch": num_items_in_batch}
-        loss, logits = token_loss(self.lm_head, hidden_states, labels, **options)
+        loss, logits = token_loss(self.lm_head, hidden_states, shift_labels, **options)
         return CausalLMOutputWithPast(loss, logits, outputs.past_key_values, outputs.hidden_states, outputs.attentions)
 
     def _prepare_generated_length(

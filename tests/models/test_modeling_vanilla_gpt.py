@@ -91,6 +91,13 @@ def test_loss_of_training_is_that_of_the_logits():
         assert outputs.logits is None
 
 
+def test_shifted_labels_are_those_of_the_next_tokens():
+    model = tiny_gpt(**NO_DROPOUT).train()
+    shifted = torch.cat((LABELS[:, 1:], torch.full((2, 1), -100)), dim=1)
+    expected = losses_and_gradients(model, {**TEXT, "labels": LABELS})
+    assert_same(losses_and_gradients(model, {**TEXT, "shift_labels": shifted}), expected)
+
+
 @pytest.mark.parametrize("kernel", KERNELS)
 @pytest.mark.parametrize("kwargs", [True, False], ids=["cu_seq_lens", "positions"])
 def test_flattened_batch_equals_its_rows(kernel, kwargs, no_shortcuts):
@@ -177,13 +184,19 @@ def test_left_padded_prompts_are_continued_as_single_ones(norm, options):
         assert torch.equal(sequence[-6:], alone[-6:])
 
 
+STATIC = {"cache_implementation": "static", "disable_compile": True}
+
+
 @pytest.mark.parametrize("norm", NORMS)
-@pytest.mark.parametrize("cache", ["none", "static"])
-def test_all_caches_give_the_same_tokens(norm, cache):
+@pytest.mark.parametrize(
+    ("prompts", "options"),
+    [(left_padded(PROMPTS), {"use_cache": False}), (left_padded(PROMPTS), STATIC), (TEXT, STATIC)],
+    ids=["no cache", "static cache", "static cache, right padding"],
+)
+def test_all_caches_give_the_same_tokens(norm, prompts, options):
     model = tiny_gpt(norm_position=norm)
-    expected = model.generate(**left_padded(PROMPTS), **GREEDY)
-    options = {"use_cache": False} if cache == "none" else {"cache_implementation": "static", "disable_compile": True}
-    assert torch.equal(model.generate(**left_padded(PROMPTS), **GREEDY, **options), expected)
+    expected = model.generate(**prompts, **GREEDY)
+    assert torch.equal(model.generate(**prompts, **GREEDY, **options), expected)
 
 
 @torch.no_grad()
