@@ -29,6 +29,6 @@ _LAYERS = [
     *(WeightConverter(f"{theirs}.weight", f"{ours}.weight", [Transpose()]) for theirs, ours in _MATRICES.items()),
 ]
 
-# For each place of the norm, the names of the checkpoints that have it there. Saving applies the rules backwards, those
-# of layers first: their norms have other names then than the last one.
+# For each place of the norm, the names of the checkpoints that have it there. Saving applies the rules backwards,
+# those of layers first: their norms have other names then than the last one.
 GPT_NAMES = {"post": [*_OPENAI_EMBEDDINGS, *_LAYERS], "pre": [*_GPT2_EMBEDDINGS, *_LAYERS]}

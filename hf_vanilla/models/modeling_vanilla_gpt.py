@@ -390,7 +390,7 @@ class VanillaGptClassifier(VanillaGptPreTrainedModel):
         elif input_ids is not None and self.config.pad_token_id is not None:
             is_token = input_ids != self.config.pad_token_id
         last = is_token.long().cumsum(1).argmax(1)  # (texts,); the first maximum is at the last token
-        is_read, next_ids = nn.functional.one_hot(last, given.shape[1]).bool(), None
+        is_read, next_ids = torch.arange(given.shape[1], device=last.device) == last[:, None], None
         if labels is not None and input_ids is not None and self.training and self.config.lm_loss_weight > 0:
             next_ids = next_tokens(input_ids.masked_fill(~is_token, IGNORED_LABEL), is_token)  # (texts, length)
             is_read = is_read | has_label(next_ids)
