@@ -475,7 +475,6 @@ class VanillaGptForMultipleChoice(VanillaGptClassifier):
 # What each Auto class is to load, here and from a checkpoint that carries this file.
 AUTO_CLASSES: dict[str, type[VanillaGptPreTrainedModel]] = {
     "AutoModel": VanillaGptModel,
-    "AutoModelForPreTraining": VanillaGptForCausalLM,
     "AutoModelForCausalLM": VanillaGptForCausalLM,
     "AutoModelForSequenceClassification": VanillaGptForSequenceClassification,
     "AutoModelForMultipleChoice": VanillaGptForMultipleChoice,
