@@ -7,6 +7,7 @@ import pytest
 import torch
 from tiny_gpts import CHOICES, IDS, LABELS, LEFT, LENGTH, MASK, NO_DROPOUT, TASKS, TEXT, VOCAB, tiny_gpt
 from tiny_models import assert_same, gradients
+from tokenizers import Tokenizer, models, pre_tokenizers
 from torch import nn
 from transformers import (
     DataCollatorForLanguageModeling,
@@ -16,6 +17,7 @@ from transformers import (
     TextStreamer,
     Trainer,
     TrainingArguments,
+    pipeline,
 )
 
 from hf_vanilla import VanillaGptConfig, VanillaGptForCausalLM
@@ -260,10 +262,9 @@ def test_logits_are_computed_where_they_are_kept(kept):
 
 
 def test_stock_trainer_learns_to_continue_a_text(tmp_path):
-    from tokenizers import Tokenizer, models
-
-    vocabulary = {str(number): number for number in range(VOCAB)}
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.WordLevel(vocabulary, "1")), pad_token="0")
+    backend = Tokenizer(models.WordLevel({str(number): number for number in range(VOCAB)}, "1"))
+    backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, pad_token="0")
     rows = [
         {"input_ids": [3 + (start + step) % 9 for step in range(length)]} for start in range(9) for length in (5, 8)
     ]
@@ -274,8 +275,8 @@ def test_stock_trainer_learns_to_continue_a_text(tmp_path):
     )
     collator = DataCollatorForLanguageModeling(tokenizer, mlm=False)
     Trainer(model, args, train_dataset=rows, data_collator=collator).train()
-    sequence = model.eval().generate(torch.tensor([[5, 6]]), **GREEDY)[0].tolist()
-    assert sequence == [5, 6, 7, 8, 9, 10, 11, 3]
+    generator = pipeline("text-generation", model=model.eval(), tokenizer=tokenizer)
+    assert generator("5 6", **GREEDY)[0]["generated_text"] == "5 6 7 8 9 10 11 3"
 
 
 BAD = {
