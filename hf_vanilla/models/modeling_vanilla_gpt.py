@@ -1,16 +1,17 @@
 """GPT, the language model of Radford et al. 2018, with its two ways of fine-tuning.
 
-     <s>   the   film    was  great  <e>      tokens; <e> is the extract token of a classifier's input
-      0     1     2      3      4     5       positions
-      |     |     |      |      |     |
-    +-v-----v-----v------v------v-----v-+
-    |   sum of both embeddings, dropout |
-    +-----------------v-----------------+
-    |  causal self-attention, add & norm; feed-forward, add & norm  |  x L
-    +-v-----v-----v------v------v-----v-+
-      |     |     |      |      |     |
-     the   film  was   great   <e>  linear: class, or score of a choice
-      next token, by the embedding
+     <s>   the    film   was    great   <e>       tokens; <e> is the extract token of a classifier's input
+      0     1      2      3       4      5        positions
+      |     |      |      |       |      |
+    +-v-----v------v------v-------v------v-+
+    |  sum of the two embeddings, dropout  |
+    +-------------------v------------------+
+    |  causal self-attention, add & norm;  |  x L
+    |  feed-forward, add & norm            |
+    +-v-----v------v------v-------v------v-+
+      |     |      |      |       |      |
+     the   film   was   great    <e>   class, or score of a choice (linear)
+           next tokens (tied embedding)
 
 Departures from the paper:
 - None in the defaults. Where it is silent (epsilon of LayerNorm 1e-5, GELU by its approximation with tanh, a bias in
@@ -18,7 +19,7 @@ Departures from the paper:
 - `norm_position="pre"` is GPT-2: norms before the sub-layers, one more at the end, smaller initial weights where a
   sub-layer ends.
 - A token with nothing but padding before it is not predicted: no loss.
-- The output at padding is 0. In training, tokens that have a label alone are projected onto the vocabulary.
+- The model's output at padding is 0, as long as no logits are asked for without labels. In training, tokens that have a label alone are projected onto the vocabulary.
 - On a CPU, where a batch has padding or several texts in a row, attention works on each text by itself.
 
 Checkpoints of types `openai-gpt` and `gpt2` load here; transformers' classes of these names read what is saved.
@@ -139,8 +140,8 @@ class VanillaGptModel(VanillaGptPreTrainedModel):
             attention_mask (`torch.Tensor` of shape `(batch, past_length + length)`, *optional*): Not 0 for tokens, 0
                 for padding on either side.
             position_ids (`torch.LongTensor` of shape `(batch or 1, length)`, *optional*): Positions; by default the
-                tokens of a row are counted from 0, without padding. Given without a mask and a cache, another sequence
-                begins wherever they do not count on, as of transformers' `DataCollatorWithFlattening`.
+                tokens of a row are counted from 0, without padding. Given without a mask and a cache, a new sequence
+                begins wherever a position is not the one before plus 1 (transformers' `DataCollatorWithFlattening`).
             inputs_embeds (`torch.Tensor` of shape `(batch, length, d_model)`, *optional*): In place of `input_ids`.
             past_key_values (`Cache`, *optional*): Keys and values of the positions before.
             use_cache (`bool`, *optional*): Whether to return keys and values; the config's `use_cache` by default.
@@ -266,7 +267,7 @@ class VanillaGptForCausalLM(VanillaGptPreTrainedModel, GenerationMixin):
             labels (`torch.LongTensor` of shape `(batch, length)`, *optional*): The tokens themselves, not shifted;
                 -100 where none is to be predicted.
             shift_labels (`torch.LongTensor` of shape `(batch, length)`, *optional*): In place of `labels`, the next
-                token of each position, as needed where sequences are cut across devices.
+                token of each position, as where sequences are cut across devices.
             use_cache (`bool`, *optional*): Whether to return keys and values; with `labels` not by default.
             logits_to_keep (`int` or `torch.LongTensor` of shape `(positions,)`, *optional*, defaults to 0): Number of
                 last positions, or the positions, whose logits are computed without labels; 0 for all.
@@ -318,7 +319,7 @@ class VanillaGptForCausalLM(VanillaGptPreTrainedModel, GenerationMixin):
 
 
 class VanillaGptClassifier(VanillaGptPreTrainedModel):
-    """What both ways of fine-tuning share: they read the extract token, and go on with the language model's training.
+    """What both ways of fine-tuning share: they read the extract token, and keep training the language model.
 
     Args:
         config (`VanillaGptConfig`): The model's config.
@@ -397,7 +398,8 @@ class VanillaGptClassifier(VanillaGptPreTrainedModel):
         inputs = (input_ids, attention_mask, *others)
         outputs = self.transformer(*inputs, use_cache=False, read_positions=is_read, return_dict=True, **kwargs)
         hidden_states = outputs.last_hidden_state
-        extracted = hidden_states[torch.arange(len(last), device=last.device), last].unflatten(0, batch)
+        texts = torch.arange(len(last), device=hidden_states.device)
+        extracted = hidden_states[texts, last.to(hidden_states.device)].unflatten(0, batch)
         loss, logits = self._predict(self._classifier_dropout(extracted), labels, num_items_in_batch)
         if labels is not None and next_ids is not None:
             lm_loss = self._lm_loss(hidden_states, next_ids, labels.reshape(len(logits), -1), num_items_in_batch)

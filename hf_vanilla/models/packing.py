@@ -242,7 +242,7 @@ def plan_packing(
         max_buckets (`int`, defaults to 1): Into how many buckets the rows may be sorted by length. With one bucket
             they keep their order.
         position_ids (`torch.LongTensor` of shape `(batch or 1, length)`, *optional*): Positions given by the caller.
-            Without a mask, a sequence begins wherever they do not count on.
+            Without a mask, a sequence begins wherever a position is not the one before plus 1.
         **kwargs: The arguments of `forward`: with `output_attentions` or `output_hidden_states` nothing is left out.
 
     Returns:

