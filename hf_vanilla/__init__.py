@@ -1,7 +1,8 @@
-"""The Transformer of 2017 and BERT as first-class Hugging Face models. Importing the package registers them."""
+"""The Transformer of 2017, BERT and GPT as first-class Hugging Face models. Importing the package registers them."""
 
 from .hub.publish import Publication, publish, roll_back
 from .models.configuration_vanilla_bert import VanillaBertConfig
+from .models.configuration_vanilla_gpt import VanillaGptConfig
 from .models.configuration_vanilla_transformer import VanillaTransformerConfig
 from .models.modeling_vanilla_bert import (
     VanillaBertForMaskedLM,
@@ -13,6 +14,13 @@ from .models.modeling_vanilla_bert import (
     VanillaBertForTokenClassification,
     VanillaBertModel,
     VanillaBertPreTrainedModel,
+)
+from .models.modeling_vanilla_gpt import (
+    VanillaGptForCausalLM,
+    VanillaGptForMultipleChoice,
+    VanillaGptForSequenceClassification,
+    VanillaGptModel,
+    VanillaGptPreTrainedModel,
 )
 from .models.modeling_vanilla_transformer import (
     VanillaTransformerForConditionalGeneration,
@@ -36,6 +44,12 @@ __all__ = [
     "VanillaBertForTokenClassification",
     "VanillaBertModel",
     "VanillaBertPreTrainedModel",
+    "VanillaGptConfig",
+    "VanillaGptForCausalLM",
+    "VanillaGptForMultipleChoice",
+    "VanillaGptForSequenceClassification",
+    "VanillaGptModel",
+    "VanillaGptPreTrainedModel",
     "VanillaTransformerConfig",
     "VanillaTransformerForConditionalGeneration",
     "VanillaTransformerModel",

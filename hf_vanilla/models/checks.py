@@ -299,3 +299,23 @@ def check_length(length: int, limit: int) -> None:
             f"A sequence of {length} tokens exceeds `max_position_embeddings` ({limit}); truncate the input "
             "(`tokenizer(..., truncation=True, max_length=...)`) or build a model with more."
         )
+
+
+def check_position_ids(position_ids: Tensor | None, batch: int, length: int, limit: int, past_length: Any = 0) -> None:
+    """Check that a table of learned positions has each position.
+
+    Args:
+        position_ids (`torch.LongTensor` of shape `(batch or 1, length)`, *optional*): Positions; counted on from
+            `past_length` by default.
+        batch (`int`): Rows of the batch.
+        length (`int`): Its length.
+        limit (`int`): Rows of the table.
+        past_length (`int` or `torch.Tensor`, *optional*): Number of positions before these.
+
+    Raises:
+        ValueError: if it lacks one, or `position_ids` has another shape.
+    """
+    if position_ids is None:
+        return check_length(past_length + length, limit)
+    check_input_ids("position_ids", position_ids, limit, "`max_position_embeddings` of the config is the limit.")
+    return check_shape("position_ids", position_ids, 1 if len(position_ids) == 1 else batch, length)

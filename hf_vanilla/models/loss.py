@@ -62,6 +62,7 @@ def token_loss(
     transform: Any = None,
     frozen_row: int | None = None,
     num_items_in_batch: Tensor | int | None = None,
+    weights: Tensor | None = None,
 ) -> LossAndLogits:
     """Compute the loss of tokens, and their logits unless this is training with labels.
 
@@ -78,6 +79,8 @@ def token_loss(
         transform (`Callable`, *optional*): What hidden states pass before the projection.
         frozen_row (`int`, *optional*): Row of the projection's weight, and of an adapter's, that gets no gradient.
         num_items_in_batch (`torch.Tensor` or `int`, *optional*): As in [`mean_loss`].
+        weights (`torch.Tensor` of shape `(batch, length)`, *optional*): In training, what each token's loss is
+            multiplied with; the loss is then their sum divided by `num_items_in_batch`.
 
     Returns:
         `tuple[torch.Tensor | None, torch.Tensor | None]`: the loss of shape `()` in nats if there are labels, and the
@@ -96,13 +99,14 @@ def token_loss(
         logits = _project(projection, transform(hidden_states), frozen_row)
         loss_sum = cross_entropy_sum(logits, labels, smoothing)
     else:
+        weights = None if weights is None else select_labelled(weights[..., None], labels)[0][:, 0]  # (tokens,)
         hidden_states, target_ids = select_labelled(hidden_states, labels)  # (tokens, d_model), (tokens,)
-        hidden_states = transform(hidden_states)
+        hidden_states, terms = transform(hidden_states), (target_ids, smoothing, weights)
         if _is_plain(projection) and not in_function_transform():
             weight = projection.weight if frozen_row is None else freeze_row(projection.weight, frozen_row)
-            loss_sum = projected_cross_entropy_sum(hidden_states, weight, projection.bias, target_ids, smoothing)
+            loss_sum = projected_cross_entropy_sum(hidden_states, weight, projection.bias, *terms)
         else:
-            loss_sum = cross_entropy_sum(_project(projection, hidden_states, frozen_row), target_ids, smoothing)
+            loss_sum = cross_entropy_sum(_project(projection, hidden_states, frozen_row), *terms)
     return mean_loss(loss_sum, has_label(labels).sum(), num_items_in_batch), logits
 
 
@@ -123,13 +127,14 @@ def select_labelled(hidden_states: Tensor, labels: Tensor) -> tuple[Tensor, Tens
     return hidden_states.index_select(0, labelled), labels.index_select(0, labelled)
 
 
-def cross_entropy_sum(logits: Tensor, labels: Tensor, target: SmoothedTarget) -> Tensor:
+def cross_entropy_sum(logits: Tensor, labels: Tensor, target: SmoothedTarget, weights: Tensor | None = None) -> Tensor:
     """Sum the cross-entropy of tokens with given logits.
 
     Args:
         logits (`torch.Tensor` of shape `(..., vocab)`): Logits.
         labels (`torch.Tensor` of shape `(...)`): True tokens; -100 where there is none.
         target (`SmoothedTarget`): The distribution around the true token.
+        weights (`torch.Tensor` of shape `(...)`, *optional*): What each token's loss is multiplied with.
 
     Returns:
         `torch.Tensor` of shape `()`: the sum over all labelled tokens, in float32 and nats.
@@ -143,7 +148,8 @@ def cross_entropy_sum(logits: Tensor, labels: Tensor, target: SmoothedTarget) ->
     if target.excluded_id >= 0:
         expected = expected - target.other_probability * logits[..., target.excluded_id]
     losses = torch.logsumexp(logits, dim=-1) - expected - target.entropy
-    return torch.where(wanted, losses, 0.0).sum()
+    losses = torch.where(wanted, losses, 0.0)
+    return (losses if weights is None else losses * weights).sum()
 
 
 def freeze_row(matrix: Tensor, row: int, dim: int = 0) -> Tensor:
@@ -202,21 +208,31 @@ def mean_loss(loss_sum: Tensor, count: Tensor | int, num_items_in_batch: Tensor 
     return loss_sum / max(divisor, 1)
 
 
-def problem_type_of(config: PreTrainedConfig, labels: Tensor) -> str:
-    """Return the problem type of a classifier of texts: that of the config, or one that fits the labels.
+def label_loss(
+    config: PreTrainedConfig, logits: Tensor, labels: Tensor | None, num_items_in_batch: Tensor | int | None = None
+) -> Tensor | None:
+    """Compute the loss of a classifier of whole inputs, by the config's problem type or one that fits the labels.
 
     Args:
-        config (`PreTrainedConfig`): The model's config.
-        labels (`torch.Tensor`): The labels.
+        config (`PreTrainedConfig`): The model's config. If its `problem_type` is unset, one output is regression,
+            integers are classes, and other numbers are several labels at once.
+        logits (`torch.Tensor` of shape `(batch, num_labels)`): Scores.
+        labels (`torch.Tensor` of shape `(batch,)` or `(batch, num_labels)`, *optional*): Classes, or one number for
+            each score.
+        num_items_in_batch (`torch.Tensor` or `int`, *optional*): As in [`mean_loss`].
 
     Returns:
-        `str`: transformers' name. Unset, one output is regression, integers are classes, and other numbers are several
-        labels at once.
+        `torch.Tensor` of shape `()`: the loss as in [`classification_loss`]; `None` without labels.
     """
-    if config.problem_type is not None or config.num_labels == 1:
-        return config.problem_type or "regression"
-    is_several = labels.is_floating_point() or labels.dtype == torch.bool
-    return "multi_label_classification" if is_several else "single_label_classification"
+    if labels is None:
+        return None
+    problem_type = config.problem_type or "regression"
+    if config.problem_type is None and config.num_labels > 1:
+        is_several = labels.is_floating_point() or labels.dtype == torch.bool
+        problem_type = "multi_label_classification" if is_several else "single_label_classification"
+    if problem_type == "single_label_classification":
+        labels = labels.flatten().long()
+    return classification_loss(logits, labels, num_items_in_batch, problem_type)
 
 
 def classification_loss(

@@ -26,7 +26,6 @@ Departures from the paper:
 Encoder checkpoints of type `bert` with absolute positions load here; transformers' `BertFor...` read what is saved.
 """
 
-import os
 from collections.abc import Sequence
 from typing import Any, cast
 
@@ -34,7 +33,7 @@ import torch
 from torch import Tensor, nn
 from transformers import initialization as init
 from transformers.activations import ACT2FN
-from transformers.conversion_mapping import register_checkpoint_conversion_mapping
+from transformers.core_model_loading import WeightTransform
 from transformers.modeling_outputs import (
     BaseModelOutputWithPooling,
     MaskedLMOutput,
@@ -55,17 +54,17 @@ from .checks import (
     check_attention_mask,
     check_input_ids,
     check_labels,
-    check_length,
+    check_position_ids,
     check_shape,
     checked_embeddings,
     flatten_choices,
     has_label,
 )
 from .configuration_vanilla_bert import VanillaBertConfig
-from .conversion_vanilla_bert import BERT_NAMES, take_bert_names
+from .conversion_vanilla_bert import BERT_NAMES
 from .dropout import dropout
 from .layers import EncoderLayer, SelfAttention
-from .loss import LossAndLogits, classification_loss, mean_loss, problem_type_of, token_loss
+from .loss import LossAndLogits, classification_loss, label_loss, mean_loss, token_loss
 from .packing import MAX_BUCKETS, all_positions, first_position, labelled_positions, run_encoder
 from .self_contained import VanillaPreTrainedModel
 
@@ -224,11 +223,9 @@ class VanillaBertPreTrainedModel(VanillaPreTrainedModel):
     # Old files hold the numbers from 0 to 511 too.
     _keys_to_ignore_on_load_unexpected = [r"embeddings\.position_ids$"]
 
-    def __init__(self, config: VanillaBertConfig, *args: Any, **kwargs: Any):
-        super().__init__(config, *args, **kwargs)
-        # Here and not once for all: code that came with another checkpoint may have registered its own names.
-        register_checkpoint_conversion_mapping(config.model_type, BERT_NAMES, overwrite=True)
-        self.register_load_state_dict_pre_hook(take_bert_names)
+    def file_names(self) -> list[WeightTransform]:
+        """Return the rules from the names in BERT's own checkpoints, which transformers' `BertFor...` read."""
+        return BERT_NAMES
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
@@ -239,18 +236,6 @@ class VanillaBertPreTrainedModel(VanillaPreTrainedModel):
         elif isinstance(module, MaskedTokenHead):
             init.zeros_(module.bias)
         super()._init_weights(module)
-
-    def save_pretrained(self, save_directory: str | os.PathLike, *args: Any, **kwargs: Any) -> None:
-        """Save the model under the names of BERT's own checkpoints, which transformers' `BertFor...` read.
-
-        Args:
-            save_directory (`str`): Folder to write to.
-            *args: Passed on.
-            **kwargs: Passed on. `save_original_format=False` writes the names of this module's parameters, which
-                quantised weights need: they can't be cut into queries, keys and values.
-        """
-        self._weight_conversions = None  # of a loaded model those that its file needed, perhaps none
-        super().save_pretrained(save_directory, *args, **kwargs)
 
     def get_output_embeddings(self) -> nn.Linear | None:
         """Return the projection onto the vocabulary, if this model has one."""
@@ -265,11 +250,6 @@ class VanillaBertPreTrainedModel(VanillaPreTrainedModel):
     def _token_head(self) -> MaskedTokenHead:
         """Return the head that predicts masked tokens."""
         return cast(MaskedTokenHead, self.cls["predictions"])
-
-    def _classifier_dropout(self, hidden_states: Tensor) -> Tensor:
-        """Drop what a classifier reads."""
-        rate = self.config.classifier_dropout
-        return dropout(hidden_states, self.config.hidden_dropout_prob if rate is None else rate, self.training)
 
 
 class VanillaBertModel(VanillaBertPreTrainedModel):
@@ -286,11 +266,6 @@ class VanillaBertModel(VanillaBertPreTrainedModel):
     """
 
     def __init__(self, config: VanillaBertConfig, add_pooling_layer: bool = True):
-        if config.hidden_size % config.num_attention_heads:  # where transformers' BERT asks, not in the config
-            raise ValueError(
-                f"`hidden_size` ({config.hidden_size}) must be divisible by `num_attention_heads` "
-                f"({config.num_attention_heads})."
-            )
         super().__init__(config)
         self.embeddings = Embeddings(config)
         self.layers = nn.ModuleList([EncoderLayer(config) for _ in range(config.num_hidden_layers)])
@@ -373,13 +348,7 @@ class VanillaBertModel(VanillaBertPreTrainedModel):
             hint = "`type_vocab_size` of the config is the number of segments."
             check_input_ids("token_type_ids", token_type_ids, self.config.type_vocab_size, hint)
             check_shape("token_type_ids", token_type_ids, batch, length)
-        limit = self.config.max_position_embeddings
-        if position_ids is not None:
-            hint = "`max_position_embeddings` of the config is the limit."
-            check_input_ids("position_ids", position_ids, limit, hint)
-            check_shape("position_ids", position_ids, 1 if len(position_ids) == 1 else batch, length)
-        else:
-            check_length(length, limit)
+        check_position_ids(position_ids, batch, length, self.config.max_position_embeddings)
 
 
 class VanillaBertForPreTraining(VanillaBertPreTrainedModel):
@@ -603,12 +572,7 @@ class VanillaBertForSequenceClassification(VanillaBertWithHead):
 
     def _predict(self, outputs: Any, labels: Tensor | None, items: Tensor | int | None) -> LossAndLogits:
         logits = self.classifier(self._classifier_dropout(outputs.pooler_output))  # (batch, num_labels)
-        if labels is None:
-            return None, logits
-        problem_type = problem_type_of(self.config, labels)
-        if problem_type == "single_label_classification":
-            labels = labels.flatten().long()
-        return classification_loss(logits, labels, items, problem_type), logits
+        return label_loss(self.config, logits, labels, items), logits
 
 
 class VanillaBertForTokenClassification(VanillaBertWithHead):

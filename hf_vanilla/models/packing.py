@@ -37,6 +37,8 @@ logger = logging.get_logger(__name__)
 MIN_PADDING_SHARE = 0.05
 # Up to this share of tokens that a head reads, computing the last layer for them alone is faster.
 MAX_OUTPUT_SHARE = 0.75
+# The attention kernels that take rows of a packing.
+PACKED_KERNELS = ("eager", "sdpa")
 # One bucket per 64 positions of the longest row, at most 8.
 BUCKET_LENGTH = 64
 MAX_BUCKETS = 8
@@ -224,6 +226,7 @@ def plan_packing(
     outputs: Tensor | None = None,
     needs_first: bool = False,
     max_buckets: int = 1,
+    position_ids: Tensor | None = None,
     **kwargs: Any,
 ) -> Packing | None:
     """Find the tokens that a model's layers have to work on, if leaving out the others pays.
@@ -238,6 +241,8 @@ def plan_packing(
         needs_first (`bool`, defaults to `False`): Whether each row's first position is read even if it is padding.
         max_buckets (`int`, defaults to 1): Into how many buckets the rows may be sorted by length. With one bucket
             they keep their order.
+        position_ids (`torch.LongTensor` of shape `(batch or 1, length)`, *optional*): Positions given by the caller.
+            Without a mask, a sequence begins wherever a position is not the one before plus 1.
         **kwargs: The arguments of `forward`: with `output_attentions` or `output_hidden_states` nothing is left out.
 
     Returns:
@@ -248,12 +253,15 @@ def plan_packing(
         return None
     batch, length = hidden_states.shape[:2]
     is_token = _worth_packing(model, attention_mask, needs_first)
+    sequences = None if attention_mask is not None else _sequence_lengths(model, position_ids, batch)
     has_outputs = outputs is not None and outputs.device.type == "cpu" and len(layers) > 0
-    if (is_token is None and not has_outputs) or not all(map(_accepts_packing, layers)):
+    if (is_token is None and sequences is None and not has_outputs) or not all(map(_accepts_packing, layers)):
         return None
-    packing = Packing(batch, length, None)
+    packing, cells = Packing(batch, length, None), torch.arange(batch * length)
     if is_token is not None:
-        packing = _pack(is_token, max(1, min(max_buckets, length // BUCKET_LENGTH)))
+        packing = _pack(packing, cells[is_token.flatten()], is_token.sum(1), min(max_buckets, length // BUCKET_LENGTH))
+    elif sequences is not None:
+        packing = _pack(packing, cells, sequences, min(max_buckets, int(sequences.max()) // BUCKET_LENGTH))
     if outputs is not None and has_outputs and not _has_hooks(model):
         is_read = outputs.flatten() != 0
         is_read = is_read if packing.positions is None else is_read[packing.positions]
@@ -263,15 +271,27 @@ def plan_packing(
     return None if packing.positions is None and packing.outputs is None else packing
 
 
-def _pack(is_token: Tensor, num_buckets: int) -> Packing:
-    """Pack the tokens of a mask (batch, length) into buckets."""
-    batch, length = is_token.shape
-    lengths, cells = is_token.sum(1), torch.arange(batch * length).view(batch, length)
-    if num_buckets == 1:
-        return Packing(batch, length, cells[is_token], (Packing.of_lengths(lengths),))
+def _pack(packing: Packing, tokens: Tensor, lengths: Tensor, num_buckets: int) -> Packing:
+    """Pack tokens (tokens,), sequence after sequence, into buckets of sequences of like lengths (sequences,)."""
+    if num_buckets <= 1:
+        return packing._replace(positions=tokens, buckets=(Packing.of_lengths(lengths),))
+    sequences = tokens.split(lengths.tolist())
     lengths, order = lengths.sort()
+    tokens = torch.cat([sequences[number] for number in order.tolist()])
     parts = [part for part in lengths.tensor_split(num_buckets) if part.numel()]
-    return Packing(batch, length, cells[order][is_token[order]], tuple(map(Packing.of_lengths, parts)))
+    return packing._replace(positions=tokens, buckets=tuple(map(Packing.of_lengths, parts)))
+
+
+def _sequence_lengths(model: PreTrainedModel, position_ids: Tensor | None, batch: int) -> Tensor | None:
+    """Return the lengths of the sequences of a batch if there are several in a row: (sequences,)."""
+    if position_ids is None or position_ids.numel() == 0 or model.config._attn_implementation not in PACKED_KERNELS:
+        return None
+    begins = torch.ones_like(position_ids, dtype=torch.bool)
+    begins[:, 1:] = position_ids.diff() != 1
+    starts = begins.expand(batch, -1).flatten().nonzero()[:, 0]
+    if len(starts) == batch:
+        return None
+    return starts.diff(append=starts.new_tensor([batch * position_ids.shape[1]]))
 
 
 def _worth_packing(model: PreTrainedModel, attention_mask: Any, needs_first: bool) -> Tensor | None:
@@ -279,7 +299,7 @@ def _worth_packing(model: PreTrainedModel, attention_mask: Any, needs_first: boo
     mask = attention_mask
     if not isinstance(mask, Tensor) or mask.dim() != 2 or mask.numel() == 0 or mask.device.type != "cpu":
         return None
-    if model.config._attn_implementation not in ("eager", "sdpa"):
+    if model.config._attn_implementation not in PACKED_KERNELS:
         return None
     is_token = mask.bool()
     lengths = is_token.sum(1)  # (batch,)
@@ -370,6 +390,7 @@ def run_encoder(
     hidden_states: Tensor,
     attention_mask: Tensor | None,
     *,
+    create_mask: Callable[..., Any] = create_bidirectional_mask,
     keep_padding: bool = False,
     read_positions: Tensor | None = None,
     reads_first: bool = False,
@@ -377,12 +398,14 @@ def run_encoder(
     max_buckets: int = 1,
     **kwargs: Any,
 ) -> tuple[Tensor, Tensor]:
-    """Run the layers of an encoder.
+    """Run the layers of an encoder, or with a causal mask those of a decoder that has no source.
 
     Args:
         model (`PreTrainedModel`): The encoder, as in [`run_layers`].
         hidden_states (`torch.Tensor` of shape `(batch, length, d_model)`): The embeddings.
-        attention_mask (`torch.Tensor` of shape `(batch, length)`, *optional*): Not 0 for tokens, 0 for padding.
+        attention_mask (`torch.Tensor` of shape `(batch, length)`, *optional*): Not 0 for tokens, 0 for padding. With a
+            cache, of shape `(batch, past_length + length)`.
+        create_mask (`Callable`, *optional*): As in [`run_layers`]; bidirectional by default.
         keep_padding (`bool`, defaults to `False`): Whether the output at padding is computed, too; otherwise it is 0,
             in eager, compiled and exported code alike.
         read_positions (`torch.Tensor` of shape `(batch, length)`, *optional*): Not 0 where the output is read.
@@ -412,13 +435,12 @@ def run_encoder(
         max_buckets=max_buckets,
         **kwargs,
     )
-    hidden_states = run_layers(
-        model, hidden_states, attention_mask, create_bidirectional_mask, packing=packing, **kwargs
-    )
+    hidden_states = run_layers(model, hidden_states, attention_mask, create_mask, packing=packing, **kwargs)
     first = hidden_states[:, :1]
     is_packed = packing is not None and packing.positions is not None  # then padding is zero already
     if isinstance(mask, Tensor) and mask.dim() == 2 and not is_packed:
-        hidden_states = hidden_states.masked_fill((mask == 0).to(hidden_states.device)[..., None], 0)
+        is_padding = (mask == 0).to(hidden_states.device)[:, mask.shape[1] - hidden_states.shape[1] :]
+        hidden_states = hidden_states.masked_fill(is_padding[..., None], 0)
     return hidden_states, first
 
 

@@ -2,15 +2,20 @@
 
 import os
 import sys
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, cast
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers import Pipeline
 from transformers import initialization as init
 from transformers.activations import ACT2FN
 from transformers.configuration_utils import PreTrainedConfig
+from transformers.conversion_mapping import register_checkpoint_conversion_mapping
+from transformers.core_model_loading import WeightTransform
 from transformers.modeling_utils import PreTrainedModel
+
+from .dropout import dropout
+from .file_names import take_file_names
 
 
 # Limits of a config, far beyond any model: above them, building one fills the memory or takes minutes before it fails.
@@ -40,6 +45,13 @@ class SelfContainedConfig(PreTrainedConfig):
     counts: ClassVar[tuple[str, ...]] = ()
     rates: ClassVar[tuple[str, ...]] = ()
     scales: ClassVar[tuple[str, ...]] = ()
+    # Names of ids in the vocabulary, and fields with the values that they may have.
+    special_ids: ClassVar[tuple[str, ...]] = ()
+    choices: ClassVar[dict[str, tuple[str, ...]]] = {}
+    # What the shared layers ask for and most models have no choice about; no fields, so not saved.
+    norm_position = "post"
+    activation_dropout = 0.0
+    attention_scale = cast(Any, None)
 
     _auto_class = "AutoConfig"  # makes transformers copy the file of the class and those that it imports
 
@@ -83,6 +95,26 @@ class SelfContainedConfig(PreTrainedConfig):
         """
         return {}
 
+    @property
+    def d_k(self) -> Any:
+        """Width of one head's queries and keys.
+
+        Raises:
+            ValueError: if `num_attention_heads` does not divide `hidden_size`: when a model is built, not its config,
+                as in transformers.
+        """
+        if self.hidden_size % self.num_attention_heads:
+            raise ValueError(
+                f"`hidden_size` ({self.hidden_size}) must be divisible by `num_attention_heads` "
+                f"({self.num_attention_heads})."
+            )
+        return self.hidden_size // self.num_attention_heads
+
+    @property
+    def d_v(self) -> Any:
+        """Width of one head's values."""
+        return self.d_k
+
     @classmethod
     def preset(cls, name: str, **overrides: Any) -> Self:
         """Build the configuration of a published size.
@@ -111,7 +143,7 @@ class SelfContainedConfig(PreTrainedConfig):
         return tuple(cls.presets)
 
     def validate_bounds(self) -> None:
-        """Check that numbers are in their ranges, the size too, and that the activation exists.
+        """Check numbers, the size too, that special ids are in the vocabulary, and that named choices exist.
 
         Raises:
             ValueError: if a field is not.
@@ -130,6 +162,14 @@ class SelfContainedConfig(PreTrainedConfig):
                 if value is not None and not low <= value < high:
                     raise ValueError(f"`{name}` {rule}, got {value}.")
         self._check_parameters()
+        for name in self.special_ids:
+            value = getattr(self, name)
+            for token_id in value if isinstance(value, list) else [value]:
+                if token_id is not None and not 0 <= token_id < self.vocab_size:
+                    raise ValueError(f"`{name}` must be in [0, `vocab_size` = {self.vocab_size}), got {token_id}.")
+        for name, allowed in self.choices.items():
+            if getattr(self, name) not in allowed:
+                raise ValueError(f"`{name}` must be one of {', '.join(allowed)}; got {getattr(self, name)!r}.")
         if self.hidden_act not in ACT2FN:
             name = self.attribute_map.get("hidden_act", "hidden_act")
             raise ValueError(
@@ -192,6 +232,34 @@ class VanillaPreTrainedModel(PreTrainedModel):
     _supports_attention_backend = True
     _can_compile_fullgraph = True
 
+    def __init__(self, config: PreTrainedConfig, *args: Any, **kwargs: Any):
+        super().__init__(config, *args, **kwargs)
+        if names := self.file_names():
+            # Here and not once for all: code that came with another checkpoint may have registered its own names.
+            register_checkpoint_conversion_mapping(config.model_type, names, overwrite=True)
+            self.register_load_state_dict_pre_hook(take_file_names)
+
+    def file_names(self) -> list[WeightTransform]:
+        """Return the rules from the names of parameters in files to those in the model; none by default.
+
+        Returns:
+            `list[WeightTransform]`: transformers' rules. Saving applies them backwards.
+        """
+        return []
+
+    def save_pretrained(self, save_directory: str | os.PathLike, *args: Any, **kwargs: Any) -> None:
+        """Save the model under the names that its family has in files, which transformers' own classes read.
+
+        Args:
+            save_directory (`str`): Folder to write to.
+            *args: Passed on.
+            **kwargs: Passed on. `save_original_format=False` writes the names of this module's parameters, which
+                quantised weights need: they can't be cut into queries, keys and values, or transposed.
+        """
+        if names := self.file_names():
+            self._weight_conversions = names  # of a loaded model those that its file needed, perhaps none
+        super().save_pretrained(save_directory, *args, **kwargs)
+
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
         """Set norms to the identity, biases to zero, and embeddings of padding to zero unless they are loaded."""
@@ -202,6 +270,11 @@ class VanillaPreTrainedModel(PreTrainedModel):
         is_loaded = getattr(getattr(module, "weight", None), "_is_hf_initialized", False)
         if isinstance(module, nn.Embedding) and module.padding_idx is not None and not is_loaded:
             init.zeros_(module.weight[module.padding_idx])
+
+    def _classifier_dropout(self, hidden_states: Tensor) -> Tensor:
+        """Drop what a classifier of texts reads."""
+        rate = self.config.classifier_dropout
+        return dropout(hidden_states, self.config.hidden_dropout_prob if rate is None else rate, self.training)
 
 
 class SelfContainedPipeline(Pipeline):

@@ -9,6 +9,10 @@ import pytest
 import torch
 import transformers
 from tiny_berts import CHOICES, MASKED_LABELS, NO_DROPOUT, SIZES, TEXT
+from tiny_gpts import CHOICES as GPT_CHOICES
+from tiny_gpts import TASKS as GPT_TASKS
+from tiny_gpts import TEXT as GPT_TEXT
+from tiny_gpts import tiny_gpt
 from tiny_models import BATCH, SOURCE, SOURCE_MASK, TARGET, tiny_model
 from transformers import AutoModel, AutoModelForMaskedLM, Trainer, TrainingArguments
 
@@ -29,6 +33,7 @@ BERT_CODE = {
     "configuration_vanilla_bert.py",
     "conversion_vanilla_bert.py",
     "dropout.py",
+    "file_names.py",
     "layers.py",
     "loss.py",
     "modeling_vanilla_bert.py",
@@ -50,6 +55,12 @@ FAMILIES = {
         {"AutoModelForMultipleChoice": CHOICES},
         TEXT,
         ("AutoModelForMaskedLM", {**TEXT, "labels": MASKED_LABELS}),
+    ),
+    "gpt": (
+        lambda: tiny_gpt(**NO_DROPOUT),
+        {"AutoModelForMultipleChoice": GPT_CHOICES},
+        GPT_TEXT,
+        ("AutoModelForCausalLM", GPT_TASKS["text"][2]),
     ),
     "transformer": (
         tiny_model,
