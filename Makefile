@@ -25,7 +25,7 @@ KERNELS ?= $(if $(filter x86_64 amd64,$(shell uname -m)),$(AVX2),ATEN_CPU_CAPABI
 CASES ?= 1000
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo demo-bert test test-kernels test-slow fuzz check format options benchmark
+.PHONY: help venv demo demo-bert demo-vit test test-kernels test-slow fuzz check format options benchmark
 
 help:  ## List these commands.
 	@awk -F ':.*  ## ' '/^[a-z-]+:.*  ## / { printf "%-14s%s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -37,6 +37,9 @@ demo: $(INSTALLED)  ## Train a small date translator from nothing, in minutes, a
 
 demo-bert: $(INSTALLED)  ## Pre-train a tiny BERT on Python's documentation, in minutes, and let it fill masks.
 	$(OFFLINE) $(VENV_PYTHON) scripts/demo_bert.py
+
+demo-vit: $(INSTALLED)  ## Train a small ViT on handwritten digits, in minutes, and draw what it looks at.
+	$(OFFLINE) $(VENV_PYTHON) scripts/demo_vit.py
 
 test: $(INSTALLED)  ## Run the tests, on all cores, without a network.
 	$(PYTEST)

@@ -4,6 +4,7 @@ from .hub.publish import Publication, publish, roll_back
 from .models.configuration_vanilla_bert import VanillaBertConfig
 from .models.configuration_vanilla_gpt import VanillaGptConfig
 from .models.configuration_vanilla_transformer import VanillaTransformerConfig
+from .models.configuration_vanilla_vit import VanillaVitConfig
 from .models.modeling_vanilla_bert import (
     VanillaBertForMaskedLM,
     VanillaBertForMultipleChoice,
@@ -26,6 +27,11 @@ from .models.modeling_vanilla_transformer import (
     VanillaTransformerForConditionalGeneration,
     VanillaTransformerModel,
     VanillaTransformerPreTrainedModel,
+)
+from .models.modeling_vanilla_vit import (
+    VanillaVitForImageClassification,
+    VanillaVitModel,
+    VanillaVitPreTrainedModel,
 )
 from .registration import register
 
@@ -54,6 +60,10 @@ __all__ = [
     "VanillaTransformerForConditionalGeneration",
     "VanillaTransformerModel",
     "VanillaTransformerPreTrainedModel",
+    "VanillaVitConfig",
+    "VanillaVitForImageClassification",
+    "VanillaVitModel",
+    "VanillaVitPreTrainedModel",
     "__version__",
     "publish",
     "roll_back",

@@ -131,6 +131,65 @@ def readable_tokens(tokenizer: PreTrainedTokenizerBase, ids: Iterable[int]) -> l
     return [decoder.decode([token]) for token in tokens]
 
 
+def plot_image_attention(
+    weights: Any,
+    images: Sequence[Any],
+    grid: tuple[int, int],
+    *,
+    layer: int = -1,
+    head: int | None = None,
+    titles: Sequence[str] | None = None,
+    title: str | None = None,
+) -> "Figure":
+    """Plot images, and below each how much the class token of a ViT attends to its patches.
+
+    Args:
+        weights (`Any`): Attention weights as in a model's `attentions`, for each layer a tensor of shape `(batch,
+            heads, 1 + patches, 1 + patches)`, with the class token first; or those of one layer.
+        images (`Sequence[Any]`): The images of the batch, of Pillow or as arrays of shape `(height, width)` or
+            `(height, width, 3)`.
+        grid (`tuple[int, int]`): Rows and columns of patches, as `grid` of a [`VanillaVitConfig`].
+        layer (`int`, *optional*, defaults to -1): Layer to plot, if `weights` has several.
+        head (`int`, *optional*): Head to plot; the mean of all by default.
+        titles (`Sequence[str]`, *optional*): Titles of the images.
+        title (`str`, *optional*): Title of the figure.
+
+    Returns:
+        `matplotlib.figure.Figure`: images above, attention below.
+
+    Raises:
+        ImportError: if matplotlib is missing.
+        ValueError: if there are no images, `weights`, `titles` or `grid` do not fit them, or a layer or head does not
+            exist.
+    """
+    if len(images) == 0 or (titles is not None and len(titles) != len(images)):
+        raise ValueError(
+            f"`images` must be one or more, with as many `titles` if there are any, got {len(images)} and "
+            f"{'none' if titles is None else len(titles)}."
+        )
+    maps = []
+    for example in range(len(images)):
+        by_head = _one_example(weights, layer, example)  # (heads, 1 + patches, 1 + patches)
+        if by_head.shape[1:] != (1 + math.prod(grid), 1 + math.prod(grid)):
+            raise ValueError(
+                f"`weights` must be of a class token and {grid[0]} x {grid[1]} patches (`grid`), got "
+                f"{by_head.shape[1]} rows and {by_head.shape[2]} columns."
+            )
+        panel = _panels_of_heads(by_head, None if head is None else [head]).popitem()[1]
+        maps.append(panel[0, 1:].reshape(grid))
+    figure = _new_figure(1.3 * len(images) + 1.2, 3.4, title)
+    shown = figure.subplots(2, len(images), squeeze=False)
+    brightest = max(each.max() for each in maps)
+    for number, (above, below) in enumerate(shown.T):
+        above.imshow(np.asarray(images[number]), cmap="gray")
+        drawn = below.imshow(maps[number], cmap="Blues", vmin=0.0, vmax=brightest)
+        above.set_title("" if titles is None else titles[number], fontsize="small")
+        for axes in (above, below):
+            axes.set(xticks=[], yticks=[])
+    figure.colorbar(drawn, ax=list(shown[1]), label="attention weight")
+    return figure
+
+
 def plot_position_encodings(
     encodings: Any, *, dimensions: Sequence[int] | None = None, title: str | None = None
 ) -> "Figure":

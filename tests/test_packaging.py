@@ -162,7 +162,7 @@ def test_metadata(wheel):
     assert metadata["Version"] == wheel.name.split("-")[1]
     assert metadata["License-Expression"] == "Apache-2.0"
     assert metadata["Requires-Python"] == ">=3.11"
-    assert {"viz", "peft", "sweep", "metrics", "test", "dev"} <= set(metadata.get_all("Provides-Extra"))
+    assert {"viz", "peft", "vision", "sweep", "metrics", "test", "dev"} <= set(metadata.get_all("Provides-Extra"))
     assert metadata.get_payload() == (ROOT / "README.md").read_text(encoding="utf-8")
 
 
@@ -213,8 +213,8 @@ def test_constraints_pin_every_requirement():
 
 
 COMMANDS = [
-    *("help", "venv", "demo", "demo-bert", "test", "test-kernels", "test-slow", "check", "format", "options"),
-    "benchmark",
+    *("help", "venv", "demo", "demo-bert", "demo-vit", "test", "test-kernels", "test-slow", "check", "format"),
+    *("options", "benchmark"),
 ]
 
 

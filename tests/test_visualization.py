@@ -9,6 +9,7 @@ from hf_vanilla import visualization
 from hf_vanilla.data.tokenization import train_tokenizer, train_wordpiece_tokenizer
 from hf_vanilla.visualization import (
     plot_attention,
+    plot_image_attention,
     plot_learning_rate,
     plot_position_encodings,
     plot_training_curve,
@@ -393,3 +394,34 @@ def test_missing_matplotlib_is_named(plot, monkeypatch):
 def test_plots_do_not_use_pyplot():
     plot_training_curve(LOG)
     assert "matplotlib.pyplot" not in sys.modules or not sys.modules["matplotlib.pyplot"].get_fignums()
+
+
+def test_attention_of_the_class_token_is_drawn_below_each_image(tmp_path):
+    weights = [torch.rand(2, 4, 7, 7) for _ in range(3)]
+    images = [np.random.default_rng(0).random((4, 6)), np.random.default_rng(1).random((4, 6, 3))]
+    figure = plot_image_attention(weights, images, (2, 3), layer=1, titles=["one", "two"], title="Attention")
+    drawn = shown_arrays(figure)
+    for number in range(2):
+        np.testing.assert_allclose(drawn[number], images[number])
+        expected = weights[1][number, :, 0, 1:].mean(0).reshape(2, 3)
+        np.testing.assert_allclose(drawn[2 + number], expected, rtol=1e-6)
+    assert [axes.get_title() for axes in panels_of(figure)] == ["one", "two", "", ""]
+    write(figure, tmp_path)
+    (_, below) = shown_arrays(plot_image_attention(weights[0], images[:1], (3, 2), head=3))
+    np.testing.assert_allclose(below, weights[0][0, 3, 0, 1:].reshape(3, 2), rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"images": []}, r"`images` must be one or more, with as many `titles`.*got 0 and none"),
+        ({"titles": ["one", "two"]}, r"`images` must be one or more.*got 1 and 2"),
+        ({"grid": (2, 2)}, r"`weights` must be of a class token and 2 x 2 patches \(`grid`\), got 7 rows"),
+        ({"head": 4}, r"`heads` must be in \[-4, 4\), got 4"),
+    ],
+    ids=["no images", "titles", "grid", "head"],
+)
+def test_bad_image_attention_is_refused(options, message):
+    given = {"weights": torch.rand(1, 4, 7, 7), "images": [np.zeros((4, 6))], "grid": (2, 3), **options}
+    with pytest.raises(ValueError, match=message):
+        plot_image_attention(**given)

@@ -29,8 +29,9 @@ logger = logging.get_logger(__name__)
 TEMPLATE = Path(__file__).with_name("model_card_template.md")
 CURVE = "training_curve.png"
 NOTES_SHOWN_ELSEWHERE = ("parameters", "test_set")  # in the description and in the table of scores
-# For each model type, the sentence that names its paper.
+# For each model type, the sentence that names its paper, and the Auto class of what makes a model's inputs.
 PAPERS = {config_class.model_type: config_class.paper for config_class in CONFIGS}
+PROCESSORS = {config_class.model_type: config_class.processor for config_class in CONFIGS}
 TASKS = {
     "AutoModelForSeq2SeqLM": "translation",
     "AutoModelForMaskedLM": "fill-mask",
@@ -40,7 +41,10 @@ TASKS = {
     "AutoModelForQuestionAnswering": "question-answering",
     "AutoModelForMultipleChoice": "multiple-choice",
     "AutoModelForNextSentencePrediction": "text-classification",
+    "AutoModelForImageClassification": "image-classification",
 }
+# The task of a model without a head.
+FEATURES = {"AutoTokenizer": "feature-extraction", "AutoImageProcessor": "image-feature-extraction"}
 # Tasks for which transformers has no pipeline; the package registers its own under other names.
 OWN_PIPELINES = {"translation": "vanilla-translation", "question-answering": "vanilla-question-answering"}
 # How to call a pipeline, and what to print of its output.
@@ -50,17 +54,18 @@ CALLS = {
     "text-classification": "print(pipe({example}))",
     "token-classification": "print(pipe({example}))",
     "question-answering": 'print(pipe("Who has two dogs?", "Ben has two dogs and a cat."))',
+    "image-classification": "print(pipe({example}))",
 }
-EXAMPLES = {"fill-mask": "The capital of France is [MASK]."}
+EXAMPLES = {"fill-mask": "The capital of France is [MASK].", "image-classification": "picture.png"}
 EXAMPLE = "A dog runs."
 PIPELINE = """from transformers import pipeline
 
 pipe = pipeline("{task}", model={repo_id}{trust})
 {call}
 """
-LOADING = """from transformers import AutoTokenizer, {auto_class}
+LOADING = """from transformers import {processor}, {auto_class}
 
-tokenizer = AutoTokenizer.from_pretrained({repo_id}{trust})
+{variable} = {processor}.from_pretrained({repo_id}{trust})
 model = {auto_class}.from_pretrained({repo_id}{trust})
 """
 # What follows the loading where there is no pipeline.
@@ -97,7 +102,7 @@ class CardFacts:
         training_data (`str`, *optional*): What the model was trained on, and the licence of that data. Markdown; HTML
             and pictures are shown as text.
         limits (`str`, *optional*): Where the model fails, and what not to use it for. As `training_data`.
-        example (`str`, *optional*): A text to try it with.
+        example (`str`, *optional*): A text, or the path of a picture, to try it with.
         base_model (`str`, *optional*): The model that was fine-tuned.
     """
 
@@ -161,7 +166,8 @@ def model_card(
         raise ValueError(f"`auto_class` must be one of {', '.join(TASKS)} or AutoModel; got {auto_class!r}.")
     results = results or {}
     scores = list_scores(results, seed)
-    task = TASKS.get(auto_class, "feature-extraction")
+    processor = PROCESSORS[model_type]
+    task = TASKS.get(auto_class, FEATURES[processor])
     name = repo_id.rstrip("/").split("/")[-1]
     data = ModelCardData(
         language=facts.language or None,
@@ -185,8 +191,8 @@ def model_card(
         template_path=str(TEMPLATE),
         title=escape_markdown(facts.title or name),
         description=PAPERS[model_type] + size,
-        use=_use(auto_class, repo_id, facts, with_package=True),
-        use_without_package=_use(auto_class, repo_id, facts, with_package=False, has_pipeline=has_pipeline),
+        use=_use(auto_class, processor, repo_id, facts, with_package=True),
+        use_without_package=_use(auto_class, processor, repo_id, facts, with_package=False, has_pipeline=has_pipeline),
         training_data=facts.training_data and plain_markdown(facts.training_data),
         limits=facts.limits and plain_markdown(facts.limits),
         commands=[one_line(strip_local_paths(command)).replace("```", "` ` `") for command in commands],
@@ -412,7 +418,15 @@ def _eval_result(score: Score, task: str) -> EvalResult:
     )
 
 
-def _use(auto_class: str, repo_id: str, facts: CardFacts, *, with_package: bool, has_pipeline: bool = True) -> str:
+def _use(
+    auto_class: str,
+    processor: str,
+    repo_id: str,
+    facts: CardFacts,
+    *,
+    with_package: bool,
+    has_pipeline: bool = True,
+) -> str:
     """Write a program that loads the model, uses it once and prints the output."""
     task = TASKS.get(auto_class, "")
     trust = "" if with_package else ", trust_remote_code=True"
@@ -424,7 +438,9 @@ def _use(auto_class: str, repo_id: str, facts: CardFacts, *, with_package: bool,
         call = CALLS[task].format(example=example)
         program = PIPELINE.format(task=named, repo_id=quoted, trust=trust, call=call)
     else:
-        program = LOADING.format(auto_class=auto_class, repo_id=quoted, trust=trust) + USES.get(auto_class, "")
+        variable = "tokenizer" if processor == "AutoTokenizer" else "processor"
+        names = {"auto_class": auto_class, "processor": processor, "variable": variable}
+        program = LOADING.format(**names, repo_id=quoted, trust=trust) + USES.get(auto_class, "")
     return ("import hf_vanilla  # transformers learns the model\n" if with_package else "") + program
 
 
@@ -439,13 +455,16 @@ def _sizes(config: PreTrainedConfig) -> str:
     layers = config.num_hidden_layers
     if config.is_encoder_decoder:
         layers = f"{config.encoder_layers}+{config.decoder_layers}"
-    vocabulary = f"{config.vocab_size:,}"
+    if hasattr(config, "image_size"):
+        inputs = f"images of {config.image_size} pixels, patches of {config.patch_size}"
+    else:
+        inputs = f"vocabulary of {config.vocab_size:,}"
     source_size = getattr(config, "source_vocab_size", None)
-    if source_size not in (None, config.vocab_size):
-        vocabulary = f"{source_size:,} (source) and {vocabulary} (target)"
+    if source_size is not None and source_size != config.vocab_size:
+        inputs = f"vocabulary of {source_size:,} (source) and {config.vocab_size:,} (target)"
     return (
         f"{layers} layers of width {config.hidden_size}, {config.num_attention_heads} heads, feed-forward networks of "
-        f"width {config.intermediate_size}, vocabulary of {vocabulary}"
+        f"width {config.intermediate_size}, {inputs}"
     )
 
 

@@ -79,6 +79,7 @@ class VanillaBertConfig(SelfContainedConfig):
     """
 
     model_type = "vanilla_bert"
+    native_type = "bert"
 
     paper = "BERT of Devlin et al. 2018 ([paper](https://arxiv.org/abs/1810.04805))."
     presets = _PRESETS
@@ -174,8 +175,6 @@ class VanillaBertConfig(SelfContainedConfig):
             ValueError: if that BERT has relative positions, which are another model.
         """
         fields, unused = super().get_config_dict(pretrained_model_name_or_path, **kwargs)
-        if fields.get("model_type") == "bert":
-            fields = {**fields, "model_type": cls.model_type}
         if fields.pop("position_embedding_type", "absolute") != "absolute":
             raise ValueError(
                 f"`position_embedding_type` of {pretrained_model_name_or_path} must be 'absolute', the paper's; "

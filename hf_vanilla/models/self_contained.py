@@ -38,6 +38,10 @@ class SelfContainedConfig(PreTrainedConfig):
 
     # One sentence that names the paper, for model cards.
     paper: ClassVar[str] = ""
+    # Name of the Auto class that loads what makes a model's inputs.
+    processor: ClassVar[str] = "AutoTokenizer"
+    # The model type of transformers whose saved configurations have the same fields.
+    native_type: ClassVar[str | None] = None
     # For each published size the fields that it sets.
     presets: ClassVar[dict[str, dict[str, Any]]] = {}
     # Names of fields: numbers of at least 1, of at least 0, in [0, 1), and above 0.
@@ -114,6 +118,24 @@ class SelfContainedConfig(PreTrainedConfig):
     def d_v(self) -> Any:
         """Width of one head's values."""
         return self.d_k
+
+    @classmethod
+    def get_config_dict(
+        cls, pretrained_model_name_or_path: str | os.PathLike, **kwargs: Any
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Read a saved configuration; one of `native_type` is as good.
+
+        Args:
+            pretrained_model_name_or_path (`str`): A folder or a name on the Hub.
+            **kwargs: As in `PreTrainedConfig.get_config_dict`.
+
+        Returns:
+            `tuple[dict, dict]`: the fields, and the arguments that are left.
+        """
+        fields, unused = super().get_config_dict(pretrained_model_name_or_path, **kwargs)
+        if cls.native_type is not None and fields.get("model_type") == cls.native_type:
+            fields = {**fields, "model_type": cls.model_type}
+        return fields, unused
 
     @classmethod
     def preset(cls, name: str, **overrides: Any) -> Self:
@@ -235,8 +257,11 @@ class VanillaPreTrainedModel(PreTrainedModel):
     def __init__(self, config: PreTrainedConfig, *args: Any, **kwargs: Any):
         super().__init__(config, *args, **kwargs)
         if names := self.file_names():
-            # Here and not once for all: code that came with another checkpoint may have registered its own names.
-            register_checkpoint_conversion_mapping(config.model_type, names, overwrite=True)
+            # Here and not once for all: code that came with another checkpoint may have registered its own names. By
+            # class, not by model type: transformers' own classes, given such a config, have names of theirs.
+            base_class = config.auto_classes()["AutoModel"]
+            key = type(self) if isinstance(self, base_class) else base_class
+            register_checkpoint_conversion_mapping(key.__name__, names, overwrite=True)
             self.register_load_state_dict_pre_hook(take_file_names)
 
     def file_names(self) -> list[WeightTransform]:

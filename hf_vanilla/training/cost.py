@@ -129,7 +129,9 @@ def _check_options(config: Any, numbers: dict[str, Any], bf16: Any) -> None:
     if not isinstance(bf16, bool):
         raise TypeError(f"`bf16` must be True or False, got {bf16!r}.")
     if not hasattr(config, "forward_flops"):
-        raise TypeError(f"`config` must be the config of a model of hf_vanilla, got a {type(config).__name__}.")
+        raise TypeError(
+            f"`config` must be the config of a model of hf_vanilla that reads tokens, got a {type(config).__name__}."
+        )
 
 
 def _row_lengths(dataset: Any, columns: Sequence[str]) -> list[np.ndarray]:

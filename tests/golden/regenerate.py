@@ -8,6 +8,8 @@ changelog: a user's checkpoints change with them.
   writes it, and in `expected.json` what it computes. A test loads it with the present code, which must give the same
   within `tolerance`.
 - `vanilla_gpt/`: likewise a small language model with random weights.
+- `vanilla_vit/`: likewise a small classifier of images with random weights, which computes logits of images of its own
+  size and of another.
 """
 
 import json
@@ -25,6 +27,8 @@ from hf_vanilla import (
     VanillaGptForCausalLM,
     VanillaTransformerConfig,
     VanillaTransformerForConditionalGeneration,
+    VanillaVitConfig,
+    VanillaVitForImageClassification,
 )
 
 
@@ -71,18 +75,57 @@ def trained_model() -> VanillaTransformerForConditionalGeneration:
     return model.eval()
 
 
-def language_model() -> VanillaGptForCausalLM:
+def randomise(model: transformers.PreTrainedModel) -> transformers.PreTrainedModel:
+    """Change all weights, so that none of them is trivial."""
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.3 * torch.randn_like(parameter))
+    return model.eval()
+
+
+def language_model() -> transformers.PreTrainedModel:
     """Make a small GPT with random weights, in which no weight or bias is trivial."""
     config = VanillaGptConfig(
         vocab_size=13, hidden_size=12, num_hidden_layers=2, num_attention_heads=4, max_position_embeddings=17,
         pad_token_id=0,
     )  # fmt: skip
     torch.manual_seed(1)
-    model = VanillaGptForCausalLM(config)
+    return randomise(VanillaGptForCausalLM(config))
+
+
+def image_classifier() -> transformers.PreTrainedModel:
+    """Make a small ViT with random weights, in which no weight or bias is trivial."""
+    config = VanillaVitConfig(
+        hidden_size=12, num_hidden_layers=2, num_attention_heads=3, intermediate_size=20, image_size=6, patch_size=2,
+        num_channels=2, num_labels=5,
+    )  # fmt: skip
+    torch.manual_seed(1)
+    return randomise(VanillaVitForImageClassification(config))
+
+
+def made_by() -> dict[str, object]:
+    """Return the command, the versions, and how far results may differ."""
+    return {
+        "command": "python tests/golden/regenerate.py",
+        "versions": {
+            "hf_vanilla": hf_vanilla.__version__,
+            "torch": torch.__version__,
+            "transformers": transformers.__version__,
+        },
+        "tolerance": 1e-5,
+    }
+
+
+def expected_logits(model: transformers.PreTrainedModel) -> dict[str, object]:
+    """Compute what the classifier must keep producing."""
+    images = {"own": torch.randn(2, 2, 6, 6), "other": torch.randn(2, 2, 4, 10)}
     with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(0.3 * torch.randn_like(parameter))
-    return model.eval()
+        logits = {name: model(each, interpolate_pos_encoding=name == "other").logits for name, each in images.items()}
+    return {
+        **made_by(),
+        "images": {name: each.tolist() for name, each in images.items()},
+        "logits": {name: each.tolist() for name, each in logits.items()},
+    }
 
 
 def write_checkpoint(name: str, model: transformers.PreTrainedModel, expected: dict[str, object]) -> None:
@@ -106,13 +149,7 @@ def expected_results(
     with torch.no_grad():
         outputs = model(**inputs, labels=labels)
     return {
-        "command": "python tests/golden/regenerate.py",
-        "versions": {
-            "hf_vanilla": hf_vanilla.__version__,
-            "torch": torch.__version__,
-            "transformers": transformers.__version__,
-        },
-        "tolerance": 1e-5,
+        **made_by(),
         **{name: tensor.tolist() for name, tensor in inputs.items()},
         "labels": labels.tolist(),
         "logits": outputs.logits.tolist(),
@@ -138,6 +175,7 @@ def main() -> None:
     write_checkpoint("vanilla_transformer", model, expected_results(model, SOURCE, LABELS))
     prompts = SOURCE.flip(1)  # padding on the left
     write_checkpoint("vanilla_gpt", language_model(), expected_results(language_model(), prompts, prompts))
+    write_checkpoint("vanilla_vit", image_classifier(), expected_logits(image_classifier()))
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from huggingface_hub import ModelCard
+from PIL import Image
 from transformers import Trainer, TrainingArguments
 
 from hf_vanilla import (
@@ -25,7 +26,11 @@ from hf_vanilla import (
     VanillaBertModel,
     VanillaTransformerConfig,
     VanillaTransformerForConditionalGeneration,
+    VanillaVitConfig,
+    VanillaVitForImageClassification,
+    VanillaVitModel,
 )
+from hf_vanilla.data.images import build_image_processor
 from hf_vanilla.data.tokenization import train_tokenizer, train_wordpiece_tokenizer
 from hf_vanilla.hub.card import (
     CURVE,
@@ -339,3 +344,20 @@ def test_text_from_files_is_escaped():
     row = next(line for line in body.splitlines() if line.endswith("| BLEU | 12.5 |"))
     assert row.replace("\\|", "").count("|") == 4
     assert not any(line.startswith("```") for line in commands.splitlines())
+
+
+@pytest.mark.parametrize("head", ["classifier", "none"])
+def test_code_of_an_image_model_runs_with_its_example(tmp_path, capsys, head):
+    sizes = dict(hidden_size=12, num_hidden_layers=1, num_attention_heads=3, intermediate_size=20)
+    config = VanillaVitConfig(**sizes, image_size=(8, 12), patch_size=4)
+    (VanillaVitForImageClassification if head == "classifier" else VanillaVitModel)(config).save_pretrained(tmp_path)
+    build_image_processor(config).save_pretrained(tmp_path)
+    Image.new("L", (9, 5)).save(tmp_path / "picture.png")
+    made = card_of_folder(tmp_path, str(tmp_path), CardFacts(example=str(tmp_path / "picture.png")))
+    assert "width 20, images of [8, 12] pixels, patches of 4.\n" in made.text.replace("\\", "")
+    assert made.data.pipeline_tag == ("image-classification" if head == "classifier" else "image-feature-extraction")
+    for block in re.findall(r"```python\n(.*?)```", made.text, flags=re.DOTALL):
+        names = {}
+        exec(compile(block, "card", "exec"), names)
+        assert ("LABEL_0" in capsys.readouterr().out) == (head == "classifier")
+        assert head == "classifier" or "AutoImageProcessor" in block

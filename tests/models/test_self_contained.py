@@ -14,6 +14,7 @@ from tiny_gpts import TASKS as GPT_TASKS
 from tiny_gpts import TEXT as GPT_TEXT
 from tiny_gpts import tiny_gpt
 from tiny_models import BATCH, SOURCE, SOURCE_MASK, TARGET, tiny_model
+from tiny_vits import IMAGES, tiny_vit
 from transformers import AutoModel, AutoModelForMaskedLM, Trainer, TrainingArguments
 
 import hf_vanilla
@@ -67,6 +68,12 @@ FAMILIES = {
         {},
         {"input_ids": SOURCE, "attention_mask": SOURCE_MASK, "decoder_input_ids": TARGET},
         ("AutoModelForSeq2SeqLM", BATCH),
+    ),
+    "vit": (
+        tiny_vit,
+        {},
+        {"pixel_values": IMAGES},
+        ("AutoModelForImageClassification", {"pixel_values": IMAGES, "labels": torch.tensor([4, 1])}),
     ),
 }
 
