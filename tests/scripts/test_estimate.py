@@ -32,7 +32,9 @@ def test_estimate_in_both_precisions(tmp_path, monkeypatch, capsys, task, has_bf
         precision.forget()
     *estimates, choice = capsys.readouterr().out.splitlines()
     figures = r"[\d,]+ parameters, \d+ tokens an update, \S+ operations, \S+ GB of memory, \d+:\d\d:\d\d \(h:mm:ss\)"
-    assert [re.sub(figures, "...", line) for line in estimates] == ["float32: ...", "bfloat16: ..."][: 1 + has_bfloat16]
+    assert [re.sub(figures, "...", line) for line in estimates] == ["float32: ...", "bfloat16: ..."][
+        : 1 + has_bfloat16
+    ]
     assert choice.startswith("--precision fastest chooses ")
     assert not (tmp_path / "run").exists()
 
