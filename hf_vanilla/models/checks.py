@@ -7,6 +7,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 from torch.nn.attention.flex_attention import BlockMask
+from transformers.configuration_utils import PreTrainedConfig
 from transformers.modeling_utils import PreTrainedModel
 
 
@@ -319,3 +320,19 @@ def check_position_ids(position_ids: Tensor | None, batch: int, length: int, lim
         return check_length(past_length + length, limit)
     check_input_ids("position_ids", position_ids, limit, "`max_position_embeddings` of the config is the limit.")
     return check_shape("position_ids", position_ids, 1 if len(position_ids) == 1 else batch, length)
+
+
+def check_heads(config: PreTrainedConfig) -> None:
+    """Check that heads share the width of a model: when it is built, not in its config, as in transformers.
+
+    Args:
+        config (`PreTrainedConfig`): Its config.
+
+    Raises:
+        ValueError: if `num_attention_heads` does not divide `hidden_size`.
+    """
+    if config.hidden_size % config.num_attention_heads:
+        raise ValueError(
+            f"`hidden_size` ({config.hidden_size}) must be divisible by `num_attention_heads` "
+            f"({config.num_attention_heads})."
+        )

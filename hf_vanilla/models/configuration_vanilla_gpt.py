@@ -101,7 +101,7 @@ class VanillaGptConfig(SelfContainedConfig):
         "medium": _size(8, 512),
     }
     sizes = ("vocab_size", "hidden_size", "num_attention_heads", "intermediate_size", "max_position_embeddings")
-    counts = ("num_hidden_layers", "lm_loss_weight")
+    counts = ("num_hidden_layers",)
     rates = ("hidden_dropout_prob", "attention_probs_dropout_prob", "classifier_dropout")
     scales = ("initializer_range", "layer_norm_eps")
     special_ids = ("pad_token_id", "bos_token_id", "eos_token_id")
@@ -187,6 +187,15 @@ class VanillaGptConfig(SelfContainedConfig):
             fields["afn"] = _OPENAI_ACTIVATIONS.get(fields.get("afn", "gelu"), fields.get("afn"))
         fields = {_FOREIGN_FIELDS.get(name, name): value for name, value in fields.items()}
         return {**fields, "model_type": cls.model_type, "norm_position": _FOREIGN_NORMS[foreign]}, unused
+
+    def validate_lm_loss_weight(self) -> None:
+        """Check the weight of the language model's loss.
+
+        Raises:
+            ValueError: if it is negative or infinite.
+        """
+        if not 0 <= self.lm_loss_weight < float("inf"):
+            raise ValueError(f"`lm_loss_weight` must be finite and not negative, got {self.lm_loss_weight}.")
 
 
 __all__ = ["VanillaGptConfig"]

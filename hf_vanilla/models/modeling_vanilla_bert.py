@@ -52,6 +52,7 @@ from .checks import (
     IGNORED_LABEL,
     check_arguments,
     check_attention_mask,
+    check_heads,
     check_input_ids,
     check_labels,
     check_position_ids,
@@ -266,6 +267,7 @@ class VanillaBertModel(VanillaBertPreTrainedModel):
     """
 
     def __init__(self, config: VanillaBertConfig, add_pooling_layer: bool = True):
+        check_heads(config)
         super().__init__(config)
         self.embeddings = Embeddings(config)
         self.layers = nn.ModuleList([EncoderLayer(config) for _ in range(config.num_hidden_layers)])

@@ -19,7 +19,8 @@ Departures from the paper:
 - `norm_position="pre"` is GPT-2: norms before the sub-layers, one more at the end, smaller initial weights where a
   sub-layer ends.
 - A token with nothing but padding before it is not predicted: no loss.
-- The model's output at padding is 0, as long as no logits are asked for without labels. In training, tokens that have a label alone are projected onto the vocabulary.
+- The output at padding is 0, but where logits are asked for without labels. In training, only tokens that have a label
+  are projected onto the vocabulary.
 - On a CPU, where a batch has padding or several texts in a row, attention works on each text by itself.
 
 Checkpoints of types `openai-gpt` and `gpt2` load here; transformers' classes of these names read what is saved.
@@ -50,6 +51,7 @@ from .checks import (
     VOCABULARY_HINT,
     check_arguments,
     check_attention_mask,
+    check_heads,
     check_labels,
     check_position_ids,
     checked_embeddings,
@@ -104,10 +106,14 @@ class VanillaGptModel(VanillaGptPreTrainedModel):
     Args:
         config (`VanillaGptConfig`): The model's config.
 
+    Raises:
+        ValueError: if `num_attention_heads` does not divide `hidden_size`.
+
     Source: Radford et al. 2018, 3.1 and 4.1.
     """
 
     def __init__(self, config: VanillaGptConfig):
+        check_heads(config)
         super().__init__(config)
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
         self.embed_positions = nn.Embedding(config.max_position_embeddings, config.hidden_size)

@@ -101,17 +101,7 @@ class SelfContainedConfig(PreTrainedConfig):
 
     @property
     def d_k(self) -> Any:
-        """Width of one head's queries and keys.
-
-        Raises:
-            ValueError: if `num_attention_heads` does not divide `hidden_size`: when a model is built, not its config,
-                as in transformers.
-        """
-        if self.hidden_size % self.num_attention_heads:
-            raise ValueError(
-                f"`hidden_size` ({self.hidden_size}) must be divisible by `num_attention_heads` "
-                f"({self.num_attention_heads})."
-            )
+        """Width of one head's queries and keys."""
         return self.hidden_size // self.num_attention_heads
 
     @property

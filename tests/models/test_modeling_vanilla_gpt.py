@@ -343,7 +343,7 @@ def test_bad_input_of_classifiers_is_refused(task, inputs, message):
     [
         ({"norm_position": "middle"}, "`norm_position` must be one of post, pre; got 'middle'"),
         ({"eos_token_id": [2, 13]}, r"`eos_token_id` must be in \[0, `vocab_size` = 13\), got 13"),
-        ({"lm_loss_weight": -0.1}, "`lm_loss_weight` must not be negative, got -0.1"),
+        ({"lm_loss_weight": -0.1}, "`lm_loss_weight` must be finite and not negative, got -0.1"),
     ],
 )
 def test_bad_configs_are_refused(fields, message):
