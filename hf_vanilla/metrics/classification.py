@@ -62,9 +62,9 @@ class ClassificationMetrics:
         average = "binary" if logits.shape[-1] == 2 else "macro"
         if len(labels) > 1 and np.ptp(predicted) == 0 and np.ptp(labels) > 0:
             logger.warning(
-                f"All {len(labels)} predictions are class {predicted[0]}: the model tells no classes apart. Train longer "
-                "(--num_train_epochs) or with another --learning_rate: a small model needs a higher one, a large one "
-                "that has diverged a lower one."
+                f"All {len(labels)} predictions are class {predicted[0]}: the model tells no classes apart. Train "
+                "longer (--num_train_epochs) or with another --learning_rate: a small model needs a higher one, a "
+                "large one that has diverged a lower one."
             )
         return {
             "accuracy": float((predicted == labels).mean()),

@@ -36,6 +36,7 @@ from transformers.processing_utils import Unpack
 from transformers.utils.generic import TransformersKwargs, can_return_tuple, merge_with_config_defaults
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
+from .checks import check_heads
 from .configuration_vanilla_vit import VanillaVitConfig, height_and_width
 from .conversion_vanilla_vit import VIT_NAMES
 from .dropout import dropout
@@ -206,6 +207,7 @@ class VanillaVitModel(VanillaVitPreTrainedModel):
     """
 
     def __init__(self, config: VanillaVitConfig, add_pooling_layer: bool = True):
+        check_heads(config)
         super().__init__(config)
         self.embeddings = Embeddings(config)
         self.layers = nn.ModuleList([EncoderLayer(config) for _ in range(config.num_hidden_layers)])
