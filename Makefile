@@ -66,8 +66,8 @@ format: $(INSTALLED)  ## Format the code and apply the safe fixes of the linter.
 options: $(INSTALLED)  ## Write the table of options that --help reads, after a change of an option.
 	$(OFFLINE) $(VENV_PYTHON) tests/command_line/regenerate_options.py
 
-# search_agreement.py needs a trained model.
-BENCHMARKS := $(filter-out %/measuring.py %/search_agreement.py,$(wildcard scripts/benchmark/*.py)) \
+# search_agreement.py needs a trained model, ngram_baseline.py KenLM.
+BENCHMARKS := $(filter-out %/measuring.py %/search_agreement.py %/ngram_baseline.py,$(wildcard scripts/benchmark/*.py)) \
 	"scripts/benchmark/bert_pretraining.py --size base --batch_size 16 --steps 3" \
 	"scripts/benchmark/translation_decoding.py --num_beams 1 --sentences 300"
 

@@ -17,7 +17,7 @@ of the Hub:
 A model from nothing has a --preset and what the options of its size change. Images become colours, or with
 --num_channels 1 grey. With --seeds the training is repeated, and the median, best and worst accuracy are printed.
 --from_scratch takes the size of a checkpoint and random weights. Run the same command again to resume an interrupted
-one. All options can also be in a JSON file.
+one. All options can also be in a JSON or YAML file.
 """
 
 from hf_vanilla_cli import answer_early

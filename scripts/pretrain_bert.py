@@ -46,6 +46,7 @@ from hf_vanilla.data import (
 )
 from hf_vanilla.data.tokenization import train_wordpiece_tokenizer
 from hf_vanilla.metrics import PretrainingMetrics
+from hf_vanilla.models.checks import check_heads
 from hf_vanilla.training import (
     Phase,
     PretrainingTrainer,
@@ -307,7 +308,7 @@ def main() -> None:
     )
     check_files_exist(train_files=data_args.train_files, validation_files=data_args.validation_files)
     if model_args.model_name_or_path is None:
-        VanillaBertConfig.preset(model_args.preset, **given_fields(model_args))  # checks the sizes
+        check_heads(VanillaBertConfig.preset(model_args.preset, **given_fields(model_args)))  # and the sizes
     with lock_run_folder(training_args.output_dir, is_main_process=training_args.should_save):
         train(model_args, data_args, training_args)
 

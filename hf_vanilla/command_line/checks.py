@@ -152,7 +152,8 @@ def explained_loading(option: str, name_or_path: str | os.PathLike[str] | None) 
         wrong_kind = re.match(r"Unrecognized configuration class .* for this kind of AutoModel: (\w+)", str(error))
         if wrong_kind:
             auto_class, model_type = wrong_kind[1], AutoConfig.from_pretrained(name_or_path).model_type
-            example = "a translator" if auto_class == "AutoModelForSeq2SeqLM" else "a BERT"
+            examples = {"AutoModelForSeq2SeqLM": "a translator", "AutoModelForCausalLM": "a GPT"}
+            example = examples.get(auto_class, "a BERT")
             raise ValueError(
                 f"`{option}` ({name_or_path}) must be a model for {auto_class}, such as {example}, got a {model_type}."
             ) from None

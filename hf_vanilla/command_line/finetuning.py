@@ -39,7 +39,7 @@ class CommonTaskArguments:
     """
 
     model_name_or_path: str | None = field(
-        default=None, metadata={"help": "Pre-trained BERT and its tokenizer: a folder or a name on the Hub."}
+        default=None, metadata={"help": "Pre-trained model and its tokenizer: a folder or a name on the Hub."}
     )
     from_scratch: bool = field(
         default=False, metadata={"help": "Use only config and tokenizer of that model, with random weights."}

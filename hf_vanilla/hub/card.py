@@ -36,6 +36,7 @@ TASKS = {
     "AutoModelForSeq2SeqLM": "translation",
     "AutoModelForMaskedLM": "fill-mask",
     "AutoModelForPreTraining": "fill-mask",
+    "AutoModelForCausalLM": "text-generation",
     "AutoModelForSequenceClassification": "text-classification",
     "AutoModelForTokenClassification": "token-classification",
     "AutoModelForQuestionAnswering": "question-answering",
@@ -51,12 +52,17 @@ OWN_PIPELINES = {"translation": "vanilla-translation", "question-answering": "va
 CALLS = {
     "translation": 'print(pipe({example})[0]["translation_text"])',
     "fill-mask": 'for guess in pipe({example}):\n    print(guess["score"], guess["sequence"])',
+    "text-generation": 'print(pipe({example}, max_new_tokens=50)[0]["generated_text"])',
     "text-classification": "print(pipe({example}))",
     "token-classification": "print(pipe({example}))",
     "question-answering": 'print(pipe("Who has two dogs?", "Ben has two dogs and a cat."))',
     "image-classification": "print(pipe({example}))",
 }
-EXAMPLES = {"fill-mask": "The capital of France is [MASK].", "image-classification": "picture.png"}
+EXAMPLES = {
+    "fill-mask": "The capital of France is [MASK].",
+    "text-generation": "The old house",
+    "image-classification": "picture.png",
+}
 EXAMPLE = "A dog runs."
 PIPELINE = """from transformers import pipeline
 

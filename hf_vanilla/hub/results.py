@@ -35,6 +35,7 @@ SCORE_NAMES = {
     "mlm_loss": ("loss", "loss of masked tokens, nats"),
     "mlm_accuracy": ("accuracy", "accuracy of masked tokens"),
     "nsp_accuracy": ("accuracy", "accuracy of next sentences"),
+    "perplexity_per_word": ("perplexity", "perplexity per word"),
     "matthews": ("matthews_correlation", "Matthews correlation"),
     "pearson": ("pearsonr", "Pearson correlation"),
     "spearman": ("spearmanr", "Spearman correlation"),
@@ -42,7 +43,15 @@ SCORE_NAMES = {
 ENTITY_SCORES = ("precision", "recall", "f1")  # also of one type, such as PER_f1
 TRANSLATION_SCORES = ("bleu", "chrf", "chrf++", "ter", "comet")
 # Endings of what a trainer measures in addition to scores.
-NOT_SCORES = ("loss", "perplexity", "gen_len", "runtime", "per_second", "epoch")
+NOT_SCORES = (
+    *("loss", "perplexity", "gen_len", "runtime", "per_second", "epoch"),
+    *("documents", "words", "bytes", "tokens"),
+)
+# Scores of a pre-training, for each of its files.
+PRETRAINING_SCORES = (
+    *("mlm_loss", "mlm_accuracy", "nsp_accuracy"),
+    *("perplexity_per_word", "bits_per_byte", "perplexity_per_token"),
+)
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -100,7 +109,7 @@ def list_scores(results: dict[str, Any], seed: str | None = None) -> list[Score]
         return [
             _score(Path(dataset).name, name, measured[name])
             for dataset, measured in results["files"].items()
-            for name in ("mlm_loss", "mlm_accuracy", "nsp_accuracy")
+            for name in PRETRAINING_SCORES
             if name in measured
         ]
     if "scores" in results:

@@ -4,6 +4,7 @@ from .bleu import Bleu
 from .chrf import ChrF
 from .classification import ClassificationMetrics
 from .corpus_scores import comet_score, corpus_scores
+from .perplexity import evaluate_documents
 from .pretraining import PretrainingMetrics
 from .token_classification import EntityMetrics
 from .translation import TranslationMetrics
@@ -18,4 +19,5 @@ __all__ = [
     "TranslationMetrics",
     "comet_score",
     "corpus_scores",
+    "evaluate_documents",
 ]

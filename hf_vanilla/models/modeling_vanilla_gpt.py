@@ -27,7 +27,7 @@ Checkpoints of types `openai-gpt` and `gpt2` load here; transformers' classes of
 """
 
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -250,7 +250,6 @@ class VanillaGptForCausalLM(VanillaGptPreTrainedModel, GenerationMixin):
         inputs_embeds: Tensor | None = None,
         past_key_values: Cache | None = None,
         labels: Tensor | None = None,
-        shift_labels: Tensor | None = None,
         use_cache: bool | None = None,
         logits_to_keep: Tensor | int = 0,
         num_items_in_batch: Tensor | int | None = None,
@@ -272,13 +271,13 @@ class VanillaGptForCausalLM(VanillaGptPreTrainedModel, GenerationMixin):
             past_key_values (`Cache`, *optional*): Keys and values of the positions before.
             labels (`torch.LongTensor` of shape `(batch, length)`, *optional*): The tokens themselves, not shifted;
                 -100 where none is to be predicted.
-            shift_labels (`torch.LongTensor` of shape `(batch, length)`, *optional*): In place of `labels`, the next
-                token of each position, as where sequences are cut across devices.
             use_cache (`bool`, *optional*): Whether to return keys and values; with `labels` not by default.
             logits_to_keep (`int` or `torch.LongTensor` of shape `(positions,)`, *optional*, defaults to 0): Number of
                 last positions, or the positions, whose logits are computed without labels; 0 for all.
             num_items_in_batch (`torch.Tensor` or `int`, *optional*): Labelled tokens of the whole optimizer step.
-            **kwargs: transformers' `output_attentions`, `output_hidden_states`, `return_dict`.
+            **kwargs: transformers' `output_attentions`, `output_hidden_states`, `return_dict`; and in place of
+                `labels`, `shift_labels` of the same shape, the next token of each position, as where sequences are
+                cut across devices. (As an argument of its own, the Trainer would ask for it in every data set.)
 
         Returns:
             `CausalLMOutputWithPast`: `loss` of shape `()` in nats, `logits` of shape `(batch, length, vocab)`, and
@@ -289,6 +288,7 @@ class VanillaGptForCausalLM(VanillaGptPreTrainedModel, GenerationMixin):
                 `num_items_in_batch` is no number of labels.
             TypeError: if an argument is no tensor.
         """
+        shift_labels: Tensor | None = cast(dict, kwargs).pop("shift_labels", None)
         labelled = {"labels": labels, "shift_labels": shift_labels}
         check_arguments(num_items_in_batch, input_ids=input_ids, inputs_embeds=inputs_embeds, **labelled)
         given, read = input_ids if inputs_embeds is None else inputs_embeds, None

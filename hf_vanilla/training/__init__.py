@@ -27,8 +27,10 @@ from .finetuning import (
 from .grid_search import PAPER_GRID, search_settings
 from .pretraining import Phase, PhasedBatchSampler, PretrainingTrainer, RepeatableCollator
 from .recipes import (
+    GPT_RECIPE,
     WarmupWarning,
     bert_training_arguments,
+    gpt_training_arguments,
     inverse_sqrt_schedule_from_one,
     noam_learning_rate,
     paper_optimizers,
@@ -60,6 +62,7 @@ def __getattr__(name: str) -> Any:
 
 
 __all__ = [
+    "GPT_RECIPE",
     "PAPER_GRID",
     "Estimate",
     "FinetuningArguments",
@@ -86,6 +89,7 @@ __all__ = [
     "decisive_options",
     "estimate",
     "folder_of_tokenizer",
+    "gpt_training_arguments",
     "has_all_updates",
     "inverse_sqrt_schedule_from_one",
     "is_finished",
