@@ -8,6 +8,8 @@ from typing import Any, NamedTuple
 
 from safetensors import safe_open
 
+from .run_settings import RUN_SETTINGS_FILE
+
 
 class Score(NamedTuple):
     """A score.
@@ -74,11 +76,15 @@ def results_of_folder(folder: str | os.PathLike[str]) -> dict[str, Any]:
 
     Returns:
         `dict[str, Any]`: number of `parameters`; `scores` for each set, from `eval_results.json`, as the training
-        scripts write it, or `scores.json`, as fine-tunings do; `notes`, about the length of the training.
+        scripts write it, or `scores.json`, as fine-tunings do; `notes`, about settings and length of the training;
+        `versions` and `machine` of the training.
     """
     root = Path(folder)
     state, trained = read_json(root / "trainer_state.json"), read_json(root / "train_results.json")
-    notes = {"updates": f"{state['global_step']:,}"} if state.get("global_step") else {}
+    settings = read_json(root / RUN_SETTINGS_FILE)
+    notes = dict(settings.pop("notes", {}))
+    if state.get("global_step"):
+        notes["updates"] = f"{state['global_step']:,}"
     if "epoch" in trained:
         notes["epochs"] = f"{trained['epoch']:.4g}"
     if "train_runtime" in trained:
@@ -87,7 +93,7 @@ def results_of_folder(folder: str | os.PathLike[str]) -> dict[str, Any]:
     measured = read_json(root / "eval_results.json")
     if measured:
         scores = {"validation": {name.removeprefix("eval_"): value for name, value in measured.items()}}
-    return {"parameters": _count_parameters(root), "scores": scores, "notes": notes}
+    return {"parameters": _count_parameters(root), "scores": scores, "notes": notes, **settings}
 
 
 def list_scores(results: dict[str, Any], seed: str | None = None) -> list[Score]:

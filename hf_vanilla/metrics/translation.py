@@ -48,6 +48,7 @@ class TranslationMetrics:
             raise ValueError("`tokenizer` must have a pad token, to replace -100 in arrays; got one without.")
         self.tokenizer = tokenizer
         self.num_examples = num_examples
+        self.signatures: dict[str, str] = {}  # of the last scores
         self.bleu_settings: dict[str, Any] = {"tokenize": tokenize, "lowercase": lowercase}
         self.chrf_settings: dict[str, Any] = {"word_order": word_order, "lowercase": lowercase}
 
@@ -77,6 +78,7 @@ class TranslationMetrics:
         is_text = ~np.isin(generated, [token for token in special_ids if token is not None])
         bleu = Bleu().compute(predictions=hypotheses, references=references, **self.bleu_settings)
         chrf = ChrF().compute(predictions=hypotheses, references=references, **self.chrf_settings)
+        self.signatures = {"BLEU": bleu["signature"], "chrF": chrf["signature"]}
         return {"bleu": bleu["score"], "chrf": chrf["score"], "gen_len": float(is_text.sum(axis=1).mean())}
 
     def _without_ignored(self, name: str, ids: Any) -> np.ndarray:

@@ -19,6 +19,7 @@ from transformers.utils import CONFIG_NAME, logging
 
 from ..data.files import replacing_file
 from ..hub.pushing_trainer import ResilientPushTrainer
+from ..hub.run_settings import save_run_settings
 from ..models.text_batches import TARGET_TOKENIZER
 from .checkpoints import checkpoint_to_resume, last_complete_checkpoint, read_json_object
 from .divergence import check_finite_weights
@@ -289,6 +290,7 @@ def save_final_model(trainer: Trainer) -> None:
     try:
         trainer.save_model(str(temporary), _internal_call=True)  # does not push yet
         if trainer.args.should_save:
+            save_run_settings(trainer, temporary)
             trainer.state.save_to_json(str(temporary / TRAINER_STATE_NAME))
             _move_files(temporary, folder)
     finally:
