@@ -49,7 +49,7 @@ from hf_vanilla.data import load_parallel_dataset, tokenize_parallel_dataset
 from hf_vanilla.data.tokenization import train_tokenizer
 from hf_vanilla.metrics import TranslationMetrics
 from hf_vanilla.metrics.bleu import check_tokenize
-from hf_vanilla.models.text_batches import TARGET_TOKENIZER, load_tokenizers
+from hf_vanilla.models.text_batches import DEFAULT_MAX_LENGTH, TARGET_TOKENIZER, load_tokenizers
 from hf_vanilla.training import (
     ResilientPushTrainer,
     StopOnNaNCallback,
@@ -301,11 +301,13 @@ def train_tokenizers(arguments: ModelArguments, pairs):
     def texts(*columns):
         return (row[column] for row in pairs for column in columns)
 
+    max_positions = VanillaTransformerConfig.max_position_embeddings
     train = partial(
         train_tokenizer,
         vocab_size=arguments.vocab_size,
         algorithm=arguments.tokenizer_algorithm,
         lowercase=arguments.lowercase,
+        model_max_length=DEFAULT_MAX_LENGTH if arguments.position_type != "learned" else max_positions,
     )
     if arguments.separate_vocabularies:
         return train(texts("source")), train(texts("target"))

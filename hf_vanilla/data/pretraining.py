@@ -101,7 +101,8 @@ def build_pretraining_dataset(
             f"`documents` must be at least 2 for next-sentence prediction, got {count} with text: random "
             "segments come from other documents. Separate documents with blank lines, or train without this task."
         )
-    groups = documents.select_columns(["text"]).batch(_group_size(len(documents)))
+    group_size = _group_size(len(documents))
+    groups = documents.select_columns(["text"]).batch(group_size)
     pairs = groups.map(
         builder,
         batched=True,
@@ -110,7 +111,7 @@ def build_pretraining_dataset(
         remove_columns=["text"],
         features=_FEATURES,
         num_proc=num_proc,
-        desc=f"building pairs of {max_length} tokens",
+        desc=f"building pairs of {max_length} tokens, {group_size} documents at a time",
         # The default hashes the tokenizer, whose state changes with use.
         new_fingerprint=Hasher.hash([groups._fingerprint, builder.settings()]),
     )

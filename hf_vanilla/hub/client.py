@@ -120,6 +120,10 @@ def add_advice(error: BaseException) -> None:
         )
     elif status == 403:
         error.add_note("The token has no right to write there: give it that right, or check the namespace.")
+    elif isinstance(error, ConnectionError):  # only xet raises it
+        error.add_note(
+            "The Hub's storage of large files (xet) can't be reached; HF_HUB_DISABLE_XET=1 sends them without it."
+        )
     elif status is None and is_transient(error):
         error.add_note(f"No answer from {constants.ENDPOINT}. Try again later: what has arrived is not sent again.")
 

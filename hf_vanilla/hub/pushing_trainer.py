@@ -10,13 +10,14 @@ from typing import Any
 
 from huggingface_hub import CommitInfo, HfApi
 from huggingface_hub.errors import HTTPError
-from transformers import PreTrainedModel, Trainer
+from transformers import PreTrainedModel
 from transformers.trainer_utils import HubStrategy, SaveStrategy
 from transformers.utils import PushInProgress, logging
 
 from hf_vanilla_cli import command_of_script
 
 from .card import PAPERS, CardFacts, make_card
+from .clean_checkpoints import CleanCheckpointTrainer
 from .client import add_advice, is_transient, retry, root_cause
 from .folder import PUSH_FOLDER, check_files, check_model, find_files, is_weight_file, replace_file
 from .publish import commit_folder
@@ -43,7 +44,7 @@ class _UnpickledToken(str):
         return self
 
 
-class ResilientPushTrainer(Trainer):
+class ResilientPushTrainer(CleanCheckpointTrainer):
     """A `Trainer` whose `push_to_hub=True` gives the guarantees of `publish`, and survives an outage of the Hub.
 
     Every push, of a checkpoint or of the final model, is checked (the model loads; no pickles, no tokens, no state of

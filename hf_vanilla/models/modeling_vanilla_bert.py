@@ -508,6 +508,12 @@ class VanillaBertForMaskedLM(VanillaBertWithHead):
     Source: Devlin et al. 2018, section 3.1, task 1.
     """
 
+    # of a pre-trained model, which it does without
+    _keys_to_ignore_on_load_unexpected = [
+        r"embeddings\.position_ids$",
+        r"^bert\.pooler\.",
+        r"^cls\.seq_relationship\.",
+    ]
     _tied_weights_keys = TIED_PROJECTION
     output_class = MaskedLMOutput
 

@@ -1,5 +1,6 @@
 """The folder of a run: its lock, the options it was started with, resuming, and its final model."""
 
+import contextlib
 import hashlib
 import json
 import math
@@ -109,6 +110,8 @@ def lock_run_folder(output_dir: str | os.PathLike[str], *, is_main_process: bool
     try:
         yield
     finally:
+        with contextlib.suppress(OSError):  # Windows does not remove open files
+            (folder / LOCK_FILE).unlink()  # before the release: afterwards it may be another run's
         lock.release()
         if is_new and folder.is_dir() and {path.name for path in folder.iterdir()} <= {LOCK_FILE, OPTIONS_FILE}:
             shutil.rmtree(folder, ignore_errors=True)

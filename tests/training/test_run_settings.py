@@ -1,8 +1,17 @@
 """What a training records about itself for the model card."""
 
+import logging
+
 from tiny_translation import tiny_collator, tiny_model, tiny_pairs, tiny_tokenizer
 
+from hf_vanilla import (
+    VanillaBertConfig,
+    VanillaBertForMaskedLM,
+    VanillaBertForPreTraining,
+    VanillaTransformerConfig,
+)
 from hf_vanilla.hub.card import card_of_folder
+from hf_vanilla.hub.client import add_advice
 from hf_vanilla.metrics import TranslationMetrics
 from hf_vanilla.training import VanillaTrainer, VanillaTrainingArguments, save_final_model
 
@@ -36,3 +45,37 @@ def test_the_card_of_a_run_has_its_settings(tmp_path):
         "torch 2.",
     ):
         assert line in text, line
+
+
+def test_checkpoints_have_no_trace_of_the_training(tmp_path, caplog, monkeypatch):
+    monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
+    args = VanillaTrainingArguments(
+        str(tmp_path), max_steps=2, save_steps=1, use_cpu=True, disable_tqdm=True, report_to="none"
+    )
+
+    def trainer():
+        model = tiny_model()
+        return VanillaTrainer(
+            model, args, tiny_collator(model), train_dataset=tiny_pairs(), processing_class=tiny_tokenizer()
+        )
+
+    trainer().train()
+    assert VanillaTransformerConfig.from_pretrained(tmp_path / "checkpoint-1").use_cache
+    resumed = trainer()
+    resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-1"))
+    assert resumed.state.global_step == 2
+    assert not resumed.model.config.use_cache  # in the training, as `Trainer` has it
+    assert "missing keys" not in caplog.text
+
+
+def test_a_masked_language_model_loads_from_pretraining_without_a_report(tmp_path):
+    sizes = dict(vocab_size=13, hidden_size=12, num_hidden_layers=1, num_attention_heads=3, intermediate_size=20)
+    VanillaBertForPreTraining(VanillaBertConfig(**sizes)).save_pretrained(tmp_path)
+    _, report = VanillaBertForMaskedLM.from_pretrained(tmp_path, output_loading_info=True)
+    assert not any(report.values())
+
+
+def test_an_error_of_xet_says_how_to_go_without():
+    error = ConnectionError("no route")
+    add_advice(error)
+    assert "HF_HUB_DISABLE_XET=1" in error.__notes__[0]

@@ -55,6 +55,7 @@ def test_lock_ends_with_its_process(tmp_path):
     assert folder.is_dir()
     with lock_run_folder(folder):
         (folder / "result").write_text("7")
+    assert [path.name for path in folder.iterdir()] == ["result"]  # no lock
     with lock_run_folder(folder):
         assert (folder / "result").read_text() == "7"
 
