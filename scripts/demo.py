@@ -20,10 +20,8 @@ import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import matplotlib.image
 import numpy as np
 import torch
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from transformers import (
     AutoModelForSeq2SeqLM,
     AutoTokenizer,
@@ -133,6 +131,9 @@ def draw_attention(model, tokenizer, text: str):
 
 def save_side_by_side(figures, path: Path, dpi: int = 100) -> None:
     """Save figures in one picture, of the height of the highest."""
+    import matplotlib.image
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
     pictures = []
     for figure in figures:
         figure.set_dpi(dpi)
