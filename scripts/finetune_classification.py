@@ -40,7 +40,7 @@ from hf_vanilla.command_line.finetuning import (
 from hf_vanilla.command_line.options import run
 from hf_vanilla.data.labelled import Labels, infer_labels, load_rows
 from hf_vanilla.metrics import ClassificationMetrics
-from hf_vanilla.training import FinetuningArguments, FinetuningTask, ResilientPushTrainer
+from hf_vanilla.training import FinetuningArguments, FinetuningTask, VerifiedCheckpointTrainer
 
 
 logger = logging.getLogger("finetune_classification")
@@ -155,8 +155,8 @@ def prepare(arguments: TaskArguments, training_args: FinetuningArguments) -> Fin
     logger.info(f"{labels.problem_type}, labels: {named}; {len(data['train']):,} training rows")
 
     # 2. model and trainer
-    def make_trainer(args: FinetuningArguments) -> ResilientPushTrainer:
-        return ResilientPushTrainer(
+    def make_trainer(args: FinetuningArguments) -> VerifiedCheckpointTrainer:
+        return VerifiedCheckpointTrainer(
             args=args,
             model_init=lambda: build_model(AutoModelForSequenceClassification, arguments, **labels.config_fields()),
             data_collator=DataCollatorWithPadding(tokenizer),

@@ -43,10 +43,10 @@ from hf_vanilla.data.tokenization import train_tokenizer
 from hf_vanilla.metrics import TranslationMetrics
 from hf_vanilla.models.text_batches import TARGET_TOKENIZER, load_tokenizers
 from hf_vanilla.training import (
-    ResilientPushTrainer,
     StopOnNaNCallback,
     VanillaTrainer,
     VanillaTrainingArguments,
+    VerifiedCheckpointTrainer,
     WarmupWarning,
     average_checkpoints,
     begin_run,
@@ -321,7 +321,7 @@ def get_model(arguments: ModelArguments, tokenizer, target_tokenizer):
     return VanillaTransformerForConditionalGeneration(config)
 
 
-class StockTrainer(ResilientPushTrainer, Seq2SeqTrainer):
+class StockTrainer(VerifiedCheckpointTrainer, Seq2SeqTrainer):
     """`Seq2SeqTrainer` whose training survives an outage of the Hub."""
 
 

@@ -7,12 +7,14 @@ from ..hub.pushing_trainer import ResilientPushTrainer
 from . import deprecated
 from .arguments import FinetuningArguments, VanillaTrainingArguments
 from .averaging import average_checkpoints
+from .checkpointing import ManifestCallback, VerifiedCheckpointTrainer
 from .checkpoints import (
     best_checkpoints,
     checkpoint_to_resume,
     folder_of_tokenizer,
     last_checkpoints,
     last_complete_checkpoint,
+    why_not_resumable,
 )
 from .cost import Estimate, estimate
 from .divergence import StopOnNaNCallback, check_finite_weights
@@ -45,6 +47,7 @@ from .runs import (
     save_final_model,
     train_to_end,
 )
+from .signals import StopOnSignalCallback
 from .trainer import VanillaTrainer
 
 
@@ -63,6 +66,7 @@ __all__ = [
     "Estimate",
     "FinetuningArguments",
     "FinetuningTask",
+    "ManifestCallback",
     "OrderedEvaluationTrainer",
     "Phase",
     "PhasedBatchSampler",
@@ -70,8 +74,10 @@ __all__ = [
     "RepeatableCollator",
     "ResilientPushTrainer",
     "StopOnNaNCallback",
+    "StopOnSignalCallback",
     "VanillaTrainer",
     "VanillaTrainingArguments",
+    "VerifiedCheckpointTrainer",
     "WarmupWarning",
     "average_checkpoints",
     "begin_run",
@@ -100,4 +106,5 @@ __all__ = [
     "summarise_seeds",
     "train_to_end",
     "train_with_seeds",
+    "why_not_resumable",
 ]
