@@ -78,7 +78,9 @@ class StopOnSignalCallback(TrainerCallback):
             self._group = distributed.new_group(backend="gloo")
         if os.name == "posix":
             self._watch(REPEATED_WITHIN if args.world_size > 1 else 0.0)
-        self._handlers = {number: signal.signal(number, self._receive) for number in EXIT_CODES}
+        # A shell has its background jobs ignore Ctrl-C.
+        handled = [number for number in EXIT_CODES if signal.getsignal(number) is not signal.SIG_IGN]
+        self._handlers = {number: signal.signal(number, self._receive) for number in handled}
 
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any

@@ -1,0 +1,79 @@
+"""A training to send signals to, run by test_signals.py as `run_with_signals.py <trainer> <folder> <where it is slow>`.
+
+It trains, from the newest checkpoint if there is one, and saves the final weights. Where it is slow it names the place
+on standard output, and sleeps.
+"""
+
+import signal
+import sys
+import time
+from pathlib import Path
+
+import torch
+from tiny_translation import tiny_collator, tiny_model, tiny_pairs, tiny_tokenizer, weights_of
+from transformers import Seq2SeqTrainer, TrainerCallback
+
+from hf_vanilla.training import (
+    VanillaTrainer,
+    VanillaTrainingArguments,
+    checkpoint_to_resume,
+    lock_run_folder,
+    train_to_end,
+)
+
+
+STEPS = 8
+SLOW_STEP = 3
+
+
+class SlowAt(TrainerCallback):
+    """Sleeps in one of the places."""
+
+    def __init__(self, place: str) -> None:
+        self.place = place
+
+    def sleep(self, place: str, seconds: float) -> None:
+        if place == self.place:
+            sys.stdout.write(f"{place}\n")
+            sys.stdout.flush()
+            for _ in range(round(seconds * 10)):
+                time.sleep(0.1)
+
+    def on_pre_optimizer_step(self, args, state, control, **kwargs) -> None:
+        if state.global_step == SLOW_STEP - 1:
+            self.sleep("step", 1.0)
+            self.sleep("long step", 60.0)
+
+    def on_prediction_step(self, args, state, control, **kwargs) -> None:
+        if state.global_step == SLOW_STEP:
+            self.sleep("evaluation", 0.4)
+
+    def on_save(self, args, state, control, **kwargs) -> None:
+        if state.global_step == SLOW_STEP:
+            self.sleep("save", 1.0)
+
+
+def main() -> None:
+    """Train in the folder, and write the weights to a file in it."""
+    kind, folder, place = sys.argv[1], Path(sys.argv[2]), sys.argv[3]
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job would ignore it
+    arguments = VanillaTrainingArguments(
+        str(folder), max_steps=STEPS, save_steps=SLOW_STEP, eval_steps=SLOW_STEP, stop_grace=3.0, save_total_limit=2,
+        eval_strategy="steps" if place == "evaluation" else "no", use_cpu=True, disable_tqdm=True, report_to="none",
+        per_device_eval_batch_size=1, dataloader_pin_memory=False, save_only_model=False, logging_steps=100,
+    )  # fmt: skip
+    model, pairs = tiny_model(dropout=0.1), tiny_pairs(24)
+    trainer = {"vanilla": VanillaTrainer, "stock": Seq2SeqTrainer}[kind](
+        model, arguments, tiny_collator(model), train_dataset=pairs, eval_dataset=tiny_pairs(12, seed=6),
+        processing_class=tiny_tokenizer(), callbacks=[SlowAt(place)],
+    )  # fmt: skip
+    with lock_run_folder(folder, is_main_process=arguments.should_save):
+        if place == "data":
+            trainer.callback_handler.callbacks[-1].sleep(place, 60.0)
+        train_to_end(trainer, checkpoint_to_resume(folder))
+    if arguments.should_save:
+        torch.save(weights_of(trainer), folder / "weights.pt")
+
+
+if __name__ == "__main__":
+    main()
