@@ -56,7 +56,7 @@ class ManifestCallback(TrainerCallback):
     def __init__(self, force: bool = False) -> None:
         self.force = force
         self.resumed: Path | None = None  # set by a trainer that knows it, and has checked its files
-        self.saved: Path | None = None  # likewise
+        self.saved: Path | None = None  # set by a trainer that leaves the removal of old ones to this callback
         self._facts: dict[str, Any] = {}
 
     def on_train_begin(
@@ -76,31 +76,43 @@ class ManifestCallback(TrainerCallback):
         """Write the manifest in a thread."""
         if args.world_size > 1:
             args.distributed_state.wait_for_everyone()  # other processes write random states
-        folder, self.saved = self.saved or _folder_of(args, state), None
+        is_own, folder, self.saved = self.saved is not None, self.saved or _folder_of(args, state), None
         if args.should_save and folder.is_dir():
             wait_for_manifests()
-            job = threading.Thread(target=self.write, args=(folder, args, state), name="manifest")
+            best = state.best_model_checkpoint
+            rotation = (args.save_total_limit, best) if is_own else None
+            job = threading.Thread(target=self.write, args=(folder, rotation), name="manifest")
             _writing.append(job)
             job.start()
+
+    def on_step_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Wait before the next checkpoint, after which the stock trainer removes old ones."""
+        if control.should_save:
+            wait_for_manifests()
+
+    on_epoch_end = on_step_end
 
     def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Wait at the end of the training, before the trainer removes checkpoints."""
         if "train_runtime" in (kwargs.get("logs") or {}):
             wait_for_manifests()
 
-    def write(self, folder: Path, args: TrainingArguments, state: TrainerState) -> None:
-        """Write the manifest of a checkpoint, and then remove the oldest ones beyond `save_total_limit`.
+    def write(self, folder: Path, rotation: tuple[int | None, str | None] | None = None) -> None:
+        """Write the manifest of a checkpoint, and then remove the oldest ones.
 
         An error is a warning: the run can't resume from that checkpoint, but from earlier ones.
 
         Args:
             folder (`Path`): The checkpoint.
-            args (`TrainingArguments`): The training arguments.
-            state (`TrainerState`): The state of the trainer.
+            rotation (`tuple[int | None, str | None]`, *optional*): How many checkpoints to keep, and the best one;
+                by default the trainer itself removes old ones.
         """
         try:
             write_manifest(folder, {"step": int(folder.name.rpartition("-")[2]), **self._facts})
-            rotate_checkpoints(folder, args.save_total_limit, state.best_model_checkpoint)
+            if rotation is not None:
+                rotate_checkpoints(folder, *rotation)
         except (OSError, ValueError) as error:
             logger.warning(f"{folder} has no manifest, so the run can't be resumed from it: {error}")
 
@@ -222,7 +234,7 @@ class VerifiedCheckpointTrainer(ResilientPushTrainer):
         if self.args.push_to_hub:
             # With the state to resume from, the manifest has to be in the push.
             if manifest is not None and self.args.should_save and self.args.hub_strategy in _PUSHING_STATE:
-                manifest.write(Path(run_dir, name), self.args, self.state)
+                manifest.write(Path(run_dir, name))
             self._push_from_checkpoint(os.path.join(run_dir, name))
 
     def _name_best_checkpoint(self, staged: Path, folder: Path) -> None:

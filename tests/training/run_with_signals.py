@@ -1,9 +1,10 @@
-"""A training to send signals to, run by test_signals.py as `run_with_signals.py <trainer> <folder> <where it is slow>`.
+"""A training to send signals to, run by test_signals.py: `run_with_signals.py <trainer> <folder> <slow place>`.
 
-It trains, from the newest checkpoint if there is one, and saves the final weights. Where it is slow it names the place
-on standard output, and sleeps.
+It trains, from the newest checkpoint if there is one, and saves the final weights. Where it is slow it makes a file
+`slow`, and sleeps. Its output is in the file `log`.
 """
 
+import os
 import signal
 import sys
 import time
@@ -13,6 +14,7 @@ import torch
 from tiny_translation import tiny_collator, tiny_model, tiny_pairs, tiny_tokenizer, weights_of
 from transformers import Seq2SeqTrainer, TrainerCallback
 
+from hf_vanilla.command_line.options import run
 from hf_vanilla.training import (
     VanillaTrainer,
     VanillaTrainingArguments,
@@ -29,13 +31,13 @@ SLOW_STEP = 3
 class SlowAt(TrainerCallback):
     """Sleeps in one of the places."""
 
-    def __init__(self, place: str) -> None:
+    def __init__(self, place: str, folder: Path) -> None:
         self.place = place
+        self.file = folder / "slow"
 
     def sleep(self, place: str, seconds: float) -> None:
         if place == self.place:
-            sys.stdout.write(f"{place}\n")
-            sys.stdout.flush()
+            self.file.touch()
             for _ in range(round(seconds * 10)):
                 time.sleep(0.1)
 
@@ -53,27 +55,36 @@ class SlowAt(TrainerCallback):
             self.sleep("save", 1.0)
 
 
-def main() -> None:
+def main(kind: str, folder: Path, place: str) -> None:
     """Train in the folder, and write the weights to a file in it."""
-    kind, folder, place = sys.argv[1], Path(sys.argv[2]), sys.argv[3]
+    folder.mkdir(exist_ok=True)
+    log = os.open(folder / "log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job would ignore it
+    sys.exit(run(lambda: train(kind, folder, place)))
+
+
+def train(kind: str, folder: Path, place: str) -> None:
+    """Train in the folder, and write the weights to a file in it."""
     arguments = VanillaTrainingArguments(
         str(folder), max_steps=STEPS, save_steps=SLOW_STEP, eval_steps=SLOW_STEP, stop_grace=3.0, save_total_limit=2,
         eval_strategy="steps" if place == "evaluation" else "no", use_cpu=True, disable_tqdm=True, report_to="none",
         per_device_eval_batch_size=1, dataloader_pin_memory=False, save_only_model=False, logging_steps=100,
     )  # fmt: skip
+    slow = SlowAt(place, folder)
     model, pairs = tiny_model(dropout=0.1), tiny_pairs(24)
     trainer = {"vanilla": VanillaTrainer, "stock": Seq2SeqTrainer}[kind](
         model, arguments, tiny_collator(model), train_dataset=pairs, eval_dataset=tiny_pairs(12, seed=6),
-        processing_class=tiny_tokenizer(), callbacks=[SlowAt(place)],
+        processing_class=tiny_tokenizer(), callbacks=[slow],
     )  # fmt: skip
     with lock_run_folder(folder, is_main_process=arguments.should_save):
         if place == "data":
-            trainer.callback_handler.callbacks[-1].sleep(place, 60.0)
+            slow.sleep(place, 60.0)
         train_to_end(trainer, checkpoint_to_resume(folder))
     if arguments.should_save:
         torch.save(weights_of(trainer), folder / "weights.pt")
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1], Path(sys.argv[2]), sys.argv[3])

@@ -3,7 +3,10 @@
 import json
 import os
 import re
+import runpy
 import shutil
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -355,3 +358,22 @@ def test_run_without_checkpoints_is_not_resumed(tmp_path):
     (tmp_path / "checkpoint-final").mkdir()
     assert last_complete_checkpoint(tmp_path) is None
     assert last_complete_checkpoint(tmp_path / "nowhere") is None
+
+
+def test_script_verifies_a_run_and_a_checkpoint(written_run, tmp_path, capsys, monkeypatch):
+    run = tmp_path / "run"
+    shutil.copytree(written_run, run)
+
+    def verify(folder):
+        monkeypatch.setattr(sys, "argv", ["verify_checkpoint.py", str(folder)])
+        with pytest.raises(SystemExit) as ending:
+            runpy.run_path(str(Path(__file__).parents[2] / "scripts" / "verify_checkpoint.py"), run_name="__main__")
+        return ending.value.code, capsys.readouterr()
+
+    assert verify(run)[0] == 0
+    flip("optimizer.pt")(run / "checkpoint-2")
+    code, output = verify(run)
+    assert (code, output.out.count("NOT GOOD")) == (1, 1)
+    assert "1 of 4 checkpoints can't be resumed from" in output.err
+    assert verify(run / "checkpoint-3")[0] == 0
+    assert verify(run / "nowhere")[0] == 1
