@@ -299,9 +299,10 @@ def _processing_content(processing_class: Any) -> Any:
         return {name: value for name, value in content.items() if name not in ("padding", "truncation")}
     if isinstance(processing_class, PreTrainedTokenizerBase):
         return processing_class.get_vocab()
-    if processing_class is not None and hasattr(processing_class, "to_dict"):
-        return {name: value for name, value in processing_class.to_dict().items() if name not in VOLATILE_FIELDS}
-    return None
+    to_dict = getattr(processing_class, "to_dict", None)
+    if to_dict is None:
+        return None
+    return {name: value for name, value in to_dict().items() if name not in VOLATILE_FIELDS}
 
 
 def _hash_of_data(dataset: Any) -> str | None:
