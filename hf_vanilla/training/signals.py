@@ -35,9 +35,10 @@ class StopOnSignalCallback(TrainerCallback):
 
     The checkpoint is saved at the end of the step in which the signal comes, and of several processes that get it, or
     of which one gets it, all stop at the same step. In an evaluation it is saved after that, or by
-    [`VanillaTrainer`] once half of the grace is over. A second signal ends the process at once, and so does the end of
-    the grace, without a checkpoint of the current step; no earlier checkpoint is affected. After the training the
-    signals do again what they did before. The training scripts have this callback.
+    [`VanillaTrainer`] once half of the grace is over; an evaluation due at that step is skipped by other trainers. A
+    second signal ends the process at once, and so does the end of the grace, without a checkpoint of the current step;
+    no earlier checkpoint is affected. After the training the signals do again what they did before. The training
+    scripts have this callback.
 
     ```python
     Trainer(model, args, callbacks=[StopOnSignalCallback()], ...)

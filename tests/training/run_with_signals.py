@@ -26,6 +26,7 @@ from hf_vanilla.training import (
 
 STEPS = 8
 SLOW_STEP = 3
+EVALUATED_STEP = 4
 
 
 class SlowAt(TrainerCallback):
@@ -47,7 +48,7 @@ class SlowAt(TrainerCallback):
             self.sleep("long step", 60.0)
 
     def on_prediction_step(self, args, state, control, **kwargs) -> None:
-        if state.global_step == SLOW_STEP:
+        if state.global_step == EVALUATED_STEP:
             self.sleep("evaluation", 0.4)
 
     def on_save(self, args, state, control, **kwargs) -> None:
@@ -68,9 +69,9 @@ def main(kind: str, folder: Path, place: str) -> None:
 def train(kind: str, folder: Path, place: str) -> None:
     """Train in the folder, and write the weights to a file in it."""
     arguments = VanillaTrainingArguments(
-        str(folder), max_steps=STEPS, save_steps=SLOW_STEP, eval_steps=SLOW_STEP, stop_grace=3.0, save_total_limit=2,
-        eval_strategy="steps" if place == "evaluation" else "no", use_cpu=True, disable_tqdm=True, report_to="none",
-        per_device_eval_batch_size=1, dataloader_pin_memory=False, save_only_model=False, logging_steps=100,
+        str(folder), max_steps=STEPS, save_steps=SLOW_STEP, eval_steps=EVALUATED_STEP, stop_grace=3.0,
+        eval_strategy="steps", save_total_limit=2, use_cpu=True, disable_tqdm=True, report_to="none",
+        per_device_eval_batch_size=1, dataloader_pin_memory=False, logging_steps=100,
     )  # fmt: skip
     slow = SlowAt(place, folder)
     model, pairs = tiny_model(dropout=0.1), tiny_pairs(24)

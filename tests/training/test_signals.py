@@ -67,7 +67,7 @@ def expected(tmp_path_factory):
         (signal.SIGTERM, "step", "stock", 143, 3),
         (signal.SIGINT, "step", "vanilla", 130, 3),
         (signal.SIGTERM, "save", "vanilla", 143, 4),
-        (signal.SIGINT, "evaluation", "vanilla", 130, 3),
+        (signal.SIGINT, "evaluation", "vanilla", 130, 4),
         (signal.SIGTERM, "long step", "vanilla", 143, None),  # the grace is over before the step
         (signal.SIGTERM, "data", "vanilla", 143, None),
     ],
