@@ -273,8 +273,8 @@ def _hash_of(content: Any) -> str | None:
 
 def _config_fields(model: Any) -> dict[str, Any] | None:
     """Return the fields of a model's config that decide what it computes."""
-    config = getattr(model, "config", None)
-    if not hasattr(config, "to_dict"):
+    config: Any = getattr(model, "config", None)
+    if config is None or not hasattr(config, "to_dict"):
         return None
     return {name: value for name, value in config.to_dict().items() if name not in VOLATILE_FIELDS}
 
