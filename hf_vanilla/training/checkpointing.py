@@ -185,7 +185,10 @@ class VerifiedCheckpointTrainer(ResilientPushTrainer):
         manifest = self._manifest_callback()
         if manifest is not None:
             manifest.resumed = None if given is None else Path(given)
-        return super().train(given, *args, **kwargs)
+        try:
+            return super().train(given, *args, **kwargs)
+        finally:
+            wait_for_manifests()  # after an error too, so that this process can resume
 
     def _manifest_callback(self) -> ManifestCallback | None:
         """Return the callback; a run may have removed it."""

@@ -17,7 +17,7 @@ from transformers.utils import CONFIG_NAME, logging
 
 from ..data.files import replacing_file
 from ..hub.pushing_trainer import ResilientPushTrainer
-from .checkpointing import keep_manifests
+from .checkpointing import keep_manifests, wait_for_manifests
 from .checkpoints import checkpoint_to_resume, last_complete_checkpoint
 from .divergence import check_finite_weights
 from .signals import exit_on_sigterm, stopping_on_signals
@@ -187,7 +187,10 @@ def train_to_end(trainer: Trainer, checkpoint: str | os.PathLike[str] | None = N
     if checkpoint is None or not has_all_updates(checkpoint, trainer.args):
         keep_manifests(trainer)
         with stopping_on_signals(trainer, getattr(trainer.args, "stop_grace", 25.0)):
-            result = trainer.train(resume_from_checkpoint=checkpoint)
+            try:
+                result = trainer.train(resume_from_checkpoint=checkpoint)
+            finally:
+                wait_for_manifests()  # after an error too, so that this process can resume
         trainer.log_metrics("train", result.metrics)
         trainer.save_metrics("train", result.metrics)
         return
