@@ -21,8 +21,11 @@ COMPUTING := tests/models tests/generation tests/training tests/test_pipelines.p
 AVX2 := ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2
 KERNELS ?= $(if $(filter x86_64 amd64,$(shell uname -m)),$(AVX2),ATEN_CPU_CAPABILITY=default)
 
+# Cases of each test of `make fuzz`.
+CASES ?= 1000
+
 .DEFAULT_GOAL := help
-.PHONY: help venv demo demo-bert test test-kernels test-slow check format benchmark
+.PHONY: help venv demo demo-bert demo-vit test test-kernels test-slow fuzz check format options benchmark
 
 help:  ## List these commands.
 	@awk -F ':.*  ## ' '/^[a-z-]+:.*  ## / { printf "%-14s%s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -35,6 +38,9 @@ demo: $(INSTALLED)  ## Train a small date translator from nothing, in minutes, a
 demo-bert: $(INSTALLED)  ## Pre-train a tiny BERT on Python's documentation, in minutes, and let it fill masks.
 	$(OFFLINE) $(VENV_PYTHON) scripts/demo_bert.py
 
+demo-vit: $(INSTALLED)  ## Train a small ViT on handwritten digits, in minutes, and draw what it looks at.
+	$(OFFLINE) $(VENV_PYTHON) scripts/demo_vit.py
+
 test: $(INSTALLED)  ## Run the tests, on all cores, without a network.
 	$(PYTEST)
 
@@ -44,18 +50,24 @@ test-kernels: $(INSTALLED)  ## Run the tests that compute again, with the kernel
 test-slow: $(INSTALLED)  ## Run the tests that take longer than 20 seconds each.
 	$(PYTEST) -m slow
 
+fuzz: $(INSTALLED)  ## Try thousands of random configs, inputs and options; CASES=20000 says how many of each kind.
+	FUZZ_CASES=$(CASES) $(PYTEST) tests/models/test_fuzz.py
+
 check: $(INSTALLED)  ## Lint, check the format, the types and the docstrings.
 	$(VENV_PYTHON) -m ruff check .
 	$(VENV_PYTHON) -m ruff format --check .
 	$(VENV_PYTHON) -m mypy
-	$(VENV_PYTHON) -m flake8 hf_vanilla scripts
+	$(VENV_PYTHON) -m flake8 hf_vanilla hf_vanilla_cli scripts
 
 format: $(INSTALLED)  ## Format the code and apply the safe fixes of the linter.
 	$(VENV_PYTHON) -m ruff check --fix .
 	$(VENV_PYTHON) -m ruff format .
 
-# search_agreement.py needs a trained model.
-BENCHMARKS := $(filter-out %/measuring.py %/search_agreement.py,$(wildcard scripts/benchmark/*.py)) \
+options: $(INSTALLED)  ## Write the table of options that --help reads, after a change of an option.
+	$(OFFLINE) $(VENV_PYTHON) tests/command_line/regenerate_options.py
+
+# search_agreement.py needs a trained model, ngram_baseline.py KenLM.
+BENCHMARKS := $(filter-out %/measuring.py %/search_agreement.py %/ngram_baseline.py,$(wildcard scripts/benchmark/*.py)) \
 	"scripts/benchmark/bert_pretraining.py --size base --batch_size 16 --steps 3" \
 	"scripts/benchmark/translation_decoding.py --num_beams 1 --sentences 300"
 

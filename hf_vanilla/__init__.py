@@ -1,8 +1,10 @@
-"""The Transformer of 2017 and BERT as first-class Hugging Face models. Importing the package registers them."""
+"""The Transformer of 2017, BERT and GPT as first-class Hugging Face models. Importing the package registers them."""
 
 from .hub.publish import Publication, publish, roll_back
 from .models.configuration_vanilla_bert import VanillaBertConfig
+from .models.configuration_vanilla_gpt import VanillaGptConfig
 from .models.configuration_vanilla_transformer import VanillaTransformerConfig
+from .models.configuration_vanilla_vit import VanillaVitConfig
 from .models.modeling_vanilla_bert import (
     VanillaBertForMaskedLM,
     VanillaBertForMultipleChoice,
@@ -14,10 +16,22 @@ from .models.modeling_vanilla_bert import (
     VanillaBertModel,
     VanillaBertPreTrainedModel,
 )
+from .models.modeling_vanilla_gpt import (
+    VanillaGptForCausalLM,
+    VanillaGptForMultipleChoice,
+    VanillaGptForSequenceClassification,
+    VanillaGptModel,
+    VanillaGptPreTrainedModel,
+)
 from .models.modeling_vanilla_transformer import (
     VanillaTransformerForConditionalGeneration,
     VanillaTransformerModel,
     VanillaTransformerPreTrainedModel,
+)
+from .models.modeling_vanilla_vit import (
+    VanillaVitForImageClassification,
+    VanillaVitModel,
+    VanillaVitPreTrainedModel,
 )
 from .registration import register
 
@@ -36,10 +50,20 @@ __all__ = [
     "VanillaBertForTokenClassification",
     "VanillaBertModel",
     "VanillaBertPreTrainedModel",
+    "VanillaGptConfig",
+    "VanillaGptForCausalLM",
+    "VanillaGptForMultipleChoice",
+    "VanillaGptForSequenceClassification",
+    "VanillaGptModel",
+    "VanillaGptPreTrainedModel",
     "VanillaTransformerConfig",
     "VanillaTransformerForConditionalGeneration",
     "VanillaTransformerModel",
     "VanillaTransformerPreTrainedModel",
+    "VanillaVitConfig",
+    "VanillaVitForImageClassification",
+    "VanillaVitModel",
+    "VanillaVitPreTrainedModel",
     "__version__",
     "publish",
     "roll_back",

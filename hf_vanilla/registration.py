@@ -5,19 +5,21 @@ from typing import Any
 import transformers
 from transformers.pipelines import PIPELINE_REGISTRY
 
-from .generation.translation_pipeline import TranslationPipeline
+from .generation.translation_pipeline import AutoTranslator, TranslationPipeline
 from .models.configuration_vanilla_bert import VanillaBertConfig
+from .models.configuration_vanilla_gpt import VanillaGptConfig
 from .models.configuration_vanilla_transformer import VanillaTransformerConfig
+from .models.configuration_vanilla_vit import VanillaVitConfig
 from .models.pipeline_vanilla_bert import QuestionAnsweringPipeline
 
 
 # One line for each model family.
-CONFIGS = (VanillaTransformerConfig, VanillaBertConfig)
+CONFIGS = (VanillaTransformerConfig, VanillaBertConfig, VanillaGptConfig, VanillaVitConfig)
 # For each config class, the model class of each Auto class.
 AUTO_CLASSES: dict[Any, dict[str, Any]] = {config_class: config_class.auto_classes() for config_class in CONFIGS}
 # For each task, the pipeline and the Auto class of its model. transformers 5 has dropped both tasks.
 PIPELINES: dict[str, tuple[Any, Any]] = {
-    "vanilla-translation": (TranslationPipeline, transformers.AutoModelForSeq2SeqLM),
+    "vanilla-translation": (TranslationPipeline, AutoTranslator),
     "vanilla-question-answering": (QuestionAnsweringPipeline, transformers.AutoModelForQuestionAnswering),
 }
 

@@ -7,10 +7,12 @@ Every function returns a `matplotlib.figure.Figure` that pyplot does not manage:
 import math
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
+from tokenizers import decoders
+from transformers import PreTrainedTokenizerBase
 from transformers.utils import logging
 
 
@@ -26,9 +28,26 @@ logger = logging.get_logger(__name__)
 _COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 # Evaluation entries of a training log that are not metrics.
 _SPEED_FIELDS = ("runtime", "samples_per_second", "steps_per_second", "model_preparation_time")
+# Fields of a training log in words; the underscores of other names become spaces.
+_WORDS = {
+    "mlm": "masked tokens",
+    "nsp": "next sentences",
+    "mlm_accuracy": "masked tokens right",
+    "nsp_accuracy": "next sentences right",
+    "accuracy": "accuracy (share right)",
+    "bleu": "BLEU",
+    "chrf": "chrF",
+    "f1": "F1",
+    "gen_len": "tokens per translation",
+    "matthews": "Matthews correlation",
+    "mse": "mean squared error",
+    "pearson": "Pearson correlation",
+    "spearman": "Spearman correlation",
+}
 _MAX_LABEL_LENGTH = 20  # characters
 _MAX_SIDE = 40.0  # inches of the cells of all panels in a row or column
 _LABEL_HEIGHT = 0.13  # inches: 6 points, ascenders and descenders, and a gap
+_CJK_NAMES = ("CJK", "HIRAGANA", "KATAKANA", "HANGUL", "BOPOMOFO")
 _ZERO_WIDTH_JOINERS = "\u200c\u200d"
 
 
@@ -44,9 +63,9 @@ def plot_attention(
 ) -> "Figure":
     """Plot which source tokens each target token attends to.
 
-    For self-attention, pass the same tokens twice. Tokens are shown as given, so decode byte-level ones first:
-    `[tokenizer.decode([token_id]) for token_id in ids]`. Leading and trailing spaces and unprintable characters are
-    made visible; characters that no installed font has are shown as code points.
+    For self-attention, pass the same tokens twice. Tokens are shown as given, so decode byte-level ones first, with
+    [`readable_tokens`]. Leading and trailing spaces and unprintable characters are made visible; characters that no
+    installed font has are shown as code points.
 
     Args:
         weights (`Any`): Attention weights as in a model's `cross_attentions`, for each layer a tensor of shape
@@ -63,8 +82,8 @@ def plot_attention(
 
     Raises:
         ImportError: if matplotlib is missing.
-        ValueError: if `weights` has another shape or does not fit the numbers of tokens, or a layer, head or example
-            does not exist.
+        ValueError: if `weights` is missing, has another shape or does not fit the numbers of tokens, or a layer, head
+            or example does not exist.
     """
     by_head = _one_example(weights, layer, example)  # (heads, tgt_len, src_len)
     _check_token_counts(by_head, source_tokens, target_tokens)
@@ -89,6 +108,85 @@ def plot_attention(
     for axes in grid.flat[len(panels) :]:
         axes.remove()
     figure.colorbar(image, ax=shown, label="attention weight", shrink=min(1.0, 3.0 / (rows * height)), aspect=20)
+    return figure
+
+
+def readable_tokens(tokenizer: PreTrainedTokenizerBase, ids: Iterable[int]) -> list[str]:
+    """Decode each token alone, with the space before it, to label the cells of [`plot_attention`].
+
+    `tokenizer.decode` would drop the space, and with it every token that is nothing else.
+
+    Args:
+        tokenizer (`PreTrainedTokenizerBase`): A tokenizer.
+        ids (`Iterable[int]`): Token ids.
+
+    Returns:
+        `list[str]`: text of each token of a byte-level vocabulary, with U+FFFD for a part of a character; of any other
+        vocabulary the tokens as they are.
+    """
+    tokens = tokenizer.convert_ids_to_tokens([int(token_id) for token_id in ids])
+    if "Ġ" not in tokenizer.get_vocab():  # the byte of a space
+        return tokens
+    decoder = decoders.ByteLevel()
+    return [decoder.decode([token]) for token in tokens]
+
+
+def plot_image_attention(
+    weights: Any,
+    images: Sequence[Any],
+    grid: tuple[int, int],
+    *,
+    layer: int = -1,
+    head: int | None = None,
+    titles: Sequence[str] | None = None,
+    title: str | None = None,
+) -> "Figure":
+    """Plot images, and below each how much the class token of a ViT attends to its patches.
+
+    Args:
+        weights (`Any`): Attention weights as in a model's `attentions`, for each layer a tensor of shape `(batch,
+            heads, 1 + patches, 1 + patches)`, with the class token first; or those of one layer.
+        images (`Sequence[Any]`): The images of the batch, of Pillow or as arrays of shape `(height, width)` or
+            `(height, width, 3)`.
+        grid (`tuple[int, int]`): Rows and columns of patches, as `grid` of a [`VanillaVitConfig`].
+        layer (`int`, *optional*, defaults to -1): Layer to plot, if `weights` has several.
+        head (`int`, *optional*): Head to plot; the mean of all by default.
+        titles (`Sequence[str]`, *optional*): Titles of the images.
+        title (`str`, *optional*): Title of the figure.
+
+    Returns:
+        `matplotlib.figure.Figure`: images above, attention below.
+
+    Raises:
+        ImportError: if matplotlib is missing.
+        ValueError: if there are no images, `weights`, `titles` or `grid` do not fit them, or a layer or head does not
+            exist.
+    """
+    if len(images) == 0 or (titles is not None and len(titles) != len(images)):
+        raise ValueError(
+            f"`images` must be one or more, with as many `titles` if there are any, got {len(images)} and "
+            f"{'none' if titles is None else len(titles)}."
+        )
+    maps = []
+    for example in range(len(images)):
+        by_head = _one_example(weights, layer, example)  # (heads, 1 + patches, 1 + patches)
+        if by_head.shape[1:] != (1 + math.prod(grid), 1 + math.prod(grid)):
+            raise ValueError(
+                f"`weights` must be of a class token and {grid[0]} x {grid[1]} patches (`grid`), got "
+                f"{by_head.shape[1]} rows and {by_head.shape[2]} columns."
+            )
+        panel = _panels_of_heads(by_head, None if head is None else [head]).popitem()[1]
+        maps.append(panel[0, 1:].reshape(grid))
+    figure = _new_figure(1.3 * len(images) + 1.2, 3.4, title)
+    shown = figure.subplots(2, len(images), squeeze=False)
+    brightest = max(each.max() for each in maps)
+    for number, (above, below) in enumerate(shown.T):
+        above.imshow(np.asarray(images[number]), cmap="gray")
+        drawn = below.imshow(maps[number], cmap="Blues", vmin=0.0, vmax=brightest)
+        above.set_title("" if titles is None else titles[number], fontsize="small")
+        for axes in (above, below):
+            axes.set(xticks=[], yticks=[])
+    figure.colorbar(drawn, ax=list(shown[1]), label="attention weight")
     return figure
 
 
@@ -171,6 +269,10 @@ def plot_learning_rate(schedules: Mapping[str, Sequence[float]], *, title: str |
 def plot_training_curve(log_history: Sequence[Mapping[str, Any]], *, title: str | None = None) -> "Figure":
     """Plot the losses of a training run over its steps, and each metric of its evaluations.
 
+    The learning rate is a grey line with an axis of its own. Dotted lines separate phases of different
+    `sequence_length`, which [`~hf_vanilla.training.PretrainingTrainer`] logs. An evaluation after the training, such
+    as that of averaged checkpoints, is a star: it is not of the weights that the line follows.
+
     Args:
         log_history (`Sequence[Mapping[str, Any]]`): `trainer.state.log_history`, or the list of that name in a
             checkpoint's `trainer_state.json`.
@@ -185,17 +287,23 @@ def plot_training_curve(log_history: Sequence[Mapping[str, Any]], *, title: str 
         ValueError: if the log has nothing to plot.
     """
     panels = _logged_curves(log_history)
+    phases = _logged_phases(log_history)
+    last = max(entry.get("step", 0) for entry in log_history) or 1
     columns = _columns(len(panels), most=3)
     rows = math.ceil(len(panels) / columns)
     figure = _new_figure(max(4.6 * columns, 6.0), 3.6 * rows, title)
     grid = figure.subplots(rows, columns, squeeze=False)
     for axes, (name, curves) in zip(grid.flat, panels.items(), strict=False):
-        for (label, points), color in zip(curves.items(), _cycle_colors(len(curves)), strict=True):
-            steps, values = zip(*points, strict=True)
-            marker = "o" if len(points) <= 40 else None  # markers show single points
-            axes.plot(steps, values, color=color, marker=marker, markersize=3.5, label=label)
-        axes.set(xlabel="step", ylabel=name)
-        _finish_curves(axes, legend=name == "loss")
+        for (label, curve), color in zip(curves.items(), _cycle_colors(len(curves)), strict=True):
+            _draw_curve(axes, label, curve, color)
+        axes.set(xlabel="update", ylabel=_WORDS.get(name, name.replace("_", " ")))
+        if name.endswith("accuracy"):
+            axes.yaxis.set_major_formatter("{x:.0%}")
+        axes.set_xlim(0, 1.03 * last)
+        _draw_phases(axes, phases)
+        if name == "loss":
+            _draw_learning_rate(axes, log_history)
+        _finish_curves(axes, legend=name == "loss" or any(curve.final for curve in curves.values()))
     for axes in grid.flat[len(panels) :]:
         axes.remove()
     return figure
@@ -222,6 +330,42 @@ def _finish_curves(axes: "Axes", legend: bool = True) -> None:
         axes.legend(frameon=False, fontsize="small")
 
 
+def _draw_curve(axes: "Axes", label: str, curve: "_Curve", color: str) -> None:
+    """Draw a line of points, and a star for an evaluation after the training."""
+    if curve.points:
+        marker = "o" if len(curve.points) <= 40 else None  # markers show single points
+        axes.plot(*zip(*curve.points, strict=True), color=color, marker=marker, markersize=3.5, label=label)
+    if curve.final:
+        label = f"{label}, final model"
+        axes.plot(*zip(*curve.final, strict=True), color=color, marker="*", markersize=10, linestyle="", label=label)
+
+
+def _draw_phases(axes: "Axes", phases: Sequence[tuple[float, int]]) -> None:
+    """Separate phases by dotted lines, with the length of their sequences above."""
+    for number, (start, length) in enumerate(phases):
+        if number > 0:
+            axes.axvline(start, color="0.4", linestyle=":", linewidth=1)
+        place: dict[str, Any] = dict(transform=axes.get_xaxis_transform(), rotation=30, rotation_mode="anchor")
+        axes.text(start, 1.02, f"{length} tokens", fontsize="x-small", **place)
+
+
+def _draw_learning_rate(axes: "Axes", log_history: Sequence[Mapping[str, Any]]) -> None:
+    """Draw the learning rate in the background of a panel, with an axis on the right."""
+    rates = [(entry["step"], entry["learning_rate"]) for entry in log_history if "learning_rate" in entry]
+    if len(rates) < 2:
+        return
+    right = axes.twinx()
+    right.set_label("<learning rate>")
+    right.plot(*zip(*rates, strict=True), color="0.7", linewidth=1)
+    right.set_ylabel("learning rate (grey)", color="0.5")
+    right.set_ylim(bottom=0.0)
+    right.yaxis.set_major_formatter("{x:.1e}")
+    right.tick_params(axis="y", colors="0.5")
+    right.spines[["top", "left"]].set_visible(False)
+    axes.set_zorder(right.get_zorder() + 1)
+    axes.patch.set_visible(False)
+
+
 def _columns(count: int, most: int) -> int:
     """Choose the number of columns of panels: one less than `most` if that leaves fewer places empty."""
     return count if count < most else min((most, most - 1), key=lambda columns: -count % columns)
@@ -246,6 +390,11 @@ def _check_indices(name: str, indices: Iterable[int], count: int) -> None:
 
 def _one_example(weights: Any, layer: int, example: int) -> np.ndarray:
     """Select one layer and one row of a batch, as an array of shape `(heads, tgt_len, src_len)`."""
+    if weights is None or (isinstance(weights, (tuple, list)) and (len(weights) == 0 or weights[0] is None)):
+        raise ValueError(
+            f"`weights` must be tensors, got {weights}: the attention kernel of the model returns none. Call "
+            '`model.set_attn_implementation("eager")` before the forward pass.'
+        )
     if isinstance(weights, (tuple, list)) and len(weights) > 0 and getattr(weights[0], "ndim", 0) == 4:
         _check_indices("layer", [layer], len(weights))
         weights = weights[layer]
@@ -299,21 +448,31 @@ def _checked_curves(schedules: Mapping[str, Sequence[float]]) -> dict[str, np.nd
     return curves
 
 
-def _logged_curves(log_history: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, list[tuple[float, float]]]]:
-    """Group a training log into panels, curves and points `(step, value)`; losses share the first panel."""
-    losses: dict[str, list[tuple[float, float]]] = {}
-    metrics: dict[str, dict[str, list[tuple[float, float]]]] = {}
+class _Curve(NamedTuple):
+    """Points `(step, value)` of a line; and of the final model, if it was evaluated after the training."""
+
+    points: list[tuple[float, float]]
+    final: list[tuple[float, float]]
+
+
+def _logged_curves(log_history: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, _Curve]]:
+    """Group a training log into panels and curves; losses share the first panel."""
+    panels: dict[str, dict[str, _Curve]] = {"loss": {}}
+    is_over = False
     for entry in log_history:
+        is_over = is_over or "train_runtime" in entry
         for name, value in entry.items():
+            panel, label = name.removeprefix("eval_"), "evaluation"
             if name == "loss":
-                losses.setdefault("training", []).append((entry["step"], value))
-            elif name.startswith("eval_") and name.endswith("loss"):
-                data = name.removeprefix("eval_").removesuffix("loss").strip("_")
-                losses.setdefault(f"evaluation {data}".strip(), []).append((entry["step"], value))
-            elif name.startswith("eval_") and not name.endswith(_SPEED_FIELDS):
-                metric = name.removeprefix("eval_")
-                metrics.setdefault(metric, {}).setdefault(metric, []).append((entry["step"], value))
-    panels = {"loss": losses, **metrics} if losses else metrics
+                label = "training"
+            elif not name.startswith("eval_") or name.endswith(_SPEED_FIELDS):
+                continue
+            elif name.endswith("loss"):
+                data = panel.removesuffix("loss").strip("_")
+                panel, label = "loss", f"evaluation ({_WORDS.get(data, data)})" if data else label
+            curve = panels.setdefault(panel, {}).setdefault(label, _Curve([], []))
+            _add_point(curve, (entry["step"], value), is_over)
+    panels = {name: curves for name, curves in panels.items() if curves}
     if not panels:
         raise ValueError(
             "`log_history` must have entries with `loss` or `eval_...`, as `trainer.state.log_history` does; "
@@ -321,9 +480,34 @@ def _logged_curves(log_history: Sequence[Mapping[str, Any]]) -> dict[str, dict[s
         )
     # A panel with a single point is dropped if another one has more.
     with_several_points = {
-        name: curves for name, curves in panels.items() if any(len(points) > 1 for points in curves.values())
+        name: curves
+        for name, curves in panels.items()
+        if any(len(curve.points) + len(curve.final) > 1 for curve in curves.values())
     }
     return with_several_points or panels
+
+
+def _add_point(curve: _Curve, point: tuple[float, float], is_over: bool) -> None:
+    """Add a point to the line, or as the final model's; a repeated evaluation of the same weights is dropped."""
+    is_repeated = bool(curve.points) and curve.points[-1][0] == point[0]
+    if is_repeated and math.isclose(curve.points[-1][1], point[1], rel_tol=1e-5):
+        return
+    if is_repeated or is_over:
+        curve.final[:] = [point]
+    else:
+        curve.points.append(point)
+
+
+def _logged_phases(log_history: Sequence[Mapping[str, Any]]) -> list[tuple[float, int]]:
+    """Return the first step and the sequence length of each phase, if there are several."""
+    phases: list[tuple[float, int]] = []
+    previous = 0.0
+    for entry in log_history:
+        length = entry.get("sequence_length")
+        if length is not None and (not phases or phases[-1][1] != length):
+            phases.append((previous, int(length)))
+        previous = entry.get("step", previous)
+    return phases if len(phases) > 1 else []
 
 
 def _cell_size(across: int, down: int, largest: float) -> float:
@@ -398,7 +582,10 @@ def _fonts_for(text: str) -> tuple[list[str], set[str]]:
             missing -= found
     if missing:
         examples = " ".join(f"U+{ord(character):04X}" for character in sorted(missing)[:5])
+        is_cjk = any(unicodedata.name(character, "").startswith(_CJK_NAMES) for character in missing)
+        advice = "Noto Sans CJK (on Debian: apt install fonts-noto-cjk)" if is_cjk else "one that does"
         logger.warning(
-            f"No installed font has {len(missing)} characters of the tokens ({examples}); install one that does."
+            f"No installed font has {len(missing)} characters of the tokens ({examples}), which are shown as code "
+            f"points; install {advice}."
         )
     return families, missing

@@ -13,6 +13,12 @@ or these two:
     python scripts/average_checkpoints.py --checkpoints out/checkpoint-900 out/checkpoint-1000 --output_dir averaged
 """
 
+from hf_vanilla_cli import answer_early
+
+
+if __name__ == "__main__":  # before the slow imports
+    answer_early("average_checkpoints")
+
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path

@@ -8,13 +8,22 @@ transformers' own Seq2SeqTrainer trains the model. Then a second Python process 
 AutoModelForSeq2SeqLM and must give the same translations.
 """
 
+from hf_vanilla_cli import answer_early
+
+
+if __name__ == "__main__":  # before the slow imports
+    answer_early("demo")
+
 import json
 import subprocess
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import matplotlib.image
+import numpy as np
 import torch
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from transformers import (
     AutoModelForSeq2SeqLM,
     AutoTokenizer,
@@ -30,7 +39,7 @@ from hf_vanilla.command_line.report import ReadableProgress
 from hf_vanilla.data import date_corpus, tokenize_parallel_dataset
 from hf_vanilla.data.tokenization import train_tokenizer
 from hf_vanilla.training import StopOnNaNCallback, paper_training_arguments
-from hf_vanilla.visualization import plot_attention, plot_training_curve
+from hf_vanilla.visualization import plot_attention, plot_training_curve, readable_tokens
 
 
 EXPECTED_ACCURACY = 0.99
@@ -108,19 +117,35 @@ def translate_in_new_process(folder: Path, texts: list[str]) -> list[str]:
 
 
 @torch.no_grad()
-def draw_attention(model, tokenizer, text: str, path: Path) -> None:
+def draw_attention(model, tokenizer, text: str):
     """Draw the attention of each target token to the source."""
     source = tokenizer(text, return_tensors="pt").to(model.device)
     target = model.generate(**source)
     model.set_attn_implementation("eager")
     outputs = model(**source, decoder_input_ids=target[:, :-1], output_attentions=True)
-    figure = plot_attention(
+    return plot_attention(
         outputs.cross_attentions,
-        [tokenizer.decode(token_id) for token_id in source["input_ids"][0]],
-        [tokenizer.decode(token_id) for token_id in target[0, 1:]],
+        readable_tokens(tokenizer, source["input_ids"][0]),
+        readable_tokens(tokenizer, target[0, 1:]),
         title=f"{text}  →  {tokenizer.decode(target[0], skip_special_tokens=True)}",
     )
-    figure.savefig(path, dpi=120)
+
+
+def save_side_by_side(figures, path: Path, dpi: int = 100) -> None:
+    """Save figures in one picture, of the height of the highest."""
+    pictures = []
+    for figure in figures:
+        figure.set_dpi(dpi)
+        figure.canvas = FigureCanvasAgg(figure)
+        figure.canvas.draw()
+        pictures.append(np.asarray(figure.canvas.buffer_rgba()))
+    height = max(len(picture) for picture in pictures)
+    margins = [divmod(height - len(picture), 2) for picture in pictures]
+    padded = [
+        np.pad(picture, ((half, half + odd), (0, 0), (0, 0)), constant_values=255)
+        for picture, (half, odd) in zip(pictures, margins, strict=True)
+    ]
+    matplotlib.image.imsave(path, np.concatenate(padded, axis=1))
 
 
 def show_results(test, translations: list[str]) -> float:
@@ -157,9 +182,11 @@ def main() -> None:
     trainer.save_model()
     same = translate_in_new_process(output_dir, test["source"]) == translations
     print(f"Saved to {output_dir}/; a new process that loads it gives {'the same' if same else 'OTHER'} translations.")
-    plot_training_curve(trainer.state.log_history).savefig(output_dir / "training_curve.png", dpi=120)
-    draw_attention(model, tokenizer, "Tuesday, the 3rd of March 1998", output_dir / "attention.png")
-    print(f"Pictures: {output_dir / 'attention.png'} and {output_dir / 'training_curve.png'}")
+    trainer.save_state()
+    attention = draw_attention(model, tokenizer, "Tuesday, the 3rd of March 1998")
+    curve = plot_training_curve(trainer.state.log_history, title="training")
+    save_side_by_side([attention, curve], output_dir / "demo.png")
+    print(f"Picture: {output_dir / 'demo.png'}; hf-vanilla plot draws others.")
     if not same or accuracy < EXPECTED_ACCURACY:
         sys.exit(
             f"Expected the same translations and at least {EXPECTED_ACCURACY:.0%} of the dates right; with fewer "

@@ -5,6 +5,12 @@ The text are the help topics of the interpreter and the docstrings of the standa
 loaded with `AutoModelForMaskedLM` and fills masks in unseen sentences.
 """
 
+from hf_vanilla_cli import answer_early
+
+
+if __name__ == "__main__":  # before the slow imports
+    answer_early("demo_bert")
+
 import sys
 from dataclasses import dataclass, field
 
@@ -55,7 +61,7 @@ def train(model, tokenizer, phases, held_out, arguments: DemoArguments) -> Pretr
         warmup_steps=min(100, arguments.max_steps // 5),
         learning_rate=1.5e-3,
         max_tokens_per_batch=2048,
-        bf16=True,
+        precision="fastest",
         use_cpu=not has_accelerator,
         dataloader_pin_memory=has_accelerator,
         logging_steps=0.05,

@@ -8,6 +8,12 @@ Each file is evaluated separately. The documents are packed into pairs as in pre
 models with different vocabularies can't be compared.
 """
 
+from hf_vanilla_cli import answer_early
+
+
+if __name__ == "__main__":  # before the slow imports
+    answer_early("evaluate_bert")
+
 import json
 import math
 import sys

@@ -1,12 +1,21 @@
 #!/usr/bin/env python
-"""Score translations against references with BLEU and chrF, and record how they were made.
+"""Score translations against references with BLEU, chrF, TER or COMET, and record how they were made.
 
     python scripts/evaluate_translation.py --hypotheses out.de --references test.de
 
-For tokenized and lower-cased text, as in many papers: --tokenize none --lowercase.
+For tokenized and lower-cased text, as in many papers: --bleu_tokenize none --lowercase. Other scores, with 95 %
+confidence intervals: --metrics bleu chrf chrf++ ter --bootstrap_samples 1000. With the translations of another system
+(--baseline) the difference of the two is tested by paired bootstrap resampling. COMET needs the package unbabel-comet:
+--metrics bleu comet --sources test.en.
 With --output_file the scores are written to a JSON file, together with versions, machine and, if given, the commands
 that made the translations (--commands) and further facts (--notes).
 """
+
+from hf_vanilla_cli import answer_early
+
+
+if __name__ == "__main__":  # before the slow imports
+    answer_early("evaluate_translation")
 
 import json
 import sys
@@ -16,7 +25,8 @@ from typing import Literal
 from hf_vanilla.command_line.options import parse_arguments, run
 from hf_vanilla.command_line.report import describe_environment
 from hf_vanilla.data.files import read_lines, replacing_file
-from hf_vanilla.metrics import Bleu, ChrF
+from hf_vanilla.metrics import comet_score, corpus_scores
+from hf_vanilla.metrics.bleu import check_tokenize
 
 
 @dataclass
@@ -25,9 +35,23 @@ class EvaluationArguments:
 
     hypotheses: str = field(metadata={"help": "Text file, one translation per line."})
     references: str = field(metadata={"help": "Text file, one reference per line."})
-    tokenize: Literal["13a", "zh", "none", "char", "intl"] = field(
-        default="13a", metadata={"help": "sacreBLEU's tokenizer."}
+    metrics: list[Literal["bleu", "chrf", "chrf++", "ter", "comet"]] = field(
+        default_factory=lambda: ["bleu", "chrf"], metadata={"help": "The scores."}
     )
+    bleu_tokenize: Literal[
+        "13a", "zh", "none", "char", "intl", "ja-mecab", "ko-mecab", "flores101", "flores200", "spBLEU-1K"
+    ] = field(
+        default="13a", metadata={"help": "sacreBLEU's tokenizer for BLEU; some need a package, which is named then."}
+    )
+    tokenize: str | None = field(default=None, metadata={"help": "Earlier name of bleu_tokenize."})
+    bootstrap_samples: int = field(
+        default=0,
+        metadata={"help": "Resampled texts for confidence intervals. Default: none; 1000 with a baseline."},
+    )
+    baseline: str | None = field(
+        default=None, metadata={"help": "Text file with the translations of another system, to compare with."}
+    )
+    sources: str | None = field(default=None, metadata={"help": "Text file with the translated lines, for COMET."})
     lowercase: bool = field(default=False, metadata={"help": "Ignore case."})
     output_file: str | None = field(default=None, metadata={"help": "JSON file to write the result to."})
     commands: list[str] = field(default_factory=list, metadata={"help": "The commands that made the translations."})
@@ -37,29 +61,44 @@ class EvaluationArguments:
         for note in self.notes:
             if "=" not in note:
                 raise ValueError(f"`notes` must be of the form name=value, got {note!r}.")
+        if self.tokenize is not None:
+            self.bleu_tokenize = self.tokenize  # type: ignore[assignment]
+        if self.baseline is not None and self.bootstrap_samples == 0:
+            self.bootstrap_samples = 1000
+        if "comet" in self.metrics and self.sources is None:
+            raise ValueError("`sources` is missing; COMET needs the translated text, as in --sources test.en.")
+        check_tokenize(self.bleu_tokenize)
 
 
 def main() -> None:
     """Score, print and write the result."""
     (arguments,) = parse_arguments(EvaluationArguments, description=__doc__)
     hypotheses, references = read_lines(arguments.hypotheses), read_lines(arguments.references)
-    if len(hypotheses) != len(references):
-        raise ValueError(
-            f"`hypotheses` and `references` must have equally many lines, but {arguments.hypotheses} has "
-            f"{len(hypotheses)} and {arguments.references} has {len(references)}; line N of one is scored against "
-            "line N of the other."
-        )
+    baseline, sources = (
+        None if path is None else read_lines(path) for path in (arguments.baseline, arguments.sources)
+    )
+    for name, lines in (("hypotheses", hypotheses), ("baseline", baseline), ("sources", sources)):
+        if lines is not None and len(lines) != len(references):
+            raise ValueError(
+                f"`{name}` and `references` must have equally many lines, but {getattr(arguments, name)} has "
+                f"{len(lines)} and {arguments.references} has {len(references)}; line N of one belongs to line N of "
+                "the other."
+            )
     if not hypotheses:
         raise ValueError(f"`hypotheses` must have at least one line, but {arguments.hypotheses} is empty.")
-    bleu = Bleu().compute(
-        predictions=hypotheses, references=references, tokenize=arguments.tokenize, lowercase=arguments.lowercase
+    scores = corpus_scores(
+        hypotheses,
+        references,
+        metrics=[name for name in arguments.metrics if name != "comet"],
+        tokenize=arguments.bleu_tokenize,
+        lowercase=arguments.lowercase,
+        bootstrap_samples=arguments.bootstrap_samples,
+        baseline=baseline,
     )
-    chrf = ChrF().compute(predictions=hypotheses, references=references, lowercase=arguments.lowercase)
+    if "comet" in arguments.metrics and sources is not None:
+        scores |= comet_score(sources, hypotheses, references)
     result = {
-        "bleu": round(bleu["score"], 2),
-        "chrf": round(chrf["score"], 2),
-        "bleu_signature": bleu["signature"],
-        "chrf_signature": chrf["signature"],
+        **scores,
         "sentences": len(hypotheses),
         "notes": dict(note.split("=", 1) for note in arguments.notes),
         "commands": arguments.commands,

@@ -9,6 +9,12 @@ A .npy file has one matrix with a row for each line; with --pooling tokens, a .n
 named by its number from 0. numpy.load reads both.
 """
 
+from hf_vanilla_cli import answer_early
+
+
+if __name__ == "__main__":  # before the slow imports
+    answer_early("extract_features")
+
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path

@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-r"""Fine-tune BERT to classify texts or pairs of texts, or for regression, from a checkpoint or from scratch.
+r"""Fine-tune BERT or GPT to classify texts or pairs of texts, or for regression, from a checkpoint or from scratch.
 
 A task of GLUE, from the Hub:
 
@@ -13,9 +13,16 @@ Your own files (.json, .jsonl, .csv, .tsv, .parquet), with the names of their co
 
 Labels can be names or numbers; lists of them mean several labels of one text; fractions mean a regression. With
 --seeds the training is repeated, and the median, best and worst of the main score are printed. --from_scratch starts
-from random weights of the same size, to measure the effect of pre-training. Run the same command again to resume an
-interrupted one. All options can also be in a JSON file.
+from random weights of the same size, to measure the effect of pre-training. A GPT learns to predict the text too,
+with --lm_loss_weight. Run the same command again to resume an interrupted one. All options can also be in a JSON or
+YAML file.
 """
+
+from hf_vanilla_cli import answer_early
+
+
+if __name__ == "__main__":  # before the slow imports
+    answer_early("finetune_classification")
 
 import logging
 import sys
@@ -23,6 +30,7 @@ from dataclasses import dataclass, field
 
 from datasets import Dataset, load_dataset
 from transformers import (
+    AutoConfig,
     AutoModelForSequenceClassification,
     DataCollatorWithPadding,
 )
@@ -39,6 +47,7 @@ from hf_vanilla.command_line.finetuning import (
 )
 from hf_vanilla.command_line.options import run
 from hf_vanilla.data.labelled import Labels, infer_labels, load_rows
+from hf_vanilla.data.tokenization import add_text_ends
 from hf_vanilla.metrics import ClassificationMetrics
 from hf_vanilla.training import FinetuningArguments, FinetuningTask, VerifiedCheckpointTrainer
 
@@ -79,6 +88,10 @@ class TaskArguments(TestedTaskArguments):
     max_length: int = field(
         default=128, metadata={"help": "Most tokens of a text or pair; longer ones are truncated."}
     )
+    lm_loss_weight: float | None = field(
+        default=None,
+        metadata={"help": "Weight of GPT's loss on the text itself; 0 is none, the paper's 0.5 the default."},
+    )
     main_score: str | None = field(
         default=None, metadata={"help": "The score to compare by: accuracy, f1, matthews, pearson, spearman, ..."}
     )
@@ -91,6 +104,8 @@ class TaskArguments(TestedTaskArguments):
             raise ValueError(f"`task_name` must be one of {', '.join(GLUE)}; got {self.task_name!r}.")
         if self.train_file is not None and self.validation_file is None:
             raise ValueError("`validation_file` is missing; give a file to evaluate on.")
+        if self.lm_loss_weight is not None and self.lm_loss_weight < 0:
+            raise ValueError(f"`lm_loss_weight` must be 0 or more, got {self.lm_loss_weight}.")
 
     def required(self):
         """Return the names of the options that must be given; GLUE's files are on the Hub."""
@@ -138,6 +153,15 @@ def encode(splits: dict[str, Dataset], texts: list[str], labels: Labels, tokeniz
     return encoded
 
 
+def get_tokenizer(arguments: TaskArguments):
+    """Load the tokenizer; that of a language model gets tokens around texts."""
+    tokenizer = load_tokenizer(arguments)
+    config = AutoConfig.from_pretrained(arguments.model_name_or_path)
+    if arguments.lm_loss_weight is not None and not hasattr(config, "lm_loss_weight"):
+        raise ValueError(f"`lm_loss_weight` is for GPT, not for a {config.model_type}; leave it out.")
+    return add_text_ends(tokenizer)
+
+
 def prepare(arguments: TaskArguments, training_args: FinetuningArguments) -> FinetuningTask:
     """Load the data, and define how to make the trainer."""
     check_output_dir(training_args.output_dir)
@@ -149,16 +173,28 @@ def prepare(arguments: TaskArguments, training_args: FinetuningArguments) -> Fin
     main_score = arguments.main_score or (GLUE[arguments.task_name][1] if arguments.task_name else scores[0])
     if main_score not in scores:
         raise ValueError(f"`main_score` must be one of {', '.join(scores)}; got {main_score!r}.")
-    tokenizer = load_tokenizer(arguments)
+    tokenizer = get_tokenizer(arguments)
     data = encode(splits, texts, labels, tokenizer, arguments.max_length)
     named = ", ".join(map(repr, labels.names[:10]))
     logger.info(f"{labels.problem_type}, labels: {named}; {len(data['train']):,} training rows")
 
     # 2. model and trainer
+    fields = labels.config_fields()
+    if arguments.lm_loss_weight is not None:
+        fields["lm_loss_weight"] = arguments.lm_loss_weight
+
+    def make_model():
+        model = build_model(AutoModelForSequenceClassification, arguments, **fields)
+        if model.config.pad_token_id is None:
+            model.config.pad_token_id = tokenizer.pad_token_id
+        if len(tokenizer) > model.config.vocab_size:
+            model.resize_token_embeddings(len(tokenizer))
+        return model
+
     def make_trainer(args: FinetuningArguments) -> VerifiedCheckpointTrainer:
         return VerifiedCheckpointTrainer(
             args=args,
-            model_init=lambda: build_model(AutoModelForSequenceClassification, arguments, **labels.config_fields()),
+            model_init=make_model,
             data_collator=DataCollatorWithPadding(tokenizer),
             train_dataset=data["train"],
             eval_dataset=data["validation"],

@@ -7,8 +7,14 @@ r"""Fine-tune BERT to choose the right ending, from a checkpoint or from scratch
 Each row of the files (.json, .jsonl, .parquet, also as .gz) has a beginning (`sent1`), a list of `endings`, and as
 `label` the index of the right one, from 0. With --seeds the training is repeated, and the median, best and worst
 accuracy are printed. --from_scratch starts from random weights of the same size, to measure the effect of
-pre-training. Run the same command again to resume an interrupted one. All options can also be in a JSON file.
+pre-training. Run the same command again to resume an interrupted one. All options can also be in a JSON or YAML file.
 """
+
+from hf_vanilla_cli import answer_early
+
+
+if __name__ == "__main__":  # before the slow imports
+    answer_early("finetune_multiple_choice")
 
 import logging
 import sys

@@ -11,8 +11,14 @@ on the Hub: `id`, `question`, `context`, `answers` (.jsonl, .parquet). Long text
 Each model's folder gets `predictions.json` ({id: answer}) and `nbest_predictions.json` for the validation data. With
 --seeds the training is repeated, and the median, best and worst F1 are printed. --from_scratch starts from random
 weights of the same size, to measure the effect of pre-training. Run the same command again to resume an interrupted
-one. All options can also be in a JSON file.
+one. All options can also be in a JSON or YAML file.
 """
+
+from hf_vanilla_cli import answer_early
+
+
+if __name__ == "__main__":  # before the slow imports
+    answer_early("finetune_question_answering")
 
 import json
 import logging

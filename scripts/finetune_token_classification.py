@@ -7,8 +7,14 @@ r"""Fine-tune BERT to tag words, such as the names in a sentence, from a checkpo
 Each row of the files (.json, .jsonl, .parquet, also as .gz) has a list of words and a list of their BIO tags. With
 --seeds the training is repeated, and the median, best and worst F1 are printed. --from_scratch starts from random
 weights of the same size, to measure the effect of pre-training. Run the same command again to resume an interrupted
-one. All options can also be in a JSON file.
+one. All options can also be in a JSON or YAML file.
 """
+
+from hf_vanilla_cli import answer_early
+
+
+if __name__ == "__main__":  # before the slow imports
+    answer_early("finetune_token_classification")
 
 import logging
 import sys

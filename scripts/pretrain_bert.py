@@ -5,7 +5,8 @@ Plain text has blank lines between documents; in .jsonl, .csv and .parquet files
 
     python scripts/pretrain_bert.py \
         --train_files encyclopedia.jsonl.gz novels.txt --validation_files held_out.jsonl.gz \
-        --preset mini --vocab_size 16000 --max_tokens_per_batch 16384 --max_steps 20000 --output_dir runs/bert
+        --preset mini --vocab_size 16000 --max_tokens_per_batch 16384 --max_steps 20000 --precision fastest \
+        --output_dir runs/bert
 
 A dataset of the Hub: --dataset_name wikimedia/wikipedia --dataset_config_name 20231101.simple.
 Further pre-training of any BERT on text of your domain: --model_name_or_path google-bert/bert-base-uncased.
@@ -14,8 +15,14 @@ Nine tenths of the updates have sequences of 128 tokens, the last tenth of 512, 
 model learns more than word frequencies sooner if it starts with even shorter ones: --phase_lengths 32 128 512
 --phase_shares 0.15 0.75 0.1. The optimizer is the paper's by default. Run the same command again to resume an
 interrupted run; other data or another model is refused. `accelerate launch` and `torchrun` in place of `python` use
-several devices. All options can also be in a JSON file, which is then the only argument.
+several devices. All options can also be in a JSON or YAML file, which is then the only argument.
 """
+
+from hf_vanilla_cli import answer_early
+
+
+if __name__ == "__main__":  # before the slow imports
+    answer_early("pretrain_bert")
 
 import logging
 import math
@@ -39,6 +46,7 @@ from hf_vanilla.data import (
 )
 from hf_vanilla.data.tokenization import train_wordpiece_tokenizer
 from hf_vanilla.metrics import PretrainingMetrics
+from hf_vanilla.models.checks import check_heads
 from hf_vanilla.training import (
     Phase,
     PretrainingTrainer,
@@ -49,6 +57,7 @@ from hf_vanilla.training import (
     lock_run_folder,
     resume_hint_on_interrupt,
     save_final_model,
+    save_metrics,
     train_to_end,
 )
 
@@ -237,6 +246,23 @@ def build_examples(model_args: ModelArguments, data_args: DataArguments, corpora
     return phases, held_out.remove_columns(["special_tokens_mask", "offset_mapping"])
 
 
+def prepare_data(
+    model_args: ModelArguments, data_args: DataArguments, seed: int, output_dir: Path, saved_in: Path | None
+):
+    """Make examples from the documents: phases, validation examples and the tokenizer."""
+    corpora = load_corpora(data_args)
+    tokenizer = get_tokenizer(model_args, corpora["train"], output_dir, saved_in)
+    return *build_examples(model_args, data_args, corpora, tokenizer, seed), tokenizer
+
+
+def plan(model_args: ModelArguments, data_args: DataArguments, training_args, output_dir: Path):
+    """Return what `estimate.py` measures: config, examples and share of the updates of each phase."""
+    check_phases(data_args)
+    phases, _, tokenizer = prepare_data(model_args, data_args, training_args.seed, output_dir, None)
+    config = get_model(model_args, tokenizer, max(data_args.phase_lengths)).config
+    return [(config, phase.dataset, phase.share) for phase in phases]
+
+
 def given_fields(arguments: ModelArguments) -> dict:
     """Return the config fields that are set by options."""
     given = {name: getattr(arguments, name) for name in MODEL_SIZES + REGULARISATION}
@@ -282,7 +308,7 @@ def main() -> None:
     )
     check_files_exist(train_files=data_args.train_files, validation_files=data_args.validation_files)
     if model_args.model_name_or_path is None:
-        VanillaBertConfig.preset(model_args.preset, **given_fields(model_args))  # checks the sizes
+        check_heads(VanillaBertConfig.preset(model_args.preset, **given_fields(model_args)))  # and the sizes
     with lock_run_folder(training_args.output_dir, is_main_process=training_args.should_save):
         train(model_args, data_args, training_args)
 
@@ -297,12 +323,10 @@ def train(model_args: ModelArguments, data_args: DataArguments, training_args: P
 
     # 1. documents -> tokenizer -> examples; the first process does the work, the others read its cache
     with training_args.main_process_first(local=False, desc="preparing the data"):
-        corpora = load_corpora(data_args)
         saved_in = folder_of_tokenizer(checkpoint) if checkpoint is not None else None
         if training_args.process_index > 0:
             saved_in = output_dir
-        tokenizer = get_tokenizer(model_args, corpora["train"], output_dir, saved_in)
-        phases, held_out = build_examples(model_args, data_args, corpora, tokenizer, training_args.seed)
+        phases, held_out, tokenizer = prepare_data(model_args, data_args, training_args.seed, output_dir, saved_in)
     lengths = [
         length for length, share in zip(data_args.phase_lengths, data_args.phase_shares, strict=True) if share > 0
     ]
@@ -338,7 +362,7 @@ def train(model_args: ModelArguments, data_args: DataArguments, training_args: P
     if held_out is not None:
         measured = trainer.evaluate()
         trainer.log_metrics("eval", measured)
-        trainer.save_metrics("eval", measured)
+        save_metrics(trainer, "eval", measured)
     save_final_model(trainer)
     logger.info(f"The model is in {output_dir}. To fine-tune it, give this folder as --model_name_or_path.")
 

@@ -26,6 +26,12 @@ To go back to an earlier commit, as one new commit:
     python scripts/push_to_hub.py --repo_id my-name/my-bert --roll_back_to v0.9
 """
 
+from hf_vanilla_cli import answer_early
+
+
+if __name__ == "__main__":  # before the slow imports
+    answer_early("push_to_hub")
+
 import dataclasses
 import json
 import sys

@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-r"""Score translations: the log probability of each line of a text, given the same line of the source.
+r"""Score translations with a model: the log probability of each line of a text, given the same line of the source.
 
 Examples:
   the log probability of each line:
@@ -11,6 +11,12 @@ One line of output for each pair of lines: the sum of log p(token | tokens befor
 translation and its end, in nats, divided by the length penalty if there is one. Higher is better; 0 is certain. Text
 is UTF-8. The output file appears when it is complete.
 """
+
+from hf_vanilla_cli import answer_early
+
+
+if __name__ == "__main__":  # before the slow imports
+    answer_early("score")
 
 import sys
 from contextlib import nullcontext
@@ -51,8 +57,12 @@ class ScoreArguments:
         default=4096,
         metadata={"help": "Most tokens of a batch: source, target and padding together."},
     )
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = field(
-        default="auto", metadata={"help": "Type of the weights; auto is the type they were saved in."}
+    dtype: Literal["auto", "fastest", "float32", "bfloat16", "float16"] = field(
+        default="auto",
+        metadata={
+            "help": "Type of the weights: auto is the one they were saved in, fastest the faster one of float32 and "
+            "bfloat16 on the device, measured."
+        },
     )
     device: str = field(
         default="auto",

@@ -15,33 +15,36 @@ trainings for each seed. The settings are ranked by the median of their seeds on
 options of the fine-tuning script. Run the same command again to resume an interrupted search.
 """
 
+from hf_vanilla_cli import answer_early
+
+
+if __name__ == "__main__":  # before the slow imports
+    answer_early("sweep")
+
 import dataclasses
 import hashlib
+import importlib
 import json
 import logging
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import finetune_classification
-import finetune_multiple_choice
-import finetune_question_answering
-import finetune_token_classification
-
 from hf_vanilla.command_line.finetuning import parse_task_arguments
-from hf_vanilla.command_line.options import run
+from hf_vanilla.command_line.options import run, take_task
 from hf_vanilla.command_line.report import write_report
-from hf_vanilla.training import PAPER_GRID, command_of_process, lock_run_folder, search_settings
+from hf_vanilla.training import (
+    PAPER_GRID,
+    check_and_save_options,
+    command_of_process,
+    lock_run_folder,
+    search_settings,
+)
 
 
 logger = logging.getLogger("sweep")
 
-TASKS = {
-    "classification": finetune_classification,
-    "token_classification": finetune_token_classification,
-    "multiple_choice": finetune_multiple_choice,
-    "question_answering": finetune_question_answering,
-}
+TASKS = ("classification", "token_classification", "multiple_choice", "question_answering")
 SETTINGS = {
     "per_device_train_batch_size": "batch_sizes",
     "learning_rate": "learning_rates",
@@ -67,15 +70,10 @@ class GridArguments:
     )
 
 
-def choose_task():
-    """Remove the task from the command line, and return its script."""
-    if len(sys.argv) > 1 and sys.argv[1] in TASKS:
-        return TASKS[sys.argv.pop(1)]
-    if len(sys.argv) > 1 and sys.argv[1] in ("-h", "--help"):
-        sys.stdout.write(__doc__)
-        sys.exit(0)
-    sys.stderr.write(f"error: the first argument must be one of {', '.join(TASKS)}.\n--help says more.\n")
-    sys.exit(2)
+def import_script(task: str):
+    """Import the script of a task, from the installed package or from the folder of this file."""
+    name = f"finetune_{task}"
+    return importlib.import_module(f".{name}", __package__) if __package__ else importlib.import_module(name)
 
 
 def fingerprint(*arguments) -> str:
@@ -95,7 +93,7 @@ def fingerprint(*arguments) -> str:
 
 def main() -> None:
     """Prepare the task like its script, search, report."""
-    script = choose_task()
+    script = import_script(take_task(TASKS))
     arguments, training_args, grid_args = parse_task_arguments(
         script.TaskArguments, GridArguments, description=__doc__
     )
@@ -107,6 +105,8 @@ def main() -> None:
     grid = {single: getattr(grid_args, several) for single, several in SETTINGS.items()}
     folder = Path(training_args.output_dir)
     with lock_run_folder(folder, is_main_process=training_args.should_save):
+        if training_args.should_save:
+            check_and_save_options(folder, {"bf16": training_args.bf16})  # so that a resumed search keeps it
         ranking = search_settings(
             task,
             training_args,

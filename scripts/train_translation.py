@@ -6,15 +6,22 @@ Two text files, line N of one being the translation of line N of the other:
     python scripts/train_translation.py \
         --train_source_file train.en --train_target_file train.de \
         --validation_source_file val.en --validation_target_file val.de \
-        --vocab_size 10000 --max_tokens_per_batch 4096 --max_steps 10000 --output_dir runs/en-de
+        --vocab_size 10000 --max_tokens_per_batch 4096 --max_steps 10000 --precision fastest \
+        --output_dir runs/en-de
 
 A dataset of the Hub: --dataset_name wmt14 --dataset_config_name de-en --source_column en --target_column de.
 A JSON, CSV or Parquet file: --train_file train.jsonl --source_column en --target_column de.
 
 The optimizer and schedule are the paper's by default. Run the same command again to resume an interrupted run.
-`accelerate launch` and `torchrun` in place of `python` use several devices. All options can also be in a JSON file,
-which is then the only argument.
+`accelerate launch` and `torchrun` in place of `python` use several devices. All options can also be in a JSON or YAML
+file, which is then the only argument.
 """
+
+from hf_vanilla_cli import answer_early, command_of_script
+
+
+if __name__ == "__main__":  # before the slow imports
+    answer_early("train_translation")
 
 import logging
 import math
@@ -41,6 +48,7 @@ from hf_vanilla.command_line.options import parse_arguments, run, set_up_logging
 from hf_vanilla.data import load_parallel_dataset, tokenize_parallel_dataset
 from hf_vanilla.data.tokenization import train_tokenizer
 from hf_vanilla.metrics import TranslationMetrics
+from hf_vanilla.metrics.bleu import check_tokenize
 from hf_vanilla.models.text_batches import TARGET_TOKENIZER, load_tokenizers
 from hf_vanilla.training import (
     StopOnNaNCallback,
@@ -48,6 +56,7 @@ from hf_vanilla.training import (
     VanillaTrainingArguments,
     VerifiedCheckpointTrainer,
     WarmupWarning,
+    add_early_stopping,
     average_checkpoints,
     begin_run,
     folder_of_tokenizer,
@@ -57,6 +66,7 @@ from hf_vanilla.training import (
     paper_optimizers,
     resume_hint_on_interrupt,
     save_final_model,
+    save_metrics,
     train_to_end,
 )
 
@@ -143,9 +153,15 @@ class DataArguments:
     )
     streaming: bool = field(default=False, metadata={"help": "Read while training, for text larger than memory."})
     preprocessing_num_workers: int | None = field(default=None, metadata={"help": "Processes that tokenize."})
-    bleu_tokenize: Literal["13a", "zh", "none", "char", "intl"] = field(
-        default="13a", metadata={"help": "sacreBLEU's tokenizer for validation."}
+    bleu_tokenize: Literal[
+        "13a", "zh", "none", "char", "intl", "ja-mecab", "ko-mecab", "flores101", "flores200", "spBLEU-1K"
+    ] = field(
+        default="13a",
+        metadata={"help": "sacreBLEU's tokenizer for validation; some need a package, which is named then."},
     )
+
+    def __post_init__(self):
+        check_tokenize(self.bleu_tokenize)
 
 
 @dataclass
@@ -181,7 +197,7 @@ class TranslationTrainingArguments(VanillaTrainingArguments):
         if not torch.accelerator.is_available():
             self.use_cpu: bool = True
         super().__post_init__()
-
+        self.learning_rate = self._given_learning_rate  # `set_paper_learning_rate` sets what was not given
         self._check_average()
 
     def _check_average(self) -> None:
@@ -190,6 +206,11 @@ class TranslationTrainingArguments(VanillaTrainingArguments):
             raise ValueError(f"`average_last` must not be negative, got {self.average_last}.")
         if self.average_last > 0 and self.save_strategy == "no":
             raise ValueError(f"`average_last` ({self.average_last}) needs checkpoints, but `save_strategy` is no.")
+        if self.average_last > 0 and self.early_stopping_patience > 0:
+            raise ValueError(
+                "`average_last` can't be combined with `early_stopping_patience`: one takes the last checkpoints, the "
+                "other the best; leave one out. scripts/average_checkpoints.py --best averages the best ones."
+            )
         if self.save_total_limit is not None and self.save_total_limit < self.average_last:
             raise ValueError(
                 f"`save_total_limit` ({self.save_total_limit}) must be at least `average_last` ({self.average_last}): "
@@ -321,6 +342,27 @@ def get_model(arguments: ModelArguments, tokenizer, target_tokenizer):
     return VanillaTransformerForConditionalGeneration(config)
 
 
+def prepare_data(model_args: ModelArguments, data_args: DataArguments, output_dir: Path, saved_in: Path | None):
+    """Make token ids from the text: the data, and the tokenizers of source and target."""
+    data = load_data(data_args)
+    tokenizer, target_tokenizer = get_tokenizers(model_args, data["train"], output_dir, saved_in)
+    data = tokenize_parallel_dataset(
+        data,
+        tokenizer,
+        target_tokenizer,
+        max_source_length=data_args.max_source_length,
+        max_target_length=data_args.max_target_length,
+        num_proc=data_args.preprocessing_num_workers,
+    )
+    return data, tokenizer, target_tokenizer
+
+
+def plan(model_args: ModelArguments, data_args: DataArguments, training_args, output_dir: Path):
+    """Return what `estimate.py` measures: config, examples and share of the updates of each phase."""
+    data, *tokenizers = prepare_data(model_args, data_args, output_dir, None)
+    return [(get_model(model_args, *tokenizers).config, data["train"], 1.0)]
+
+
 class StockTrainer(VerifiedCheckpointTrainer, Seq2SeqTrainer):
     """`Seq2SeqTrainer` whose training survives an outage of the Hub."""
 
@@ -346,7 +388,9 @@ def build_trainer(model, tokenizer, target_tokenizer, data, training_args, bleu_
     if training_args.lr_scheduler_type == "inverse_sqrt":
         kwargs["optimizers"] = paper_optimizers(model.to(training_args.device), training_args)
     kwargs["callbacks"].append(StopOnNaNCallback())
-    return StockTrainer(**kwargs)
+    trainer = StockTrainer(**kwargs)
+    add_early_stopping(trainer)
+    return trainer
 
 
 def use_average_of_last(trainer: Seq2SeqTrainer, count: int) -> None:
@@ -385,19 +429,10 @@ def train(model_args: ModelArguments, data_args: DataArguments, training_args: T
 
     # 1. text -> tokenizers -> token ids; the first process does the work, the others read its cache
     with training_args.main_process_first(local=False, desc="preparing the data"):
-        data = load_data(data_args)
         saved_in = folder_of_tokenizer(checkpoint) if checkpoint is not None else None
         if training_args.process_index > 0:
             saved_in = output_dir
-        tokenizer, target_tokenizer = get_tokenizers(model_args, data["train"], output_dir, saved_in)
-        data = tokenize_parallel_dataset(
-            data,
-            tokenizer,
-            target_tokenizer,
-            max_source_length=data_args.max_source_length,
-            max_target_length=data_args.max_target_length,
-            num_proc=data_args.preprocessing_num_workers,
-        )
+        data, tokenizer, target_tokenizer = prepare_data(model_args, data_args, output_dir, saved_in)
 
     # 2. model and trainer
     model = get_model(model_args, tokenizer, target_tokenizer)
@@ -416,9 +451,9 @@ def train(model_args: ModelArguments, data_args: DataArguments, training_args: T
         metrics = trainer.evaluate()
         metrics["eval_perplexity"] = math.exp(min(metrics["eval_loss"], 700.0))
         trainer.log_metrics("eval", metrics)
-        trainer.save_metrics("eval", metrics)
+        save_metrics(trainer, "eval", metrics)
     save_final_model(trainer)
-    logger.info(f"The model is in {output_dir}. To translate: scripts/translate.py --model {output_dir}")
+    logger.info(f"The model is in {output_dir}. To translate: {command_of_script('translate')} --model {output_dir}")
 
 
 if __name__ == "__main__":

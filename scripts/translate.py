@@ -15,6 +15,12 @@ Text is UTF-8. An empty line stays empty. The output file appears when it is com
 writes none. Line breaks inside a translation become spaces, and so do tabs where tabs separate columns.
 """
 
+from hf_vanilla_cli import answer_early
+
+
+if __name__ == "__main__":  # before the slow imports
+    answer_early("translate")
+
 import sys
 from contextlib import nullcontext
 from dataclasses import dataclass, field, fields
@@ -82,8 +88,12 @@ class TranslateArguments:
         default=SearchOptions.max_tokens_per_batch,
         metadata={"help": "Most source tokens of a batch, padding included."},
     )
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = field(
-        default="auto", metadata={"help": "Type of the weights; auto is the type they were saved in."}
+    dtype: Literal["auto", "fastest", "float32", "bfloat16", "float16"] = field(
+        default="auto",
+        metadata={
+            "help": "Type of the weights: auto is the one they were saved in, fastest the faster one of float32 and "
+            "bfloat16 on the device, measured."
+        },
     )
     device: str = field(
         default="auto",

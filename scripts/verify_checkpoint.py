@@ -8,20 +8,34 @@ A checkpoint with a manifest is compared with it. One without, of an earlier ver
 checked as far as its files show damage. The exit status is 1 if any is damaged or incomplete.
 """
 
-import argparse
+from hf_vanilla_cli import answer_early
+
+
+if __name__ == "__main__":  # before the slow imports
+    answer_early("verify_checkpoint")
+
 import sys
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from hf_vanilla.command_line.options import run
+from hf_vanilla.command_line.options import parse_arguments, run
 from hf_vanilla.training.checkpoints import folders_by_step, why_not_resumable
 from hf_vanilla.training.manifest import MANIFEST_FILE
 
 
+@dataclass
+class VerificationArguments:
+    """The checkpoints."""
+
+    folder: str = field(metadata={"help": "A checkpoint, or the folder of a run; --folder itself may be left out."})
+
+
 def main() -> None:
     """Verify each checkpoint, and print the result."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", type=Path, help="A checkpoint, or the folder of a run.")
-    folder = parser.parse_args().folder
+    if len(sys.argv) == 2 and not sys.argv[1].startswith("-"):
+        sys.argv.insert(1, "--folder")
+    (arguments,) = parse_arguments(VerificationArguments, description=__doc__)
+    folder = Path(arguments.folder)
     if not folder.is_dir():
         raise ValueError(f"`folder` must be a checkpoint or the folder of a run, but there is no folder {folder}.")
     checkpoints = list(folders_by_step(folder).values()) or [folder]

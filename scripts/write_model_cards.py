@@ -8,6 +8,12 @@ model_cards/*.md. A card shows the picture of the same name, which `hf_vanilla.h
 training's folder.
 """
 
+from hf_vanilla_cli import answer_early
+
+
+if __name__ == "__main__":  # before the slow imports
+    answer_early("write_model_cards")
+
 import json
 import sys
 from dataclasses import dataclass, field

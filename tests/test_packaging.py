@@ -1,15 +1,19 @@
-"""The wheel: its content, and that it works without the source tree; make and constraints."""
+"""The wheel and the editable install: their content, and that they work, commands included; make and constraints."""
 
+import json
 import os
 import shutil
 import subprocess
 import sys
+import sysconfig
 import tomllib
 import zipfile
 from email import message_from_string
 from pathlib import Path
 
 import pytest
+
+from hf_vanilla import __version__
 
 
 # One worker builds the wheel and runs every test on it.
@@ -19,16 +23,27 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "hf_vanilla"
 
 
+# Folders of the source tree, and what they are in the wheel; the benchmarks stay out.
+PACKAGES = {"hf_vanilla": "hf_vanilla", "hf_vanilla_cli": "hf_vanilla_cli", "scripts": "hf_vanilla/scripts"}
+UNPACKAGED = shutil.ignore_patterns("__pycache__", "benchmark")
+
+
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("wheel")
-    source = folder / "source"
-    shutil.copytree(PACKAGE, source / "hf_vanilla", ignore=shutil.ignore_patterns("__pycache__"))
+def source(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("wheel") / "source"
+    for name in PACKAGES:
+        shutil.copytree(ROOT / name, folder / name, ignore=UNPACKAGED)
     for name in ("pyproject.toml", "README.md", "LICENSE"):
-        shutil.copy(ROOT / name, source)
-    for name in ("scripts", "tests"):  # must stay out of the wheel
-        (source / name).mkdir()
-        (source / name / "stray.py").touch()
+        shutil.copy(ROOT / name, folder)
+    for name in ("scripts/benchmark", "tests"):  # must stay out of the wheel
+        (folder / name).mkdir()
+        (folder / name / "stray.py").touch()
+    return folder
+
+
+@pytest.fixture(scope="module")
+def wheel(source):
+    folder = source.parent
     command = [sys.executable, "-m", "pip", "wheel", "--no-build-isolation", "--no-deps", "--no-index", "-w", folder]
     subprocess.run([*command, source], check=True, capture_output=True, text=True)
     (path,) = folder.glob("*.whl")
@@ -43,11 +58,99 @@ def installed(wheel):
     return target
 
 
-def test_wheel_has_only_the_package(wheel):
+@pytest.fixture(scope="module")
+def editable(source, wheel):  # after the wheel, so that the two builds do not meet
+    """A folder with what `pip install -e` puts into an environment."""
+    target = source.parent / "editable"
+    build = f"from setuptools import build_meta; print(build_meta.build_editable({str(source.parent / 'e')!r}))"
+    (source.parent / "e").mkdir()
+    subprocess.run([sys.executable, "-c", build], cwd=source, check=True, capture_output=True, text=True)
+    (path,) = (source.parent / "e").glob("*.whl")
+    zipfile.ZipFile(path).extractall(target)
+    return target
+
+
+def test_wheel_has_the_package_the_command_and_the_scripts(wheel):
     names = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
-    source = {path for path in PACKAGE.rglob("*") if path.is_file() and "__pycache__" not in path.parts}
-    assert names == {path.relative_to(ROOT).as_posix() for path in source}
+    expected = set()
+    for folder, place in PACKAGES.items():
+        ignored = {"__pycache__", "benchmark"}
+        files = [path.relative_to(ROOT / folder) for path in (ROOT / folder).rglob("*") if path.is_file()]
+        expected |= {f"{place}/{path.as_posix()}" for path in files if not ignored & set(path.parts)}
+    assert names == expected
     assert {"hf_vanilla/__init__.py", "hf_vanilla/py.typed", "hf_vanilla/models/layers.py"} <= names
+    assert {"hf_vanilla/scripts/translate.py", "hf_vanilla_cli/options.json"} <= names
+
+
+def run_installed(folder, program, *arguments, cwd):
+    """Run a program with the packages of a folder, and without those of this source tree."""
+    # The interpreter is isolated (-I: neither the working folder nor PYTHONPATH is on the path; -S: nor what is
+    # installed, which is added without its .pth files, and so without the editable install of the source tree).
+    libraries = sorted({sysconfig.get_path("purelib"), sysconfig.get_path("platlib")})
+    start = f"import site, sys; site.addsitedir({str(folder)!r}); sys.path += {libraries}\n"
+    command = [sys.executable, "-I", "-S", "-c", start + program, *map(str, arguments)]
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False)
+
+
+COMMAND = """
+(entry,) = [each for each in importlib.metadata.distribution("hf_vanilla").entry_points if each.name == "hf-vanilla"]
+sys.argv[0] = "hf-vanilla"
+try:
+    status = entry.load()()
+except SystemExit as exit:
+    status = exit.code
+print(sys.modules["hf_vanilla"].__file__ if "hf_vanilla" in sys.modules else None, file=sys.stderr)
+sys.exit(status)
+"""
+
+
+def run_command(folder, *arguments, cwd):
+    """Run `hf-vanilla`: status, standard output and error, and the place of the package, if it was imported."""
+    run = run_installed(folder, "import importlib.metadata" + COMMAND, *arguments, cwd=cwd)
+    *errors, place = run.stderr.splitlines()
+    return run.returncode, run.stdout, "\n".join(errors), place
+
+
+@pytest.mark.parametrize("kind", ["installed", "editable"])
+def test_installed_command_knows_version_and_options(kind, request, tmp_path):
+    folder = request.getfixturevalue(kind)
+    assert run_command(folder, "--version", cwd=tmp_path) == (0, f"{__version__}\n", "", "None")
+    status, shown, _, place = run_command(folder, "translate", "--help", cwd=tmp_path)
+    assert (status, place) == (0, "None")
+    assert "--num_beams" in shown
+
+
+def test_installed_command_runs_the_scripts(installed, tmp_path):
+    options = ["--model_name_or_path", "my-name/bert", "--train_file", "no.jsonl", "--validation_file", "no.jsonl"]
+    status, _, error, place = run_command(
+        installed, "sweep", "classification", *options, "--output_dir", "runs", cwd=tmp_path
+    )
+    assert (status, error) == (1, "error: `train_file` must be an existing file, but there is no file no.jsonl.")
+    assert Path(place) == installed / "hf_vanilla" / "__init__.py"
+
+
+def write_translations(folder):
+    (folder / "a.de").write_text("ein hund\nein mann rennt schnell\n")
+    return ["--hypotheses", "a.de", "--references", "a.de"]
+
+
+def test_editable_command_runs_the_scripts(source, editable, tmp_path):
+    options = write_translations(tmp_path)
+    status, shown, error, place = run_command(editable, "evaluate-translation", *options, cwd=tmp_path)
+    assert status == 0, error
+    assert json.loads(shown)["bleu"] == 100.0
+    assert Path(place) == source / "hf_vanilla" / "__init__.py"
+
+
+@pytest.mark.slow
+def test_torchrun_starts_an_installed_script(installed, tmp_path):
+    launcher = ["torch.distributed.run", "--nproc-per-node=1", "-m", "hf_vanilla.scripts.evaluate_translation"]
+    run = subprocess.run(
+        [sys.executable, "-m", *launcher, *write_translations(tmp_path)],
+        cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(installed)}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert run.returncode == 0, run.stderr
+    assert json.loads(run.stdout)["chrf"] == 100.0
 
 
 def test_metadata(wheel):
@@ -59,7 +162,7 @@ def test_metadata(wheel):
     assert metadata["Version"] == wheel.name.split("-")[1]
     assert metadata["License-Expression"] == "Apache-2.0"
     assert metadata["Requires-Python"] == ">=3.11"
-    assert {"viz", "export", "peft", "sweep", "test", "dev"} <= set(metadata.get_all("Provides-Extra"))
+    assert {"viz", "peft", "vision", "sweep", "metrics", "test", "dev"} <= set(metadata.get_all("Provides-Extra"))
     assert metadata.get_payload() == (ROOT / "README.md").read_text(encoding="utf-8")
 
 
@@ -70,7 +173,7 @@ import transformers
 
 print(hf_vanilla.__file__)
 print(hf_vanilla.__version__)
-for module in pkgutil.walk_packages(hf_vanilla.__path__, "hf_vanilla."):
+for module in pkgutil.walk_packages(hf_vanilla.__path__, "hf_vanilla."):  # the scripts too
     importlib.import_module(module.name)
 config = transformers.AutoConfig.for_model(
     "vanilla_transformer", vocab_size=11, d_model=16, d_ff=20, num_heads=4, encoder_layers=1, decoder_layers=1
@@ -80,12 +183,7 @@ print(transformers.AutoModelForSeq2SeqLM.from_config(config).__class__.__name__)
 
 
 def test_installed_package_works_without_the_source_tree(installed, wheel, tmp_path):
-    # The interpreter is isolated (-I: neither the working folder nor PYTHONPATH is on the path), the editable install
-    # of the source tree is shadowed by putting the target in front, and the printed path proves it.
-    program = f"import sys; sys.path.insert(0, {str(installed)!r})\n{IMPORT}"
-    run = subprocess.run(
-        [sys.executable, "-I", "-c", program], cwd=tmp_path, capture_output=True, text=True, check=False
-    )
+    run = run_installed(installed, IMPORT, cwd=tmp_path)
     assert run.returncode == 0, run.stderr
     path, version, model = run.stdout.splitlines()
     assert Path(path) == installed / "hf_vanilla" / "__init__.py"
@@ -114,7 +212,10 @@ def test_constraints_pin_every_requirement():
     assert names <= pinned
 
 
-COMMANDS = ["help", "venv", "demo", "demo-bert", "test", "test-kernels", "test-slow", "check", "format", "benchmark"]
+COMMANDS = [
+    *("help", "venv", "demo", "demo-bert", "demo-vit", "test", "test-kernels", "test-slow", "check", "format"),
+    *("options", "benchmark"),
+]
 
 
 def test_make_lists_every_command():

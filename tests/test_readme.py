@@ -130,6 +130,8 @@ def cells_of(result):
         names = ("mlm_accuracy", "nsp_accuracy")
         cells = [f"{figures[name]:.1%}" for figures in result["files"].values() for name in names]
         return [*cells, *(f"{figures['mlm_loss']:.2f}" for figures in result["files"].values())]
+    if "scores" in result:
+        return [f"{percent(figures['accuracy']):.1f}" for figures in result["scores"].values()]
     return [f"{percent(figures['median']):.1f}" for figures in result["summary"].values()]
 
 

@@ -6,11 +6,14 @@ import torch
 from matplotlib import font_manager
 
 from hf_vanilla import visualization
+from hf_vanilla.data.tokenization import train_tokenizer, train_wordpiece_tokenizer
 from hf_vanilla.visualization import (
     plot_attention,
+    plot_image_attention,
     plot_learning_rate,
     plot_position_encodings,
     plot_training_curve,
+    readable_tokens,
 )
 
 
@@ -21,7 +24,7 @@ WEIGHTS = torch.randn(LAYERS, BATCH, HEADS, len(TARGET), len(SOURCE), generator=
 
 
 def panels_of(figure):
-    return [axes for axes in figure.axes if axes.get_label() != "<colorbar>"]
+    return [axes for axes in figure.axes if axes.get_label() not in ("<colorbar>", "<learning rate>")]
 
 
 def shown_arrays(figure):
@@ -105,6 +108,8 @@ def test_panels_form_a_grid_with_labelled_edges(count, grid):
         ({"example": -3}, r"`example` must be in \[-2, 2\), got -3"),
         ({"heads": [0, 4]}, r"`heads` must be in \[-4, 4\), got 4"),
         ({"heads": []}, "`heads` must have at least one head"),
+        ({"weights": ()}, r"returns none. Call `model.set_attn_implementation\(\"eager\"\)`"),
+        ({"weights": None}, r"set_attn_implementation\(\"eager\"\)"),
     ],
     ids=[
         "transposed",
@@ -116,6 +121,8 @@ def test_panels_form_a_grid_with_labelled_edges(count, grid):
         "example",
         "head",
         "no head",
+        "no layers",
+        "no weights",
     ],
 )
 def test_bad_attention_is_named(changes, message):
@@ -170,7 +177,9 @@ def test_characters_without_a_font_are_shown_as_code_points(tmp_path, monkeypatc
     monkeypatch.setattr(visualization.logger, "warning", messages.append)
     figure = plot_attention(np.eye(1), ["中a文"], ["b"])
     assert labels_of(panels_of(figure)[0].xaxis) == [r"\u4e2da\u6587"]
-    assert messages == ["No installed font has 2 characters of the tokens (U+4E2D U+6587); install one that does."]
+    assert len(messages) == 1
+    assert "2 characters of the tokens (U+4E2D U+6587)" in messages[0]
+    assert "install Noto Sans CJK (on Debian: apt install fonts-noto-cjk)." in messages[0]
 
 
 def test_long_lists_enlarge_the_figure_and_keep_every_label(tmp_path):
@@ -282,16 +291,16 @@ def curves_of(axes):
 
 def test_training_curve_has_losses(tmp_path):
     figure = plot_training_curve(LOG, title="Run")
-    losses, bleu = figure.axes
-    assert (losses.get_xlabel(), losses.get_ylabel()) == ("step", "loss")
+    losses, bleu = panels_of(figure)
+    assert (losses.get_xlabel(), losses.get_ylabel()) == ("update", "loss")
     assert curves_of(losses) == {
         "training": [(10, 5.0), (20, 4.0)],
         "evaluation": [(20, 4.5)],
-        "evaluation de": [(20, 6.5)],
+        "evaluation (de)": [(20, 6.5)],
     }
     assert [text.get_text() for text in losses.get_legend().get_texts()] == list(curves_of(losses))
-    assert bleu.get_ylabel() == "bleu"
-    assert curves_of(bleu) == {"bleu": [(20, 11.0), (30, 12.0)]}
+    assert bleu.get_ylabel() == "BLEU"
+    assert curves_of(bleu) == {"evaluation": [(20, 11.0), (30, 12.0)]}
     assert bleu.get_lines()[0].get_marker() == "o"
     assert figure.get_suptitle() == "Run"
     write(figure, tmp_path)
@@ -306,6 +315,50 @@ def test_training_curve_has_a_panel_for_each_metric(scores, grid):
     assert (specification.nrows, specification.ncols) == grid
 
 
+def test_training_curve_shows_phases_and_the_learning_rate():
+    lengths = {10: 32, 20: 32, 30: 128}
+    log = [
+        {"loss": 9.0, "learning_rate": 1e-4 * step, "sequence_length": lengths[step], "step": step} for step in lengths
+    ]
+    figure = plot_training_curve(log)
+    (losses,) = panels_of(figure)
+    assert [text.get_text() for text in losses.texts] == ["32 tokens", "128 tokens"]
+    assert [line.get_xdata() for line in losses.get_lines()[1:]] == [[20, 20]]  # the last update of the first phase
+    (rate,) = next(axes for axes in figure.axes if axes not in panels_of(figure)).get_lines()
+    np.testing.assert_allclose(rate.get_ydata(), [1e-3, 2e-3, 3e-3])
+
+
+@pytest.mark.parametrize("final_step", [20, 25], ids=["evaluated before", "not evaluated before"])
+def test_training_curve_marks_the_final_model_apart(final_step):
+    log = [{"eval_mlm_accuracy": 0.3, "step": 10}, {"eval_mlm_accuracy": 0.4, "step": 20}]
+    log += [{"train_runtime": 1.0, "step": final_step}, {"eval_mlm_accuracy": 0.5, "step": final_step}]
+    (axes,) = plot_training_curve(log).axes
+    assert axes.get_ylabel() == "masked tokens right"
+    assert axes.get_yticklabels()[0].get_text().endswith("%")
+    assert curves_of(axes) == {
+        "evaluation": [(10, 0.3), (20, 0.4)],
+        "evaluation, final model": [(final_step, 0.5)],
+    }
+    assert axes.get_lines()[1].get_marker() == "*"
+
+
+def test_training_curve_draws_a_repeated_evaluation_once():
+    log = [{"eval_loss": 3.0, "step": 1}, {"eval_loss": 2.0, "step": 2}]
+    (axes,) = plot_training_curve([*log, {"train_runtime": 1.0, "step": 2}, {"eval_loss": 2.0, "step": 2}]).axes
+    assert curves_of(axes) == {"evaluation": [(1, 3.0), (2, 2.0)]}
+
+
+def test_readable_tokens_keep_their_spaces():
+    tokenizer = train_tokenizer(["a dog, a cat 中"] * 2, 270, show_progress=False)
+    ids = tokenizer(" a dog 中")["input_ids"]
+    tokens = readable_tokens(tokenizer, ids)
+    assert tokens[0] == " "  # where decode() gives nothing
+    assert "".join(tokens[:-1]).startswith("  a dog ")
+    assert tokens[-1] == "</s>"
+    pieces = train_wordpiece_tokenizer(["a dog, a cat"] * 2, 30, show_progress=False)
+    assert readable_tokens(pieces, pieces("a dog")["input_ids"])[:2] == ["[CLS]", "a"]
+
+
 def test_training_curve_leaves_out_a_single_point():
     log = [{"loss": 3.0, "step": 1}, {"loss": 2.0, "step": 2}, {"eval_loss": 2.5, "eval_bleu": 7.0, "step": 2}]
     (losses,) = plot_training_curve(log).axes
@@ -313,7 +366,7 @@ def test_training_curve_leaves_out_a_single_point():
 
 
 def test_training_curve_of_evaluations_alone():
-    assert [panel.get_ylabel() for panel in plot_training_curve([{"eval_bleu": 1.0, "step": 1}]).axes] == ["bleu"]
+    assert [panel.get_ylabel() for panel in plot_training_curve([{"eval_bleu": 1.0, "step": 1}]).axes] == ["BLEU"]
 
 
 @pytest.mark.parametrize("log", [[], [{"train_loss": 1.0, "step": 3}]], ids=["empty", "summary alone"])
@@ -341,3 +394,34 @@ def test_missing_matplotlib_is_named(plot, monkeypatch):
 def test_plots_do_not_use_pyplot():
     plot_training_curve(LOG)
     assert "matplotlib.pyplot" not in sys.modules or not sys.modules["matplotlib.pyplot"].get_fignums()
+
+
+def test_attention_of_the_class_token_is_drawn_below_each_image(tmp_path):
+    weights = [torch.rand(2, 4, 7, 7) for _ in range(3)]
+    images = [np.random.default_rng(0).random((4, 6)), np.random.default_rng(1).random((4, 6, 3))]
+    figure = plot_image_attention(weights, images, (2, 3), layer=1, titles=["one", "two"], title="Attention")
+    drawn = shown_arrays(figure)
+    for number in range(2):
+        np.testing.assert_allclose(drawn[number], images[number])
+        expected = weights[1][number, :, 0, 1:].mean(0).reshape(2, 3)
+        np.testing.assert_allclose(drawn[2 + number], expected, rtol=1e-6)
+    assert [axes.get_title() for axes in panels_of(figure)] == ["one", "two", "", ""]
+    write(figure, tmp_path)
+    (_, below) = shown_arrays(plot_image_attention(weights[0], images[:1], (3, 2), head=3))
+    np.testing.assert_allclose(below, weights[0][0, 3, 0, 1:].reshape(3, 2), rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"images": []}, r"`images` must be one or more, with as many `titles`.*got 0 and none"),
+        ({"titles": ["one", "two"]}, r"`images` must be one or more.*got 1 and 2"),
+        ({"grid": (2, 2)}, r"`weights` must be of a class token and 2 x 2 patches \(`grid`\), got 7 rows"),
+        ({"head": 4}, r"`heads` must be in \[-4, 4\), got 4"),
+    ],
+    ids=["no images", "titles", "grid", "head"],
+)
+def test_bad_image_attention_is_refused(options, message):
+    given = {"weights": torch.rand(1, 4, 7, 7), "images": [np.zeros((4, 6))], "grid": (2, 3), **options}
+    with pytest.raises(ValueError, match=message):
+        plot_image_attention(**given)

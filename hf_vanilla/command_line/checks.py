@@ -1,5 +1,6 @@
 """Checks of files, folders and models before a script's long work."""
 
+import errno
 import logging
 import os
 import re
@@ -10,9 +11,27 @@ from pathlib import Path
 
 from transformers import AutoConfig
 
+from ..hub.folder import check_json_files
+
 
 # Parts of the error messages of `torch.save` when it can't write; for small files the last flush fails.
-CANT_WRITE = ("inline_container", "PytorchStreamWriter", "iostream error")
+_TORCH_CANT_WRITE = ("inline_container", "PytorchStreamWriter", "iostream error")
+# Numbers of the errors that end the messages of the tokenizers library: full, over quota, file too large.
+_DISK_IS_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+def is_full_disk(error: Exception) -> bool:
+    """Recognize a full disk in the errors of libraries that raise no `OSError` for it.
+
+    Args:
+        error (`Exception`): A `RuntimeError` of torch, or an `Exception` of no class of its own from tokenizers.
+
+    Returns:
+        `bool`: `True` if a file could not be written.
+    """
+    if isinstance(error, RuntimeError):
+        return any(part in str(error) for part in _TORCH_CANT_WRITE)
+    return type(error) is Exception and str(error).endswith(tuple(f"(os error {number})" for number in _DISK_IS_FULL))
 
 
 def check_output_dir(output_dir: str | None) -> None:
@@ -122,15 +141,19 @@ def explained_loading(option: str, name_or_path: str | os.PathLike[str] | None) 
         Nothing: the block loads the model.
 
     Raises:
-        ValueError: if there is no such folder, and loading from the Hub fails, or the model is of the wrong kind.
+        ValueError: if there is no such folder, and loading from the Hub fails; if the model is of the wrong kind; or
+            if a file of config or tokenizer has an absurd size or depth.
     """
+    if name_or_path is not None and Path(name_or_path).is_dir():
+        check_json_files(name_or_path)
     try:
         yield
     except (OSError, ValueError) as error:
         wrong_kind = re.match(r"Unrecognized configuration class .* for this kind of AutoModel: (\w+)", str(error))
         if wrong_kind:
             auto_class, model_type = wrong_kind[1], AutoConfig.from_pretrained(name_or_path).model_type
-            example = "a translator" if auto_class == "AutoModelForSeq2SeqLM" else "a BERT"
+            examples = {"AutoModelForSeq2SeqLM": "a translator", "AutoModelForCausalLM": "a GPT"}
+            example = examples.get(auto_class, "a BERT")
             raise ValueError(
                 f"`{option}` ({name_or_path}) must be a model for {auto_class}, such as {example}, got a {model_type}."
             ) from None

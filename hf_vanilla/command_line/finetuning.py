@@ -39,7 +39,7 @@ class CommonTaskArguments:
     """
 
     model_name_or_path: str | None = field(
-        default=None, metadata={"help": "Pre-trained BERT and its tokenizer: a folder or a name on the Hub."}
+        default=None, metadata={"help": "Pre-trained model and its tokenizer: a folder or a name on the Hub."}
     )
     from_scratch: bool = field(
         default=False, metadata={"help": "Use only config and tokenizer of that model, with random weights."}
@@ -163,18 +163,23 @@ def _log_once(message: str) -> None:
     logger.info(message)
 
 
-def parse_task_arguments(*dataclass_types: Any, description: str | None) -> tuple[Any, ...]:
+def parse_task_arguments(
+    *dataclass_types: Any,
+    training_arguments: type[FinetuningArguments] = FinetuningArguments,
+    description: str | None,
+) -> tuple[Any, ...]:
     """Read options like [`~hf_vanilla.command_line.options.parse_arguments`], and set up logging.
 
     Args:
-        *dataclass_types (`Any`): Dataclasses of options; [`FinetuningArguments`] comes second.
+        *dataclass_types (`Any`): Dataclasses of options; that of the training comes second.
+        training_arguments (`type[FinetuningArguments]`): The dataclass of the training.
         description (`str`, *optional*): Text above the options in the help.
 
     Returns:
         `tuple[Any, ...]`: one instance of each dataclass.
     """
     first, *others = dataclass_types
-    parsed = parse_arguments(first, FinetuningArguments, *others, description=description)
+    parsed = parse_arguments(first, training_arguments, *others, description=description)
     training_args = parsed[1]
     set_up_logging(training_args)
     return parsed

@@ -1,27 +1,36 @@
 """Options of the scripts: parsing, help, logging and how a script ends."""
 
 import argparse
-import difflib
+import dataclasses
+import inspect
 import json
 import logging
+import re
 import sys
-from collections.abc import Callable, Collection, Iterable
-from functools import partial
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import transformers
+import yaml
 from accelerate import PartialState
 from accelerate.utils import broadcast_object_list
 from huggingface_hub.errors import HTTPError, StrictDataclassError
 from safetensors import SafetensorError
 from transformers import HfArgumentParser, TrainingArguments
+from transformers.hf_argparser import string_to_bool
 
-from .checks import CANT_WRITE
+from hf_vanilla_cli import program_name
+from hf_vanilla_cli.options import DESCRIBE, LISTING, answer, suggestion
+
+from .checks import is_full_disk
 
 
 Result = TypeVar("Result")
+# Endings of files of options.
+OPTION_FILES = (".json", ".yaml", ".yml")
+_EXPONENT = re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+")
 # Exit status of a program that Ctrl-C has ended.
 INTERRUPTED = 130
 
@@ -30,92 +39,134 @@ INTERRUPTED = 130
 WITHOUT_EFFECT = ("do_train", "do_eval", "do_predict")
 
 
-class HelpFormatter(argparse.RawDescriptionHelpFormatter, argparse.ArgumentDefaultsHelpFormatter):
-    """Keeps the line breaks of examples, shows defaults other than None, and lists a script's own options first.
-
-    Args:
-        *args (`Any`): As in argparse.
-        own (`Collection[str]`): Names of the script's own options.
-        **kwargs (`Any`): As in argparse.
-    """
-
-    def __init__(self, *args: Any, own: Collection[str] = (), **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.own = ("help", *own)
-
-    def add_arguments(self, actions: Iterable[argparse.Action]) -> None:
-        """List the script's own options, and then those of transformers' trainer.
-
-        Args:
-            actions (`Iterable[argparse.Action]`): The options.
-        """
-        shown = [action for action in actions if action.dest not in WITHOUT_EFFECT]
-        super().add_arguments([action for action in shown if action.dest in self.own])
-        others = [action for action in shown if action.dest not in self.own]
-        if others:
-            self.end_section()
-            self.start_section("options of transformers' trainer")
-            super().add_arguments(others)
-
-    def _get_help_string(self, action: argparse.Action) -> str | None:
-        return action.help if action.default is None else super()._get_help_string(action)
-
-
 def parse_arguments(*dataclass_types: Any, description: str | None) -> tuple[Any, ...]:
-    """Read options into dataclasses, from the command line or from a JSON file as the only argument.
+    """Read options into dataclasses, from the command line or from a JSON or YAML file as the only argument.
 
     Args:
-        *dataclass_types (`Any`): Dataclasses whose fields are the options, with their help in `metadata`.
+        *dataclass_types (`Any`): Dataclasses whose fields are the options, with their help in `metadata`; the first
+            line of their docstrings is the title above their options.
         description (`str`, *optional*): Text above the options in the help: purpose and examples.
 
     Returns:
         `tuple[Any, ...]`: one instance of each dataclass. A bad option ends the program with status 2.
     """
-    own = [
-        name
-        for dataclass_type in dataclass_types
-        for each in dataclass_type.__mro__
-        if not each.__module__.startswith("transformers.")
-        for name in vars(each).get("__annotations__", ())
-    ]
-    parser = HfArgumentParser(
-        dataclass_types,
-        # argparse would list all options here, and transformers' training arguments fill a screen.
-        usage="%(prog)s --option value ... | options.json",
-        description=description,
-        formatter_class=partial(HelpFormatter, own=own),
-        allow_abbrev=False,
-    )
+    parser = HfArgumentParser(dataclass_types, allow_abbrev=False)
+    command = describe_options(dataclass_types, parser, description)
+    if sys.argv[1:] == [DESCRIBE]:
+        sys.stdout.write(json.dumps(command) + "\n")
+        sys.exit(0)
+    answer(command, sys.argv[1:], program_name())
     try:
-        if len(sys.argv) == 2 and sys.argv[1].endswith(".json"):
-            options = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
+        if len(sys.argv) == 2 and sys.argv[1].endswith(OPTION_FILES):
+            options = _read_options(Path(sys.argv[1]))
             _check_types(options, dataclass_types, sys.argv[1])
             return parser.parse_dict(options)
-        return _parse_command_line(parser)
+        return tuple(parser.parse_args_into_dataclasses())
     except (ValueError, OSError) as error:
-        sys.stderr.write(f"error: {error}\n--help lists all options.\n")
+        sys.stderr.write(f"error: {error}\n{LISTING}\n")
         sys.exit(2)
 
 
-def _parse_command_line(parser: HfArgumentParser) -> tuple[Any, ...]:
-    """Parse the command line; unknown options come first, as argparse would report missing ones instead."""
-    known = [name for action in parser._actions for name in action.option_strings]
-    for word in sys.argv[1:]:
-        name = word.partition("=")[0]
-        if name.startswith("--") and name not in known and " " not in name:  # with a space it is a value
-            raise ValueError(f"unknown option {name}{_suggestion(name, known)}")
-    *parsed, unparsed = parser.parse_args_into_dataclasses(return_remaining_strings=True)
-    if unparsed:
-        raise ValueError(
-            f"no option takes {' '.join(unparsed)!r}; names begin with --, values with spaces need quotes."
-        )
-    return tuple(parsed)
+def _read_options(path: Path) -> Any:
+    """Read a JSON file, or a YAML file as YAML 1.2 has it: 3e-4 is a number."""
+    text = path.read_text(encoding="utf-8")
+    if path.suffix == ".json":
+        return json.loads(text)
+    try:
+        options = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ValueError(f"{path} is no YAML file: {' '.join(str(error).split())}") from None
+    if not isinstance(options, dict):
+        return options
+    lists = {name: [_as_number(each) for each in value] for name, value in options.items() if isinstance(value, list)}
+    return {name: _as_number(value) for name, value in options.items()} | lists
 
 
-def _suggestion(name: str, known: Collection[str]) -> str:
-    """Return the end of a sentence on an unknown name: the closest known one, if there is one."""
-    nearest = difflib.get_close_matches(name, known, n=1)
-    return f"; did you mean {nearest[0]}?" if nearest else "."
+def _as_number(value: Any) -> Any:
+    """Convert text such as 3e-4, which PyYAML leaves as it is."""
+    return float(value) if isinstance(value, str) and _EXPONENT.fullmatch(value) else value
+
+
+def take_task(tasks: Sequence[str]) -> str:
+    """Remove the first argument from the command line: the task of a script that has several.
+
+    Args:
+        tasks (`Sequence[str]`): The names of the tasks.
+
+    Returns:
+        `str`: the task. Anything else ends the program with status 2.
+    """
+    if len(sys.argv) > 1 and sys.argv[1].replace("-", "_") in tasks:
+        return sys.argv.pop(1).replace("-", "_")
+    sys.stderr.write(f"error: the first argument must be one of {', '.join(tasks)}.\n--help says more.\n")
+    sys.exit(2)
+
+
+def describe_options(
+    dataclass_types: Sequence[Any], parser: HfArgumentParser, description: str | None
+) -> dict[str, Any]:
+    """Describe the options of a script for `hf_vanilla_cli`: its own by dataclass, and those of transformers' trainer.
+
+    Args:
+        dataclass_types (`Sequence[Any]`): Dataclasses of the options.
+        parser (`HfArgumentParser`): Their parser.
+        description (`str`, *optional*): Purpose and examples.
+
+    Returns:
+        `dict[str, Any]`: as [`hf_vanilla_cli.options.answer`] takes it. `trainer_class` names the class of
+        transformers' training arguments, if one of the dataclasses is derived from it.
+    """
+    described = {action.dest: _describe(action) for action in parser._actions if action.nargs != 0}
+    for action in parser._actions:
+        if action.nargs == 0 and action.dest in described:  # --no_... of an option that is on by default
+            described[action.dest]["negation"] = True
+    groups: list[dict[str, Any]] = []
+    for dataclass_type in dataclass_types:
+        own = {
+            name
+            for each in dataclass_type.__mro__
+            if not each.__module__.startswith("transformers.")
+            for name in vars(each).get("__annotations__", ())
+        }
+        title = (inspect.getdoc(dataclass_type) or "").partition("\n")[0].rstrip(".")
+        if title.startswith(f"{dataclass_type.__name__}("):  # what `dataclass` makes of a class without a docstring
+            title = "Options"
+        groups.append({"title": title, "options": [described[each] for each in described if each in own]})
+    own = {option["name"] for group in groups for option in group["options"]}
+    command: dict[str, Any] = {
+        "description": (description or "").strip(),
+        "groups": [group for group in groups if group["options"]],
+    }
+    for each in (each for dataclass_type in dataclass_types for each in dataclass_type.__mro__):
+        if each.__module__.startswith("transformers."):
+            command["trainer_class"] = each.__name__
+            fields = [each.name for each in dataclasses.fields(each) if each.init]
+            command["trainer"] = [described[name] for name in fields if name in described]
+            break
+    return command
+
+
+def _describe(action: argparse.Action) -> dict[str, Any]:
+    """Describe one option."""
+    option: dict[str, Any] = {"name": action.dest, "type": "str", "help": action.help or ""}
+    if action.type in (int, float):
+        option["type"] = action.type.__name__
+    elif action.type is string_to_bool:
+        option["type"] = "bool"
+    if action.nargs is not None and option["type"] != "bool":
+        option["nargs"] = action.nargs
+    if action.choices is not None:
+        option["choices"] = [str(each) for each in action.choices]
+    if action.dest in WITHOUT_EFFECT:
+        option["hidden"] = True
+    if action.required:
+        option["required"] = True
+    default = action.default
+    if isinstance(default, bool):
+        default = "on" if default else None
+    if default not in (None, [], "", argparse.SUPPRESS):
+        option["default"] = " ".join(map(str, default)) if isinstance(default, list) else str(default)
+    return option
 
 
 def set_up_logging(training_args: TrainingArguments) -> None:
@@ -132,11 +183,11 @@ def set_up_logging(training_args: TrainingArguments) -> None:
 def _check_types(options: Any, dataclass_types: tuple[Any, ...], path: str) -> None:
     """Check the values of a JSON file for simple types, which `parse_dict` neither converts nor checks."""
     if not isinstance(options, dict):
-        raise ValueError(f"{path} must hold one JSON object of options, got a {type(options).__name__}.")
+        raise ValueError(f"{path} must hold one mapping of names to options, got a {type(options).__name__}.")
     types = {name: hint for each in dataclass_types for name, hint in get_type_hints(each).items()}
     for name, value in options.items():
         if name not in types:
-            raise ValueError(f"{path}: unknown option {name!r}{_suggestion(name, types)}")
+            raise ValueError(f"{path}: unknown option {name!r}{suggestion(name, types)}")
         type_ = types[name]
         allowed = get_args(type_) if get_origin(type_) in (Union, UnionType) else (type_,)
         if value is not None and not any(_has_type(value, each) for each in allowed):
@@ -168,15 +219,15 @@ def run(main: Callable[[], None]) -> int:
         `int`: 0 for success, 1 for an error, which is printed in one line, 130 for Ctrl-C.
 
     Raises:
-        RuntimeError: if one is raised for another reason than a full disk.
+        Exception: if one of a class that is not listed here is raised for another reason than a full disk.
     """
     try:
         main()
     except (ValueError, TypeError, OSError, ImportError, HTTPError, SafetensorError, StrictDataclassError) as error:
         sys.stderr.write("\n".join([f"error: {error}", *getattr(error, "__notes__", ()), ""]))
         return 1
-    except RuntimeError as error:
-        if not any(part in str(error) for part in CANT_WRITE):
+    except Exception as error:
+        if not is_full_disk(error):
             raise
         first = str(error).strip().partition("\n")[0]
         sys.stderr.write(f"error: a file could not be written, most likely because the disk is full: {first}\n")

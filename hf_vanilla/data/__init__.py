@@ -1,6 +1,7 @@
 """Datasets and batches: parallel text, documents for pre-training, token-budget batches, synthetic tasks."""
 
 from .batching import LengthSortedBatchSampler, TokenBudgetBatchSampler
+from .blocks import build_blocks, collate_blocks
 from .documents import load_documents, split_sentences
 from .parallel import load_parallel_dataset, tokenize_parallel_dataset
 from .pretraining import (
@@ -17,8 +18,10 @@ __all__ = [
     "LengthSortedBatchSampler",
     "TokenBudgetBatchSampler",
     "WholeWordMaskingCollator",
+    "build_blocks",
     "build_masked_language_dataset",
     "build_pretraining_dataset",
+    "collate_blocks",
     "copy_task",
     "date_corpus",
     "load_documents",

@@ -6,8 +6,8 @@ The paper uses byte-pair encoding with a vocabulary shared by both languages (se
 ```
 "Hello, 世界"            the text
 " Hello, 世界"           a leading space
-" Hello" "," " " "世界"  words with their space; bytes become letters, and subwords never cross these borders
-" Hel" "lo" "," " " "世界" "</s>"
+" Hello" "," " 世界"     words with their space; bytes become letters, and subwords never cross these borders
+" Hel" "lo" "," " 世界" "</s>"
 ```
 
 The leading space lets the first word of a sentence have the subwords of the same word elsewhere; decoding removes it.
@@ -39,6 +39,10 @@ MINIMUM_VOCAB_SIZE = len(SPECIAL_TOKENS) + 256
 WORDPIECE_SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 
 
+# Padding is a token of its own: a collator that ignores it in the loss must not ignore the end of a text.
+GPT_SPECIAL_TOKENS = ("<|pad|>", "<|endoftext|>")
+
+
 # Scripts without spaces between words. U+30FC, the prolonged sound mark of kana, belongs to no script.
 _SYLLABLES = r"\p{Hiragana}\p{Katakana}\u30FC\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}"
 
@@ -64,13 +68,18 @@ _SPACED = "|".join(
 )
 
 
+# In text that is segmented by spaces, a word of these scripts with its space, of one script or several (食べる). Words
+# have at most 12 letters; a longer run after a space is a clause, which has no space of its own.
+_SEGMENTED = rf" (?>[{_SPACELESS}]{{1,12}})(?![{_SPACELESS}])"
+
+
 # A Chinese clause is one run of letters. Frequent clauses would become subwords if the trainer saw them whole, so it
 # sees at most 4 ideographs at a time (nearly all Chinese words are that short) and 12 characters of the syllabic
 # scripts. The trained tokenizer sees whole runs, so that it finds a word at any position.
-_TRAINING_PATTERN = rf"\p{{Han}}{{1,4}}|[{_SYLLABLES}]{{1,12}}|{_SPACED}"
+_TRAINING_PATTERN = rf"{_SEGMENTED}|\p{{Han}}{{1,4}}|[{_SYLLABLES}]{{1,12}}|{_SPACED}"
 
 
-_PATTERN = rf"\p{{Han}}++|[{_SYLLABLES}]++|{_SPACED}"
+_PATTERN = rf"{_SEGMENTED}|\p{{Han}}++|[{_SYLLABLES}]++|{_SPACED}"
 
 
 # 12 characters of 3 bytes: the longest match of the training pattern in scripts without spaces.
@@ -93,6 +102,9 @@ def train_tokenizer(
     The ids of the special tokens are `<pad>` 0, `<s>` 1, `</s>` 2, `<unk>` 3; the other entries are the 256 bytes and
     learned subwords. Encoded texts end in `</s>` and have no `<s>`, as sources and labels need it; the decoder starts
     with `<s>`. `save_pretrained` writes files that need no code of this package.
+
+    Chinese, Japanese, Thai and other scripts without spaces may be segmented by spaces or not: a word with its space
+    is a candidate for one token, and text without spaces is split wherever subwords are frequent.
 
     Args:
         texts (`Iterable[str]`): The training text, read once: sentences, lines or whole documents.
@@ -217,6 +229,103 @@ def train_wordpiece_tokenizer(
     )
 
 
+def train_gpt_tokenizer(
+    texts: Iterable[str],
+    vocab_size: int,
+    *,
+    min_frequency: int = 2,
+    model_max_length: int = 512,
+    show_progress: bool = True,
+) -> PreTrainedTokenizerFast:
+    """Train GPT-2's tokenizer: byte-pair encoding on bytes, from which any text decodes to itself.
+
+    The ids of the special tokens are `<|pad|>` 0 and `<|endoftext|>` 1, which is `bos_token` and `eos_token` in one;
+    the other entries are the 256 bytes and learned subwords. Nothing is added to a text. `save_pretrained` writes
+    files that need no code of this package. Special tokens in a text are special, as in every GPT-2;
+    `tokenizer(text, split_special_tokens=True)` reads them as plain text.
+
+    Args:
+        texts (`Iterable[str]`): The training text, read once: lines or whole documents.
+        vocab_size (`int`): Number of entries, special tokens included; at least 258. The result has fewer only if the
+            text has no more subwords to learn; a warning reports this.
+        min_frequency (`int`): Minimum frequency of a pair of subwords to be merged.
+        model_max_length (`int`): Length in tokens to which `truncation=True` truncates.
+        show_progress (`bool`): Whether the trainer draws progress bars.
+
+    Returns:
+        `PreTrainedTokenizerFast`: pads on the right, and returns `input_ids` and `attention_mask`. For `generate` with
+        several prompts set `padding_side="left"`.
+
+    Raises:
+        TypeError: if `texts` is a single string or has an item that is not a string, or `vocab_size` is not an
+            integer.
+        ValueError: if there is no text, a text has a lone surrogate, or a number is too small.
+
+    Source: Radford et al. 2019, 2.2. Departure from Radford et al. 2018: their subwords are of lower-cased words,
+    without spaces, so that text does not decode to itself.
+    """
+    _check_arguments(texts, vocab_size, len(GPT_SPECIAL_TOKENS) + 256)
+    for name, value in (("min_frequency", min_frequency), ("model_max_length", model_max_length)):
+        if value < 1:
+            raise ValueError(f"`{name}` must be at least 1, got {value}.")
+    pad, end = GPT_SPECIAL_TOKENS
+    backend = Tokenizer(models.BPE())
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        min_frequency=min_frequency,
+        special_tokens=list(GPT_SPECIAL_TOKENS),
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=show_progress,
+    )
+    backend.train_from_iterator(
+        _checked_texts(texts), trainer, length=len(texts) if isinstance(texts, Sized) else None
+    )
+    backend.decoder = decoders.ByteLevel()
+    _warn_of_small_vocabulary(backend, vocab_size)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=backend,
+        pad_token=pad,
+        bos_token=end,
+        eos_token=end,
+        model_max_length=model_max_length,
+        model_input_names=["input_ids", "attention_mask"],
+        padding_side="right",
+        truncation_side="right",
+        clean_up_tokenization_spaces=False,
+    )
+
+
+def add_text_ends(tokenizer: PreTrainedTokenizerFast) -> PreTrainedTokenizerFast:
+    """Let a language model's tokenizer put its end-of-text token around texts and between those of a pair.
+
+    A classifier of GPT needs tokens that start a text, separate a pair, and end it, the token that is read (Radford et
+    al. 2018, 3.3). Here all three are the end-of-text token, which the model has met between documents. The tokenizer
+    saves it as part of its post-processor. A tokenizer that adds tokens already stays as it is.
+
+    Args:
+        tokenizer (`PreTrainedTokenizerFast`): The tokenizer, which is changed. Without a padding or an end-of-text
+            token it gets `<|pad|>` or `<|endoftext|>`, for which the model's vocabulary has to grow.
+
+    Returns:
+        `PreTrainedTokenizerFast`: the same tokenizer.
+
+    Departure from the paper: it adds three new tokens, whose embeddings are learnt in fine-tuning.
+    """
+    if tokenizer("")["input_ids"]:
+        return tokenizer
+    for name, token in zip(("pad_token", "eos_token"), GPT_SPECIAL_TOKENS, strict=True):
+        if getattr(tokenizer, name) is None:
+            tokenizer.add_special_tokens({name: token})
+    end = tokenizer.eos_token
+    tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(
+        single=f"{end} $A {end}",
+        pair=f"{end} $A {end} $B {end}",
+        special_tokens=[(end, tokenizer.eos_token_id)],
+    )
+    return tokenizer
+
+
 def _check_arguments(texts: Iterable[str], vocab_size: int, minimum: int) -> None:
     """Raise on arguments that would fail only during training."""
     if isinstance(texts, str | bytes):
@@ -335,8 +444,8 @@ def _pre_tokenizer(pattern: str) -> pre_tokenizers.PreTokenizer:
     """Split into the matches of `pattern`, then map bytes to letters."""
     return pre_tokenizers.Sequence(
         [
-            # The leading space helps only scripts with spaces; before others it would be a subword of its own.
-            pre_tokenizers.Split(Regex(rf"\A (?=[{_SPACELESS}])"), behavior="removed"),
+            # The leading space helps only text with spaces; before other text it would be a subword of its own.
+            pre_tokenizers.Split(Regex(rf"\A (?=[{_SPACELESS}])(?!(?>[{_SPACELESS}]{{1,12}}) )"), behavior="removed"),
             pre_tokenizers.Split(Regex(pattern), behavior="isolated"),
             pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
         ]

@@ -247,7 +247,7 @@ class _Options:
 
 def _padding(config: GenerationConfig) -> int:
     """Return the padding of finished sequences: as in transformers, `</s>` if the padding id is 0."""
-    if config._eos_token_tensor is None:
+    if config._eos_token_tensor is None or len(config._eos_token_tensor) == 0:
         return -1
     return int(config._pad_token_tensor or config._eos_token_tensor[0])
 

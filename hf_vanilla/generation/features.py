@@ -7,8 +7,8 @@ import torch
 from tqdm.auto import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from ..models.checks import check_evaluation_mode
-from ..models.text_batches import batches_by_length
+from ..models.checks import as_texts, check_evaluation_mode
+from ..models.text_batches import batches_by_length, without_lone_surrogates
 
 
 POOLINGS = ("mean", "cls", "max", "tokens")
@@ -56,7 +56,7 @@ def extract_features(
         they are concatenated.
 
     Raises:
-        TypeError: if `texts` is a single string.
+        TypeError: if `texts` is a single string, or contains something else than strings.
         ValueError: if the model is in training mode, or an argument is unknown or out of its range.
 
     Source: Devlin et al. 2018, 5.3, Table 7.
@@ -72,14 +72,15 @@ def extract_features(
             f"`max_length` must be in [{shortest}, {limit}], from one token in addition to the special ones to the "
             f"model's limit; got {max_length}."
         )
-    encoded = tokenizer(list(texts), truncation=True, max_length=longest) if texts else {"input_ids": []}
+    texts = [without_lone_surrogates(text) for text in as_texts("texts", texts)]
+    encoded = tokenizer(texts, truncation=True, max_length=longest) if texts else {"input_ids": []}
     lengths = [len(ids) for ids in encoded["input_ids"]]
     features: list[np.ndarray] = [np.zeros(0, dtype=np.float32)] * len(lengths)
     with tqdm(total=len(lengths), unit="text", disable=not show_progress) as progress:
         for batch in batches_by_length(lengths, max_tokens_per_batch):
             rows = {name: [values[number] for number in batch] for name, values in encoded.items()}
             inputs = tokenizer.pad(rows, return_tensors="pt").to(model.device)
-            states = model(**inputs, output_hidden_states=True).hidden_states
+            states = model(**inputs, output_hidden_states=True, return_dict=True).hidden_states
             chosen = [states[layer].float() for layer in layers]
             mixed = torch.cat(chosen, dim=-1) if mix == "concatenate" else torch.stack(chosen).mean(0)
             for number, row, length in zip(batch, mixed, (lengths[number] for number in batch), strict=True):

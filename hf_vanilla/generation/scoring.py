@@ -14,7 +14,7 @@ from transformers.generation import GenerateBeamEncoderDecoderOutput
 from transformers.modeling_utils import PreTrainedModel
 from transformers.utils import ModelOutput
 
-from ..models.checks import IGNORED_LABEL, check_evaluation_mode, check_input_ids
+from ..models.checks import IGNORED_LABEL, check_arguments, check_evaluation_mode, check_input_ids
 from ..models.text_batches import batches_by_length, default_max_length, padded, token_ids
 from ..models.translating import length_penalty_of
 from .beam_search import log_sum_exp
@@ -71,14 +71,15 @@ def score(
     """
     length_penalty_of(1, length_penalty, length_penalty_type)
     check_evaluation_mode(model)
+    check_arguments(input_ids=input_ids, labels=labels)
     if len(labels) != len(input_ids):
         raise ValueError(f"`labels` must have as many rows as `input_ids` ({len(input_ids)}), got {len(labels)}.")
     is_scored = labels != IGNORED_LABEL
     targets = labels.masked_fill(~is_scored, 0)
     check_input_ids("labels", targets, model.config.vocab_size)
     decoder_input_ids = model.prepare_decoder_input_ids_from_labels(labels)
-    outputs = model(input_ids=input_ids, attention_mask=attention_mask, decoder_input_ids=decoder_input_ids)
-    logits = outputs.logits  # (batch, tgt_len, vocab)
+    inputs = {"input_ids": input_ids, "attention_mask": attention_mask, "decoder_input_ids": decoder_input_ids}
+    logits = model(**inputs, return_dict=True).logits  # (batch, tgt_len, vocab)
     token_log_probs = logits.gather(2, targets[..., None]).squeeze(2) - log_sum_exp(logits)  # (batch, tgt_len)
     token_log_probs = token_log_probs.masked_fill(~is_scored, 0.0)
     token_counts = is_scored.sum(1)

@@ -11,6 +11,7 @@ from transformers.modeling_utils import PreTrainedModel
 from ..models.checks import as_texts
 from ..models.text_batches import TARGET_TOKENIZER, load_tokenizers, map_batches
 from ..models.translating import SearchOptions, Translation, decode_n_best, source_batch, translate_texts
+from ..precision import resolve_dtype
 from .beam_search import beam_search
 from .cpu_layers import fast_model
 
@@ -23,7 +24,7 @@ def load_translator(
     Args:
         model_name_or_path (`str`): A folder or a name on the Hub.
         dtype (`str` or `torch.dtype`, defaults to `"auto"`): Type of the weights, such as `"float32"` or `"bfloat16"`;
-            `"auto"` is the type they were saved in.
+            `"auto"` is the type they were saved in, `"fastest"` the faster of those two on the device.
         device (`str` or `torch.device`, defaults to `"cpu"`): Device of the model.
 
     Returns:
@@ -35,6 +36,7 @@ def load_translator(
         OSError: if there is no such model.
         ValueError: if the model has two vocabularies but only one tokenizer.
     """
+    dtype = resolve_dtype(dtype, device)
     model = AutoModelForSeq2SeqLM.from_pretrained(model_name_or_path, dtype=dtype).to(device).eval()
     tokenizer, target_tokenizer = load_tokenizers(model_name_or_path)
     source_size = getattr(model.config, "source_vocab_size", None)

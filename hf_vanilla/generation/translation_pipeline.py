@@ -12,10 +12,35 @@ search.
 from typing import Any
 
 import numpy as np
+from transformers import AutoModelForSeq2SeqLM, PreTrainedModel
 
 from ..models import pipeline_vanilla_transformer
 from ..models.translating import Translation
+from ..precision import FASTEST, resolve_dtype
 from .translation import translate
+
+
+class AutoTranslator(AutoModelForSeq2SeqLM):
+    """`AutoModelForSeq2SeqLM` for `pipeline()`, where a model with the dtype `"fastest"` is loaded in float32.
+
+    The pipeline, which knows the device, converts it.
+    """
+
+    @classmethod
+    def from_pretrained(cls, *arguments: Any, dtype: Any = "auto", **options: Any) -> PreTrainedModel:
+        """Load a model.
+
+        Args:
+            *arguments (`Any`): As for `AutoModelForSeq2SeqLM`.
+            dtype (`Any`): As there, or `"fastest"`.
+            **options (`Any`): As there.
+
+        Returns:
+            `PreTrainedModel`: the model.
+        """
+        return AutoModelForSeq2SeqLM.from_pretrained(
+            *arguments, dtype="float32" if dtype == FASTEST else dtype, **options
+        )
 
 
 class TranslationPipeline(pipeline_vanilla_transformer.TranslationPipeline):
@@ -26,10 +51,17 @@ class TranslationPipeline(pipeline_vanilla_transformer.TranslationPipeline):
     - those of [`~hf_vanilla.generation.SearchOptions`] and further ones of `generate()`, as for `translate`;
     - `return_alignments` and, only for the constructor, `target_tokenizer`, as in the base class;
     - `split_into_sentences`: whether to translate a long text sentence by sentence; its lines stay lines.
+    - `dtype`, only for `pipeline()`: as for every pipeline, or `"fastest"`, the faster of float32 and bfloat16 on the
+      device.
 
     Returns for each text a list of `{"translation_text": ..., "score": ...}`, best first. For a single text it returns
     that list, and for a `list` of texts with one translation each a flat list, as transformers 4 did.
     """
+
+    def __init__(self, *arguments: Any, dtype: Any = None, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        if dtype == FASTEST:
+            self.model.to(resolve_dtype(dtype, self.device))
 
     def _forward(
         self,

@@ -29,38 +29,49 @@ logger = logging.get_logger(__name__)
 TEMPLATE = Path(__file__).with_name("model_card_template.md")
 CURVE = "training_curve.png"
 NOTES_SHOWN_ELSEWHERE = ("parameters", "test_set")  # in the description and in the table of scores
-# For each model type, the sentence that names its paper.
+# For each model type, the sentence that names its paper, and the Auto class of what makes a model's inputs.
 PAPERS = {config_class.model_type: config_class.paper for config_class in CONFIGS}
+PROCESSORS = {config_class.model_type: config_class.processor for config_class in CONFIGS}
 TASKS = {
     "AutoModelForSeq2SeqLM": "translation",
     "AutoModelForMaskedLM": "fill-mask",
     "AutoModelForPreTraining": "fill-mask",
+    "AutoModelForCausalLM": "text-generation",
     "AutoModelForSequenceClassification": "text-classification",
     "AutoModelForTokenClassification": "token-classification",
     "AutoModelForQuestionAnswering": "question-answering",
     "AutoModelForMultipleChoice": "multiple-choice",
     "AutoModelForNextSentencePrediction": "text-classification",
+    "AutoModelForImageClassification": "image-classification",
 }
+# The task of a model without a head.
+FEATURES = {"AutoTokenizer": "feature-extraction", "AutoImageProcessor": "image-feature-extraction"}
 # Tasks for which transformers has no pipeline; the package registers its own under other names.
 OWN_PIPELINES = {"translation": "vanilla-translation", "question-answering": "vanilla-question-answering"}
 # How to call a pipeline, and what to print of its output.
 CALLS = {
     "translation": 'print(pipe({example})[0]["translation_text"])',
     "fill-mask": 'for guess in pipe({example}):\n    print(guess["score"], guess["sequence"])',
+    "text-generation": 'print(pipe({example}, max_new_tokens=50)[0]["generated_text"])',
     "text-classification": "print(pipe({example}))",
     "token-classification": "print(pipe({example}))",
     "question-answering": 'print(pipe("Who has two dogs?", "Ben has two dogs and a cat."))',
+    "image-classification": "print(pipe({example}))",
 }
-EXAMPLES = {"fill-mask": "The capital of France is [MASK]."}
+EXAMPLES = {
+    "fill-mask": "The capital of France is [MASK].",
+    "text-generation": "The old house",
+    "image-classification": "picture.png",
+}
 EXAMPLE = "A dog runs."
 PIPELINE = """from transformers import pipeline
 
 pipe = pipeline("{task}", model={repo_id}{trust})
 {call}
 """
-LOADING = """from transformers import AutoTokenizer, {auto_class}
+LOADING = """from transformers import {processor}, {auto_class}
 
-tokenizer = AutoTokenizer.from_pretrained({repo_id}{trust})
+{variable} = {processor}.from_pretrained({repo_id}{trust})
 model = {auto_class}.from_pretrained({repo_id}{trust})
 """
 # What follows the loading where there is no pipeline.
@@ -94,9 +105,10 @@ class CardFacts:
         license (`str`, *optional*): The Hub's identifier, such as `"apache-2.0"`; `"other"` needs `license_name`.
         license_name (`str`, *optional*): Name of another licence.
         datasets (`list[str]`): Names of the data sets.
-        training_data (`str`, *optional*): What the model was trained on, and the licence of that data.
-        limits (`str`, *optional*): Where the model fails, and what not to use it for.
-        example (`str`, *optional*): A text to try it with.
+        training_data (`str`, *optional*): What the model was trained on, and the licence of that data. Markdown; HTML
+            and pictures are shown as text.
+        limits (`str`, *optional*): Where the model fails, and what not to use it for. As `training_data`.
+        example (`str`, *optional*): A text, or the path of a picture, to try it with.
         base_model (`str`, *optional*): The model that was fine-tuned.
     """
 
@@ -160,7 +172,8 @@ def model_card(
         raise ValueError(f"`auto_class` must be one of {', '.join(TASKS)} or AutoModel; got {auto_class!r}.")
     results = results or {}
     scores = list_scores(results, seed)
-    task = TASKS.get(auto_class, "feature-extraction")
+    processor = PROCESSORS[model_type]
+    task = TASKS.get(auto_class, FEATURES[processor])
     name = repo_id.rstrip("/").split("/")[-1]
     data = ModelCardData(
         language=facts.language or None,
@@ -184,10 +197,10 @@ def model_card(
         template_path=str(TEMPLATE),
         title=escape_markdown(facts.title or name),
         description=PAPERS[model_type] + size,
-        use=_use(auto_class, repo_id, facts, with_package=True),
-        use_without_package=_use(auto_class, repo_id, facts, with_package=False, has_pipeline=has_pipeline),
-        training_data=facts.training_data,
-        limits=facts.limits,
+        use=_use(auto_class, processor, repo_id, facts, with_package=True),
+        use_without_package=_use(auto_class, processor, repo_id, facts, with_package=False, has_pipeline=has_pipeline),
+        training_data=facts.training_data and plain_markdown(facts.training_data),
+        limits=facts.limits and plain_markdown(facts.limits),
         commands=[one_line(strip_local_paths(command)).replace("```", "` ` `") for command in commands],
         notes={
             escape_markdown(name.replace("_", " ")): escape_markdown(value)
@@ -344,6 +357,19 @@ def escape_markdown(text: Any) -> str:
     return re.sub(r"([\\`*\[\]|])", r"\\\1", html.escape(one_line(text), quote=False))
 
 
+def plain_markdown(text: str) -> str:
+    """Keep an author's Markdown, but show HTML and pictures as text, and drop control characters.
+
+    Args:
+        text (`str`): Text of one or several lines.
+
+    Returns:
+        `str`: Markdown that loads and runs nothing where it is shown.
+    """
+    lines = ("".join(sign for sign in line if sign.isprintable()) for line in text.splitlines())
+    return "\n".join(lines).replace("<", "&lt;").replace("![", "\\![")
+
+
 def strip_local_paths(command: str) -> str:
     """Shorten absolute paths in a command to their last part, since the rest describes one machine.
 
@@ -398,20 +424,36 @@ def _eval_result(score: Score, task: str) -> EvalResult:
     )
 
 
-def _use(auto_class: str, repo_id: str, facts: CardFacts, *, with_package: bool, has_pipeline: bool = True) -> str:
+def _use(
+    auto_class: str,
+    processor: str,
+    repo_id: str,
+    facts: CardFacts,
+    *,
+    with_package: bool,
+    has_pipeline: bool = True,
+) -> str:
     """Write a program that loads the model, uses it once and prints the output."""
     task = TASKS.get(auto_class, "")
     trust = "" if with_package else ", trust_remote_code=True"
-    quoted = json.dumps(repo_id, ensure_ascii=False)
+    quoted = _quoted(repo_id)
     is_pair = auto_class == "AutoModelForNextSentencePrediction"
     if task in CALLS and not is_pair and (has_pipeline or task not in OWN_PIPELINES):
-        example = json.dumps(facts.example or EXAMPLES.get(task, EXAMPLE), ensure_ascii=False)
+        example = _quoted(facts.example or EXAMPLES.get(task, EXAMPLE))
         named = OWN_PIPELINES.get(task, task) if with_package else task
         call = CALLS[task].format(example=example)
         program = PIPELINE.format(task=named, repo_id=quoted, trust=trust, call=call)
     else:
-        program = LOADING.format(auto_class=auto_class, repo_id=quoted, trust=trust) + USES.get(auto_class, "")
+        variable = "tokenizer" if processor == "AutoTokenizer" else "processor"
+        names = {"auto_class": auto_class, "processor": processor, "variable": variable}
+        program = LOADING.format(**names, repo_id=quoted, trust=trust) + USES.get(auto_class, "")
     return ("import hf_vanilla  # transformers learns the model\n" if with_package else "") + program
+
+
+def _quoted(text: str) -> str:
+    """Write a string literal of Python in one line, with characters that don't print as escapes."""
+    signs = json.dumps(text, ensure_ascii=False)
+    return "".join(sign if sign.isprintable() else sign.encode("unicode_escape").decode() for sign in signs)
 
 
 def _sizes(config: PreTrainedConfig) -> str:
@@ -419,13 +461,16 @@ def _sizes(config: PreTrainedConfig) -> str:
     layers = config.num_hidden_layers
     if config.is_encoder_decoder:
         layers = f"{config.encoder_layers}+{config.decoder_layers}"
-    vocabulary = f"{config.vocab_size:,}"
+    if hasattr(config, "image_size"):
+        inputs = f"images of {config.image_size} pixels, patches of {config.patch_size}"
+    else:
+        inputs = f"vocabulary of {config.vocab_size:,}"
     source_size = getattr(config, "source_vocab_size", None)
-    if source_size not in (None, config.vocab_size):
-        vocabulary = f"{source_size:,} (source) and {vocabulary} (target)"
+    if source_size is not None and source_size != config.vocab_size:
+        inputs = f"vocabulary of {source_size:,} (source) and {config.vocab_size:,} (target)"
     return (
         f"{layers} layers of width {config.hidden_size}, {config.num_attention_heads} heads, feed-forward networks of "
-        f"width {config.intermediate_size}, vocabulary of {vocabulary}"
+        f"width {config.intermediate_size}, {inputs}"
     )
 
 

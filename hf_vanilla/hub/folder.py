@@ -2,6 +2,7 @@
 
 import fnmatch
 import hashlib
+import json
 import os
 import re
 import zipfile
@@ -15,6 +16,7 @@ from transformers import AutoConfig, AutoTokenizer, PreTrainedModel
 from transformers.integrations import is_deepspeed_zero3_enabled
 from transformers.utils import ADAPTER_CONFIG_NAME, CONFIG_NAME, logging
 
+from ..models.text_batches import TARGET_TOKENIZER
 from ..registration import AUTO_CLASSES
 from .client import known_tokens
 
@@ -36,6 +38,16 @@ _NEVER_PUBLISHED = (
 _PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt", ".joblib", ".npy", ".npz")
 _WEIGHT_FILES = ("*.safetensors", "*.safetensors.index.json")
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "vocab.txt")
+# Limits of the files that libraries read whole into memory, in bytes, and how deep their brackets may nest.
+_MAX_JSON_SIZES = {
+    CONFIG_NAME: 16 << 20,
+    "generation_config.json": 16 << 20,
+    "tokenizer_config.json": 16 << 20,
+    "tokenizer.json": 256 << 20,
+    "model.safetensors.index.json": 64 << 20,
+}
+_MAX_JSON_DEPTH = 100
+_STRING_OR_BRACKET = re.compile(rb'"(?:[^"\\]++|\\.)*+"|[][{}]', re.DOTALL)
 # Tokens of a user, of an organization, and of a user who logged in through another site.
 _TOKEN = re.compile(rb"(?:hf_|api_org_)[A-Za-z0-9]{30,}|hf_oauth_[A-Za-z0-9._-]{30,}")
 _MAX_TOKEN_LENGTH = 4096
@@ -207,11 +219,14 @@ def check_model(folder: str | os.PathLike[str], model_class: type[PreTrainedMode
         model_class (`type`, *optional*): Class of the model. The default is the one that `config.json` names.
 
     Raises:
-        ValueError: if the model does not load, if its weights lack a tensor or have one too many, or if its tokenizer
-            is another model's.
+        ValueError: if a file exceeds the limits of [`check_json_files`]; if the model does not load; if its weights
+            lack a tensor, have one too many or one that is nan, infinite or of integers; if an index names files
+            outside the folder; or if its tokenizer is another model's.
     """
     root = Path(folder)
     _check_has_config(root)
+    check_json_files(root)
+    _check_indices(root)
     if not (root / CONFIG_NAME).is_file():
         _check_weight_files(root)
         return
@@ -220,6 +235,7 @@ def check_model(folder: str | os.PathLike[str], model_class: type[PreTrainedMode
         return
     with torch.random.fork_rng(devices=[]):
         model = _load_completely(root, model_class or _class_of_folder(root))
+    _check_numbers(root, model)
     if not any((root / name).is_file() for name in _TOKENIZER_FILES):
         logger.warning(f"{root} has no tokenizer: texts can't be encoded. `save_pretrained` writes one.")
         return
@@ -261,6 +277,59 @@ def find_model_class(folder: str | os.PathLike[str]) -> type[PreTrainedModel] | 
         return _class_of_folder(Path(folder))
     except (ValueError, OSError, KeyError):
         return None
+
+
+def check_json_files(folder: str | os.PathLike[str]) -> None:
+    """Check that the files of config and tokenizer have no absurd size or depth, before anything reads them.
+
+    At most 16 MiB for a config, 64 MiB for an index, 256 MiB for a tokenizer, and brackets in 100 levels.
+
+    Args:
+        folder (`str`): The folder of a model, perhaps with the tokenizer of its target in a subfolder.
+
+    Raises:
+        ValueError: if a file exceeds a limit.
+    """
+    folders = (Path(folder), Path(folder) / TARGET_TOKENIZER)
+    for path in (each / name for each in folders for name in _MAX_JSON_SIZES if (each / name).is_file()):
+        size, limit = path.stat().st_size, _MAX_JSON_SIZES[path.name]
+        if size > limit:
+            raise ValueError(f"{path} must have at most {limit:,} bytes, got {size:,}.")
+        depth = 0
+        for found in _STRING_OR_BRACKET.finditer(path.read_bytes()):
+            depth += {b"[": 1, b"{": 1, b"]": -1, b"}": -1}.get(found[0], 0)
+            if depth > _MAX_JSON_DEPTH:
+                raise ValueError(f"{path} must not nest brackets deeper than {_MAX_JSON_DEPTH} levels.")
+
+
+def _check_numbers(root: Path, model: PreTrainedModel) -> None:
+    """Raise if a weight of a loaded model is nan or infinite, or was cast from integers."""
+    for name, parameter in model.named_parameters():
+        if not torch.isfinite(parameter.float()).all():
+            raise ValueError(f"The weights `{name}` in {root} hold nan or infinity.")
+    if not all(each.is_floating_point() for each in model.parameters()):
+        return  # quantised weights
+    for path in sorted(root.glob("*.safetensors")):
+        with safe_open(path, framework="pt") as file:
+            for name in file.keys():  # noqa: SIM118 (an open file of safetensors, which is no dictionary)
+                dtype = file.get_slice(name).get_dtype()
+                if not dtype.startswith(("F", "BF")) and not name.endswith("position_ids"):  # a buffer of old files
+                    raise ValueError(f"The weights `{name}` in {path} must be floating-point numbers, got {dtype}.")
+
+
+def _check_indices(root: Path) -> None:
+    """Raise unless the shards that indices name are files of the folder, as others will have them."""
+    for path in sorted(root.glob("*.safetensors.index.json")):
+        try:
+            shards = sorted(set(json.loads(path.read_text(encoding="utf-8"))["weight_map"].values()))
+            outside = next((name for name in shards if re.search(r"^[/\\]|\.\.|:", name)), None)
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise ValueError(f"{path.name} in {root} must map names of weights to files: {error!r}.") from error
+        if outside is not None:
+            raise ValueError(
+                f"{path.name} in {root} names {outside}, which is not in the folder. `save_pretrained` writes an "
+                "index and its files anew."
+            )
 
 
 def _class_of_folder(root: Path) -> type[PreTrainedModel]:

@@ -14,6 +14,8 @@ from transformers import PreTrainedModel, Trainer
 from transformers.trainer_utils import HubStrategy, SaveStrategy
 from transformers.utils import PushInProgress, logging
 
+from hf_vanilla_cli import command_of_script
+
 from .card import PAPERS, CardFacts, make_card
 from .client import add_advice, is_transient, retry, root_cause
 from .folder import PUSH_FOLDER, check_files, check_model, find_files, is_weight_file, replace_file
@@ -154,7 +156,13 @@ class ResilientPushTrainer(Trainer):
             check_model(folder, self._model_class())
             return self._commit(HfApi(token=token), folder, {".": find_files(folder)}, commit_message, revision)
         except _PUSH_ERRORS as error:
-            command = ["python", "scripts/push_to_hub.py", "--folder", str(folder), "--repo_id", self._repo_id()]
+            command = [
+                *command_of_script("push_to_hub").split(),
+                "--folder",
+                str(folder),
+                "--repo_id",
+                self._repo_id(),
+            ]
             command += [] if revision is None else ["--revision", revision]
             reason = " ".join([str(error), *getattr(error, "__notes__", ())])
             logger.warning(

@@ -29,15 +29,29 @@ class Score(NamedTuple):
 SCORE_NAMES = {
     "bleu": ("bleu", "BLEU"),
     "chrf": ("chrf", "chrF"),
+    "chrf++": ("chrf", "chrF++"),
+    "ter": ("ter", "TER"),
+    "comet": ("comet", "COMET"),
     "mlm_loss": ("loss", "loss of masked tokens, nats"),
     "mlm_accuracy": ("accuracy", "accuracy of masked tokens"),
     "nsp_accuracy": ("accuracy", "accuracy of next sentences"),
+    "perplexity_per_word": ("perplexity", "perplexity per word"),
     "matthews": ("matthews_correlation", "Matthews correlation"),
     "pearson": ("pearsonr", "Pearson correlation"),
     "spearman": ("spearmanr", "Spearman correlation"),
 }
+ENTITY_SCORES = ("precision", "recall", "f1")  # also of one type, such as PER_f1
+TRANSLATION_SCORES = ("bleu", "chrf", "chrf++", "ter", "comet")
 # Endings of what a trainer measures in addition to scores.
-NOT_SCORES = ("loss", "perplexity", "gen_len", "runtime", "per_second", "epoch")
+NOT_SCORES = (
+    *("loss", "perplexity", "gen_len", "runtime", "per_second", "epoch"),
+    *("documents", "words", "bytes", "tokens"),
+)
+# Scores of a pre-training, for each of its files.
+PRETRAINING_SCORES = (
+    *("mlm_loss", "mlm_accuracy", "nsp_accuracy"),
+    *("perplexity_per_word", "bits_per_byte", "perplexity_per_token"),
+)
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -90,12 +104,12 @@ def list_scores(results: dict[str, Any], seed: str | None = None) -> list[Score]
     """
     if "bleu" in results:
         dataset = results.get("notes", {}).get("test_set", "test")
-        return [_score(dataset, name, results[name]) for name in ("bleu", "chrf")]
+        return [_score(dataset, name, results[name]) for name in TRANSLATION_SCORES if name in results]
     if "files" in results:
         return [
             _score(Path(dataset).name, name, measured[name])
             for dataset, measured in results["files"].items()
-            for name in ("mlm_loss", "mlm_accuracy", "nsp_accuracy")
+            for name in PRETRAINING_SCORES
             if name in measured
         ]
     if "scores" in results:
@@ -113,8 +127,10 @@ def list_scores(results: dict[str, Any], seed: str | None = None) -> list[Score]
 
 
 def _score(dataset: str, key: str, value: float, suffix: str = "") -> Score:
-    metric, name = SCORE_NAMES.get(key, (key, key.replace("_", " ")))
-    return Score(dataset, metric, name + suffix, round(value, 2 if metric in ("bleu", "chrf") else 4))
+    kind, _, of_type = key.rpartition("_")
+    default = (of_type if kind and of_type in ENTITY_SCORES else key, key.replace("_", " "))
+    metric, name = SCORE_NAMES.get(key, default)
+    return Score(dataset, metric, name + suffix, round(value, 2 if key in TRANSLATION_SCORES else 4))
 
 
 def _count_parameters(root: Path) -> int:

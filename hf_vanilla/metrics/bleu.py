@@ -8,21 +8,42 @@ from sacrebleu.metrics import BLEU
 from .corpus_metric import TEXT_FEATURES, CorpusMetric, reference_streams
 
 
-# sacreBLEU's built-in tokenizers. The others download a model or need another package.
+# sacreBLEU's built-in tokenizers, and those that need a package, with its name.
 TOKENIZERS = ("13a", "zh", "none", "char", "intl")
+TOKENIZERS_OF_PACKAGES = {
+    "ja-mecab": "sacrebleu[ja]",
+    "ko-mecab": "sacrebleu[ko]",
+    "flores101": "sentencepiece",
+    "flores200": "sentencepiece",
+    "spBLEU-1K": "sentencepiece",
+}
 
 
 def check_tokenize(tokenize: str) -> None:
-    """Check that a tokenizer is built into sacreBLEU.
+    """Check that sacreBLEU has a tokenizer, and what it needs.
 
     Args:
         tokenize (`str`): Name of the tokenizer.
 
     Raises:
-        ValueError: if it is not in `TOKENIZERS`.
+        ValueError: if there is no such tokenizer.
+        ImportError: if it needs a package that is not installed.
+        OSError: if it needs a model that can't be downloaded.
     """
-    if tokenize not in TOKENIZERS:
-        raise ValueError(f"`tokenize` must be one of {', '.join(TOKENIZERS)}, got {tokenize!r}.")
+    if tokenize in TOKENIZERS:
+        return
+    if tokenize not in TOKENIZERS_OF_PACKAGES:
+        names = ", ".join((*TOKENIZERS, *TOKENIZERS_OF_PACKAGES))
+        raise ValueError(f"`tokenize` must be one of {names}, got {tokenize!r}.")
+    package = TOKENIZERS_OF_PACKAGES[tokenize]
+    try:
+        BLEU(tokenize=tokenize)
+    except (RuntimeError, ImportError) as error:
+        raise ImportError(
+            f'sacreBLEU\'s tokenizer {tokenize} needs a package that is not installed: pip install "{package}"'
+        ) from error
+    except OSError as error:
+        raise OSError(f"The model of sacreBLEU's tokenizer {tokenize} can't be downloaded: {error}") from error
 
 
 class Bleu(CorpusMetric):
@@ -32,7 +53,7 @@ class Bleu(CorpusMetric):
 
     - `tokenize` (`str`, defaults to `"13a"`): sacreBLEU's tokenizer. `"13a"` is WMT's for languages with spaces,
       `"zh"` the one for Chinese, `"intl"` splits on all Unicode punctuation, `"char"` into characters, and `"none"`
-      takes tokenized text.
+      takes tokenized text. `"ja-mecab"`, `"ko-mecab"`, `"flores101"`, `"flores200"` and `"spBLEU-1K"` need a package.
     - `lowercase` (`bool`, defaults to `False`): ignore case.
 
     It returns a `dict` with the keys of `evaluate`'s own sacrebleu metric: `score` and `precisions` (of 1- to 4-grams)

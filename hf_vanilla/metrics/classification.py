@@ -4,12 +4,17 @@ from typing import Any
 
 import numpy as np
 from transformers import EvalPrediction
+from transformers.utils import logging
+
+
+logger = logging.get_logger(__name__)
 
 
 class ClassificationMetrics:
     """Metrics of classification or regression: `Trainer(..., compute_metrics=ClassificationMetrics(problem_type))`.
 
-    - Classes: `accuracy`, `f1` (of class 1 for two classes, else the mean over classes) and `matthews`.
+    - Classes: `accuracy`, `f1` (of class 1 for two classes, else the mean over classes) and `matthews`. A warning is
+      logged if all predictions are one class and the labels are not.
     - Multi-label: `f1_micro`, `f1_macro`, and `accuracy` of all labels together; a logit above 0 predicts a label.
     - Regression: `pearson`, `spearman` and `mse`.
 
@@ -55,6 +60,12 @@ class ClassificationMetrics:
     def _score_classes(self, logits: np.ndarray, labels: np.ndarray) -> dict[str, float]:
         predicted = logits.argmax(-1)
         average = "binary" if logits.shape[-1] == 2 else "macro"
+        if len(labels) > 1 and np.ptp(predicted) == 0 and np.ptp(labels) > 0:
+            logger.warning(
+                f"All {len(labels)} predictions are class {predicted[0]}: the model tells no classes apart. Train "
+                "longer (--num_train_epochs) or with another --learning_rate: a small model needs a higher one, a "
+                "large one that has diverged a lower one."
+            )
         return {
             "accuracy": float((predicted == labels).mean()),
             "f1": float(self._sklearn.f1_score(labels, predicted, average=average, zero_division=0)),

@@ -5,8 +5,14 @@ from typing import Any
 
 import numpy as np
 from transformers import EvalPrediction
+from transformers.utils import logging
 
 from ..models.checks import IGNORED_LABEL
+
+
+logger = logging.get_logger(__name__)
+# seqeval's rows that are not types.
+_AVERAGES = {"micro avg", "macro avg", "weighted avg"}
 
 
 class EntityMetrics:
@@ -37,7 +43,8 @@ class EntityMetrics:
                 `label_ids` of shape `(examples, length)`, -100 where there is no tag.
 
         Returns:
-            `dict[str, float]`: `precision`, `recall` and `f1` of entities, and `accuracy` of tags, from 0 to 1.
+            `dict[str, float]`: `precision`, `recall` and `f1` of all entities, the same of each type, such as
+            `PER_f1`, and `accuracy` of tags, from 0 to 1. A warning is logged if no entity is right.
         """
         logits = prediction.predictions
         predicted = np.asarray(logits[0] if isinstance(logits, tuple) else logits).argmax(-1)
@@ -49,9 +56,23 @@ class EntityMetrics:
             ]
             for tags in (predicted, labels)
         )
-        return {
+        scores = {
             "precision": float(self._seqeval.precision_score(wanted, found, zero_division=0)),
             "recall": float(self._seqeval.recall_score(wanted, found, zero_division=0)),
             "f1": float(self._seqeval.f1_score(wanted, found, zero_division=0)),
             "accuracy": float(self._seqeval.accuracy_score(wanted, found)),
         }
+        is_found, is_wanted = (any(tag != "O" for row in rows for tag in row) for rows in (found, wanted))
+        if is_wanted and scores["f1"] == 0:
+            problem = "none of the entities that the model finds is right" if is_found else "the model finds no entity"
+            logger.warning(
+                f"F1 is 0: {problem}. Train longer (--num_train_epochs) or with a higher --learning_rate; a small "
+                "model needs both."
+            )
+        if is_found or is_wanted:
+            report = self._seqeval.classification_report(wanted, found, output_dict=True, zero_division=0)
+            for kind in sorted(report.keys() - _AVERAGES):
+                row = report[kind]
+                scores |= {f"{kind}_precision": float(row["precision"]), f"{kind}_recall": float(row["recall"])}
+                scores[f"{kind}_f1"] = float(row["f1-score"])
+        return scores

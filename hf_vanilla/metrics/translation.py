@@ -24,13 +24,14 @@ class TranslationMetrics:
     Args:
         tokenizer (`PreTrainedTokenizerBase`): Tokenizer of the target language.
         tokenize (`str`, *optional*, defaults to `"13a"`): sacreBLEU's tokenizer for BLEU: `"13a"`, `"zh"`, `"none"`,
-            `"char"` or `"intl"`.
+            `"char"`, `"intl"`, or one that needs a package, such as `"ja-mecab"`.
         lowercase (`bool`, *optional*, defaults to `False`): Whether to ignore case, in both scores.
         word_order (`int`, *optional*, defaults to 0): Longest word n-gram of chrF; 2 gives chrF++.
         num_examples (`int`, *optional*): Rows of the evaluation data; later rows are not scored.
 
     Raises:
         ValueError: if `tokenizer` has no pad token, or `tokenize` is unknown.
+        ImportError: if `tokenize` needs a package that is not installed.
     """
 
     def __init__(

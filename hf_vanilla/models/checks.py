@@ -1,10 +1,13 @@
 """Checks of what a model is given: ids, masks, labels and texts. Bad input is refused by name, before any work."""
 
+import math
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+from torch.nn.attention.flex_attention import BlockMask
+from transformers.configuration_utils import PreTrainedConfig
 from transformers.modeling_utils import PreTrainedModel
 
 
@@ -26,6 +29,24 @@ def has_label(labels: Tensor) -> Tensor:
     return labels.long() != IGNORED_LABEL  # among small integers, -100 may be another number
 
 
+def in_function_transform() -> bool:
+    """Ask whether a transform of `torch.func` runs, such as `grad` or `vmap`, which hides the values of tensors.
+
+    Returns:
+        `bool`: whether.
+    """
+    return torch._C._are_functorch_transforms_active()  # as torch's own `autograd.Function` asks
+
+
+def hides_values() -> bool:
+    """Ask whether code may not depend on the values of tensors, since it is compiled or transformed.
+
+    Returns:
+        `bool`: whether.
+    """
+    return torch.compiler.is_compiling() or in_function_transform()
+
+
 def check_evaluation_mode(model: PreTrainedModel) -> None:
     """Check that dropout is off.
 
@@ -39,9 +60,32 @@ def check_evaluation_mode(model: PreTrainedModel) -> None:
         raise ValueError("`model` must be in evaluation mode, as dropout changes its outputs; call `model.eval()`.")
 
 
+def check_arguments(num_items_in_batch: Any = None, **tensors: Any) -> None:
+    """Check the types of a model's arguments; the value of a number on a CPU, outside of compiled code.
+
+    Args:
+        num_items_in_batch (`torch.Tensor` or `int`, *optional*): Number of labels of an optimizer step.
+        **tensors (`torch.Tensor`, *optional*): Tensors by the names of their arguments.
+
+    Raises:
+        TypeError: if an argument is no tensor, or no number.
+        ValueError: if `num_items_in_batch` is negative, infinite or nan.
+    """
+    for name, given in tensors.items():
+        if given is not None and not isinstance(given, Tensor):
+            raise TypeError(f"`{name}` must be a tensor, got {type(given).__name__}.")
+    items = num_items_in_batch
+    if items is None or (isinstance(items, Tensor) and (hides_values() or items.device.type != "cpu")):
+        return
+    if not isinstance(items, int | float | Tensor) or (isinstance(items, Tensor) and items.numel() != 1):
+        raise TypeError(f"`num_items_in_batch` must be a number or a tensor with one, got {type(items).__name__}.")
+    if not 0 <= float(items) < math.inf:
+        raise ValueError(f"`num_items_in_batch` must be a number of labels, 0 or more, got {float(items)}.")
+
+
 def _check_values(name: str, ids: Tensor, size: int, hint: str, ignored: int | None = None) -> None:
     """Check that every id is in [0, size) or ignored, where reading values needs no synchronization."""
-    if torch.compiler.is_compiling() or ids.device.type != "cpu" or ids.numel() == 0:
+    if hides_values() or ids.device.type != "cpu" or ids.numel() == 0:
         return
     lowest, highest = torch.aminmax(ids)
     if lowest >= 0 and highest < size:
@@ -88,7 +132,9 @@ def check_shape(name: str, tensor: Tensor, batch: int, length: int) -> None:
 
     Raises:
         ValueError: if it has another shape.
+        TypeError: if it is no tensor.
     """
+    check_arguments(**{name: tensor})
     if tuple(tensor.shape) != (batch, length):
         raise ValueError(f"`{name}` must have shape (batch, length) = ({batch}, {length}), got {tuple(tensor.shape)}.")
 
@@ -99,14 +145,17 @@ def check_attention_mask(name: str, attention_mask: Any, batch: int, length: int
     Args:
         name (`str`): Name of the argument.
         attention_mask (`torch.Tensor` of shape `(batch, length)`, *optional*): Not 0 for tokens, 0 for padding. Masks
-            of four dimensions and other objects are transformers' own and pass.
+            of four dimensions and those of flex attention are transformers' own and pass.
         batch (`int`): Rows of the batch.
         length (`int`): Its length.
 
     Raises:
         ValueError: if it has another shape.
+        TypeError: if it is no tensor.
     """
-    if isinstance(attention_mask, Tensor) and attention_mask.dim() != 4:
+    if isinstance(attention_mask, Tensor) and attention_mask.dim() == 4:
+        return
+    if attention_mask is not None and not isinstance(attention_mask, BlockMask):
         check_shape(name, attention_mask, batch, length)
 
 
@@ -153,20 +202,63 @@ def checked_embeddings(
 
     Raises:
         ValueError: if not exactly one of both is given, an id is outside the vocabulary, or a shape doesn't fit.
-        TypeError: if `input_ids` is no tensor of integers.
+        TypeError: if `input_ids` is no tensor of integers, or `inputs_embeds` none of floating-point numbers.
     """
     if (input_ids is None) == (inputs_embeds is None):
         raise ValueError(f"Pass either `{prefix}input_ids` or `{prefix}inputs_embeds`: exactly one of them.")
     if input_ids is not None:
         check_input_ids(f"{prefix}input_ids", input_ids, embedding.num_embeddings)
         return embedding(input_ids)
-    width = embedding.embedding_dim
-    if inputs_embeds is None or inputs_embeds.dim() != 3 or inputs_embeds.shape[2] != width:
+    check_states(f"{prefix}inputs_embeds", inputs_embeds, embedding.embedding_dim)
+    return cast(Tensor, inputs_embeds)
+
+
+def check_states(name: str, states: Any, width: int) -> None:
+    """Check type and width of embeddings or hidden states.
+
+    Args:
+        name (`str`): Name of the argument.
+        states (`torch.Tensor` of shape `(batch, length, d_model)`): The embeddings or hidden states.
+        width (`int`): The model's width, d_model.
+
+    Raises:
+        ValueError: if they have another shape.
+        TypeError: if they are no tensor of floating-point numbers.
+    """
+    check_arguments(**{name: states})
+    if states.dim() != 3 or states.shape[2] != width:
+        raise ValueError(f"`{name}` must have shape (batch, length, d_model = {width}), got {tuple(states.shape)}.")
+    if not states.is_floating_point():
+        raise TypeError(f"`{name}` must be floating-point numbers, got {states.dtype}.")
+
+
+def flatten_choices(inputs: dict[str, Tensor | None]) -> tuple[list[Tensor | None], tuple[int, int]]:
+    """Make each choice a row of its own.
+
+    Args:
+        inputs (`dict[str, torch.Tensor | None]`): `input_ids` of shape `(batch, choices, length)` or `inputs_embeds`
+            of shape `(batch, choices, length, d_model)`, and others that begin with batch and choices; or `None`.
+
+    Returns:
+        `tuple[list[torch.Tensor | None], tuple[int, int]]`: the inputs of shape `(batch * choices, length, ...)`, and
+        the numbers of rows and choices.
+
+    Raises:
+        ValueError: if the choices have no dimension of their own, or an input has others.
+        TypeError: if an input is no tensor.
+    """
+    check_arguments(**inputs)
+    given = inputs["inputs_embeds"] if inputs["input_ids"] is None else inputs["input_ids"]
+    if given is None or given.dim() < 3:
         raise ValueError(
-            f"`{prefix}inputs_embeds` must have shape (batch, length, d_model = {width}), got "
-            f"{tuple(getattr(inputs_embeds, 'shape', ()))}."
+            "`input_ids` must have shape (batch, choices, length), or `inputs_embeds` one dimension more; got "
+            f"{None if given is None else tuple(given.shape)}."
         )
-    return inputs_embeds
+    shape = (given.shape[0], given.shape[1])
+    for name, tensor in inputs.items():
+        if tensor is not None and tuple(tensor.shape[:2]) != shape:
+            raise ValueError(f"`{name}` must begin with batch and choices, {shape}, got {tuple(tensor.shape)}.")
+    return [None if tensor is None else tensor.flatten(0, 1) for tensor in inputs.values()], shape
 
 
 def as_texts(name: str, given: Any) -> list[str]:
@@ -207,4 +299,40 @@ def check_length(length: int, limit: int) -> None:
         raise ValueError(
             f"A sequence of {length} tokens exceeds `max_position_embeddings` ({limit}); truncate the input "
             "(`tokenizer(..., truncation=True, max_length=...)`) or build a model with more."
+        )
+
+
+def check_position_ids(position_ids: Tensor | None, batch: int, length: int, limit: int, past_length: Any = 0) -> None:
+    """Check that a table of learned positions has each position.
+
+    Args:
+        position_ids (`torch.LongTensor` of shape `(batch or 1, length)`, *optional*): Positions; counted on from
+            `past_length` by default.
+        batch (`int`): Rows of the batch.
+        length (`int`): Its length.
+        limit (`int`): Rows of the table.
+        past_length (`int` or `torch.Tensor`, *optional*): Number of positions before these.
+
+    Raises:
+        ValueError: if it lacks one, or `position_ids` has another shape.
+    """
+    if position_ids is None:
+        return check_length(past_length + length, limit)
+    check_input_ids("position_ids", position_ids, limit, "`max_position_embeddings` of the config is the limit.")
+    return check_shape("position_ids", position_ids, 1 if len(position_ids) == 1 else batch, length)
+
+
+def check_heads(config: PreTrainedConfig) -> None:
+    """Check that heads share the width of a model: when it is built, not in its config, as in transformers.
+
+    Args:
+        config (`PreTrainedConfig`): Its config.
+
+    Raises:
+        ValueError: if `num_attention_heads` does not divide `hidden_size`.
+    """
+    if config.hidden_size % config.num_attention_heads:
+        raise ValueError(
+            f"`hidden_size` ({config.hidden_size}) must be divisible by `num_attention_heads` "
+            f"({config.num_attention_heads})."
         )

@@ -70,27 +70,28 @@ def _subtract_target(
     weight: Tensor,
     labels: Tensor,
     target: SmoothedTarget,
+    shares: Tensor,
 ) -> None:
     """Take the target's part, -t, out of gradients that hold that of softmax(z): in place, without a (tokens, vocab).
 
     A target is a share of every token and the rest of the true one, so its products with the projection and with the
-    hidden states are sums and rows of these.
+    hidden states are sums and rows of these, each multiplied with its token's share.
     """
     rest = target.true_probability - target.other_probability
-    hidden_states = hidden_states.float()
-    grad_hidden -= rest * weight[labels]
+    hidden_states, total = hidden_states.float() * shares[:, None], shares.sum()
+    grad_hidden -= rest * shares[:, None] * weight[labels]
     grad_weight.index_add_(0, labels, hidden_states, alpha=-rest)
     if grad_bias is not None:
-        grad_bias.index_add_(0, labels, torch.ones_like(labels, dtype=torch.float32), alpha=-rest)
-        grad_bias -= target.other_probability * labels.shape[0]
+        grad_bias.index_add_(0, labels, shares, alpha=-rest)
+        grad_bias -= target.other_probability * total
     if target.other_probability > 0:
-        grad_hidden -= target.other_probability * weight.sum(0)
+        grad_hidden -= target.other_probability * shares[:, None] * weight.sum(0)
         grad_weight -= target.other_probability * hidden_states.sum(0)
     if target.excluded_id >= 0:
-        grad_hidden += target.other_probability * weight[target.excluded_id]
+        grad_hidden += target.other_probability * shares[:, None] * weight[target.excluded_id]
         grad_weight[target.excluded_id] += target.other_probability * hidden_states.sum(0)
         if grad_bias is not None:
-            grad_bias[target.excluded_id] += target.other_probability * labels.shape[0]
+            grad_bias[target.excluded_id] += target.other_probability * total
 
 
 def _logits(hidden_states: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -142,74 +143,46 @@ def loss_and_gradients(
     bias: Tensor | None,
     labels: Tensor,
     target: SmoothedTarget,
+    weights: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
     """Sum the cross-entropy of labelled tokens, and find its gradients, chunk by chunk."""
+    shares = torch.ones_like(labels, dtype=torch.float32) if weights is None else weights.float()
     weight_in_use = weight.to(hidden_states.dtype)
     bias_in_use = None if bias is None else bias.to(hidden_states.dtype)
     grad_hidden = torch.empty_like(hidden_states, dtype=torch.float32)
     grad_weight = torch.zeros_like(weight, dtype=torch.float32)
     grad_bias = None if bias is None else torch.zeros_like(bias, dtype=torch.float32)
-    total = _expected_logits(hidden_states, weight, bias, labels, target).sum().neg()
+    total = _expected_logits(hidden_states, weight, bias, labels, target).mul(shares).sum().neg()
     step = chunk_size(weight)
     for start in range(0, hidden_states.shape[0], step):
         rows = slice(start, start + step)
         chunk = hidden_states[rows]
         probabilities, log_sum_exp = _softmax_and_log_sum_exp(chunk, weight_in_use, bias_in_use, labels[rows])
-        total += log_sum_exp.sum()
+        if weights is not None:
+            probabilities *= shares[rows, None]
+        total += (log_sum_exp * shares[rows]).sum()
         grad_hidden[rows] = torch.mm(probabilities, weight_in_use)
         _add_gradients(grad_weight, grad_bias, chunk, probabilities)
-    _subtract_target(grad_hidden, grad_weight, grad_bias, hidden_states, weight.float(), labels, target)
-    total -= hidden_states.shape[0] * target.entropy
+    _subtract_target(grad_hidden, grad_weight, grad_bias, hidden_states, weight.float(), labels, target, shares)
+    total -= shares.sum() * target.entropy
     return total, grad_hidden.to(hidden_states.dtype), grad_weight, grad_bias
 
 
-class _ChunkedCrossEntropySum(torch.autograd.Function):
-    """`cross_entropy_sum` of hidden states, with the gradients computed chunk by chunk on the way forward."""
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        hidden_states: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        labels: Tensor,
-        target: SmoothedTarget,
-    ) -> Tensor:
-        total, *gradients = loss_and_gradients(hidden_states, weight, bias, labels, target)
-        ctx.save_for_backward(*gradients)
-        ctx.dtypes = (weight.dtype, None if bias is None else bias.dtype)
-        return total
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
-        return *_scaled_gradients(ctx, grad_output), None, None
-
-
-def _scaled_gradients(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
-    """Multiply the gradients of hidden states, weight and bias, saved on the way forward, by that of the loss."""
-    grad_hidden, grad_weight, grad_bias = ctx.saved_tensors
-    weight_dtype, bias_dtype = ctx.dtypes
-    return (
-        (grad_hidden * grad_output).to(grad_hidden.dtype),
-        (grad_weight * grad_output).to(weight_dtype),
-        None if bias_dtype is None else (grad_bias * grad_output).to(bias_dtype),
-    )
-
-
-# The same as one operation of compiled code, which neither looks into it nor breaks at its unknown number of labels.
-# A copy of this file, in the folder of a model, is another module and needs another name.
+# One operation, so that compiled code neither looks into it nor breaks at its unknown number of labels. A copy of this
+# file, in the folder of a model, is another module and needs another name.
 @torch.library.custom_op(
     re.sub(r"\W", "_", __name__, flags=re.ASCII) + "::cross_entropy_and_gradients",
     mutates_args=(),
-    schema="(Tensor hidden_states, Tensor weight, Tensor? bias, Tensor labels, float true_probability,"
-    " float other_probability, int excluded_id, float entropy) -> (Tensor, Tensor, Tensor, Tensor)",
+    schema="(Tensor hidden_states, Tensor weight, Tensor? bias, Tensor labels, Tensor? weights,"
+    " float true_probability, float other_probability, int excluded_id, float entropy)"
+    " -> (Tensor, Tensor, Tensor, Tensor)",
 )
 def cross_entropy_and_gradients(
     hidden_states: Tensor,
     weight: Tensor,
     bias: Tensor | None,
     labels: Tensor,
+    weights: Tensor | None,
     *target: Any,
 ) -> tuple[Tensor, ...]:
     """Compute the sum, and its gradients with respect to hidden states (tokens, d_model), weight and bias."""
@@ -220,13 +193,14 @@ def cross_entropy_and_gradients(
         bias,
         labels.index_select(0, labelled),
         SmoothedTarget(*target),
+        None if weights is None else weights.index_select(0, labelled),
     )
     grad_hidden = torch.zeros_like(hidden_states).index_copy_(0, labelled, grad_labelled)
     return total, grad_hidden, grad_weight, hidden_states.new_empty(0) if grad_bias is None else grad_bias
 
 
 @cross_entropy_and_gradients.register_fake
-def _(hidden_states: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, *target: Any) -> tuple[Tensor, ...]:
+def _(hidden_states: Tensor, weight: Tensor, bias: Tensor | None, *others: Any) -> tuple[Tensor, ...]:
     return (
         hidden_states.new_empty((), dtype=torch.float32),
         torch.empty_like(hidden_states),
@@ -235,20 +209,42 @@ def _(hidden_states: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor
     )
 
 
-def _keep_gradients(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    """Save what was computed on the way forward."""
-    _, weight, bias, *_ = inputs
-    ctx.set_materialize_grads(False)
-    ctx.save_for_backward(*output[1:])
-    ctx.dtypes = (weight.dtype, None if bias is None else bias.dtype)
+class _CrossEntropySum(torch.autograd.Function):
+    """The sum of the cross-entropy, with gradients that are computed on the way forward."""
 
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden_states: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        labels: Tensor,
+        target: SmoothedTarget,
+        weights: Tensor | None,
+    ) -> Tensor:
+        if torch.compiler.is_compiling():
+            total, *gradients = cross_entropy_and_gradients(hidden_states, weight, bias, labels, weights, *target)
+        else:
+            total, *gradients = loss_and_gradients(hidden_states, weight, bias, labels, target, weights)
+        ctx.save_for_backward(*gradients)
+        ctx.dtypes = (weight.dtype, None if bias is None else bias.dtype)
+        return total
 
-def _backward_of_sum(ctx: Any, grad_output: Tensor, *_: None) -> tuple[Tensor | None, ...]:
-    """Differentiate the sum; nothing else that the operation returns is used."""
-    return *_scaled_gradients(ctx, grad_output), *[None] * 5
-
-
-cross_entropy_and_gradients.register_autograd(_backward_of_sum, setup_context=_keep_gradients)
+    @staticmethod
+    def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
+        if torch.is_grad_enabled() and not torch.compiler.is_compiling():
+            raise RuntimeError(
+                "`create_graph=True` has no effect here: the loss of training with labels can be differentiated once. "
+                "Take `torch.func.grad`, or compute the loss from the logits of evaluation mode."
+            )
+        grad_hidden, grad_weight, grad_bias = ctx.saved_tensors
+        weight_dtype, bias_dtype = ctx.dtypes
+        return (
+            (grad_hidden * grad_output).to(grad_hidden.dtype),
+            (grad_weight * grad_output).to(weight_dtype),
+            None if bias_dtype is None else (grad_bias * grad_output).to(bias_dtype),
+            *[None] * 3,
+        )
 
 
 def projected_cross_entropy_sum(
@@ -257,6 +253,7 @@ def projected_cross_entropy_sum(
     bias: Tensor | None,
     labels: Tensor,
     target: SmoothedTarget,
+    weights: Tensor | None = None,
 ) -> Tensor:
     """Project the tokens that `select_labelled` gives onto the vocabulary and sum the cross-entropy.
 
@@ -269,14 +266,14 @@ def projected_cross_entropy_sum(
         bias (`torch.Tensor` of shape `(vocab,)`, *optional*): Its bias.
         labels (`torch.Tensor` of shape `(tokens,)`): True tokens.
         target (`SmoothedTarget`): The distribution around the true token.
+        weights (`torch.Tensor` of shape `(tokens,)`, *optional*): What each token's loss is multiplied with.
 
     Returns:
-        `torch.Tensor` of shape `()`: the sum over all tokens, in float32 and nats. Can be differentiated once.
+        `torch.Tensor` of shape `()`: the sum over all tokens, in float32 and nats. Can be differentiated once:
+        a second time is a RuntimeError.
     """
     device = hidden_states.device.type
     if torch.is_autocast_enabled(device):
         hidden_states = hidden_states.to(torch.get_autocast_dtype(device))
     with torch.autocast(device, enabled=False):
-        if torch.compiler.is_compiling():
-            return cross_entropy_and_gradients(hidden_states, weight, bias, labels, *target)[0]
-        return _ChunkedCrossEntropySum.apply(hidden_states, weight, bias, labels, target)
+        return _CrossEntropySum.apply(hidden_states, weight, bias, labels, target, weights)

@@ -79,6 +79,7 @@ class VanillaBertConfig(SelfContainedConfig):
     """
 
     model_type = "vanilla_bert"
+    native_type = "bert"
 
     paper = "BERT of Devlin et al. 2018 ([paper](https://arxiv.org/abs/1810.04805))."
     presets = _PRESETS
@@ -93,6 +94,7 @@ class VanillaBertConfig(SelfContainedConfig):
     counts = ("num_hidden_layers",)
     rates = ("hidden_dropout_prob", "attention_probs_dropout_prob", "classifier_dropout")
     scales = ("initializer_range", "layer_norm_eps")
+    special_ids = ("pad_token_id",)
 
     vocab_size: int = 30522
     hidden_size: int = 768
@@ -114,21 +116,6 @@ class VanillaBertConfig(SelfContainedConfig):
     bos_token_id: int | None = None
     eos_token_id: int | list[int] | None = None
     tie_word_embeddings: bool = True
-
-    # What the shared layers ask for and BERT has no choice about; no fields, so not saved.
-    norm_position = "post"
-    activation_dropout = 0.0
-    attention_scale = None
-
-    @property
-    def d_k(self) -> int:
-        """Width of one head's queries and keys."""
-        return self.hidden_size // self.num_attention_heads
-
-    @property
-    def d_v(self) -> int:
-        """Width of one head's values."""
-        return self.hidden_size // self.num_attention_heads
 
     @classmethod
     def auto_classes(cls) -> dict[str, Any]:
@@ -188,8 +175,6 @@ class VanillaBertConfig(SelfContainedConfig):
             ValueError: if that BERT has relative positions, which are another model.
         """
         fields, unused = super().get_config_dict(pretrained_model_name_or_path, **kwargs)
-        if fields.get("model_type") == "bert":
-            fields = {**fields, "model_type": cls.model_type}
         if fields.pop("position_embedding_type", "absolute") != "absolute":
             raise ValueError(
                 f"`position_embedding_type` of {pretrained_model_name_or_path} must be 'absolute', the paper's; "
@@ -198,15 +183,11 @@ class VanillaBertConfig(SelfContainedConfig):
         return fields, unused
 
     def validate_choices(self) -> None:
-        """Check that padding is in the vocabulary, and that no decoder is wanted.
+        """Check that no decoder is wanted.
 
         Raises:
-            ValueError: if not.
+            ValueError: if one is.
         """
-        if self.pad_token_id is not None and not 0 <= self.pad_token_id < self.vocab_size:
-            raise ValueError(
-                f"`pad_token_id` must be in [0, `vocab_size` = {self.vocab_size}), got {self.pad_token_id}."
-            )
         for name in ("is_decoder", "add_cross_attention"):
             if getattr(self, name):
                 raise ValueError(f"`{name}` must be false: VanillaBert is the paper's encoder.")

@@ -9,10 +9,6 @@ from transformers import Pipeline
 from .self_contained import SelfContainedConfig
 
 
-NORM_POSITIONS = ("post", "pre")
-POSITION_TYPES = ("sinusoidal", "sinusoidal_split", "sinusoidal_t2t", "learned")
-LABEL_SMOOTHING_TYPES = ("uniform", "t2t", "annotated")
-
 # Vaswani et al. 2017, Table 3: what each row changes against `base`. Rows are named after their part of the table and
 # what they change.
 _TABLE_3: dict[str, dict[str, Any]] = {
@@ -133,6 +129,12 @@ class VanillaTransformerConfig(SelfContainedConfig):
     counts = ("encoder_layers", "decoder_layers")
     rates = ("dropout", "attention_dropout", "activation_dropout", "label_smoothing")
     scales = ("layer_norm_eps", "attention_scale")
+    special_ids = ("pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id")
+    choices = {
+        "norm_position": ("post", "pre"),
+        "position_type": ("sinusoidal", "sinusoidal_split", "sinusoidal_t2t", "learned"),
+        "label_smoothing_type": ("uniform", "t2t", "annotated"),
+    }
 
     vocab_size: int = 37000
     source_vocab_size: int | None = None
@@ -217,24 +219,16 @@ class VanillaTransformerConfig(SelfContainedConfig):
         return self.encoder_layers * encoder + self.decoder_layers * decoder + projection
 
     def validate_choices(self) -> None:
-        """Check that each named choice exists, and that sinusoids come in pairs.
+        """Check that sinusoids come in pairs.
 
         Raises:
             ValueError: if not.
         """
-        choices = {
-            "norm_position": NORM_POSITIONS,
-            "position_type": POSITION_TYPES,
-            "label_smoothing_type": LABEL_SMOOTHING_TYPES,
-        }
-        for name, allowed in choices.items():
-            if getattr(self, name) not in allowed:
-                raise ValueError(f"`{name}` must be one of {', '.join(allowed)}; got {getattr(self, name)!r}.")
         if self.position_type != "learned" and self.d_model % 2:
             raise ValueError(f"`d_model` must be even for sinusoidal positions, got {self.d_model}.")
 
     def validate_vocabularies(self) -> None:
-        """Check that token ids lie in the vocabularies, and that tied embeddings have one vocabulary.
+        """Check that padding is in both vocabularies, that a decoder can start, and that tied embeddings have one.
 
         Raises:
             ValueError: if they do not.
@@ -252,17 +246,6 @@ class VanillaTransformerConfig(SelfContainedConfig):
                 )
         if self.decoder_start_token_id is None:
             raise ValueError("`decoder_start_token_id` or `bos_token_id` must be given: the decoder starts with it.")
-        ends = self.eos_token_id if isinstance(self.eos_token_id, list) else [self.eos_token_id]
-        ids: dict[str, list[Any]] = {
-            "pad_token_id": [self.pad_token_id],
-            "bos_token_id": [self.bos_token_id],
-            "eos_token_id": ends,
-            "decoder_start_token_id": [self.decoder_start_token_id],
-        }
-        for name, values in ids.items():
-            for value in values:
-                if value is not None and not 0 <= value < self.vocab_size:
-                    raise ValueError(f"`{name}` must be in [0, `vocab_size` = {self.vocab_size}), got {value}.")
 
 
 __all__ = ["VanillaTransformerConfig"]

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from transformers.configuration_utils import PreTrainedConfig
 
-from .checks import IGNORED_LABEL, VOCABULARY_HINT, check_labels, has_label
+from .checks import IGNORED_LABEL, VOCABULARY_HINT, check_labels, has_label, hides_values, in_function_transform
 from .chunked_loss import SmoothedTarget, projected_cross_entropy_sum
 
 
@@ -62,11 +62,13 @@ def token_loss(
     transform: Any = None,
     frozen_row: int | None = None,
     num_items_in_batch: Tensor | int | None = None,
+    weights: Tensor | None = None,
 ) -> LossAndLogits:
     """Compute the loss of tokens, and their logits unless this is training with labels.
 
     In training, labelled tokens alone are projected, in chunks: their logits never exist whole. A projection that is
-    more than a matrix product, as with an adapter or offloaded weights, is called as it is.
+    more than a matrix product, as with an adapter or offloaded weights, is called as it is; so is every one under
+    `torch.func`'s transforms, which can differentiate twice.
 
     Args:
         projection (`nn.Linear`): The projection onto the vocabulary.
@@ -75,8 +77,10 @@ def token_loss(
         training (`bool`): Whether the model is in training mode.
         smoothing (`SmoothedTarget`, *optional*): The distribution around the true token; no smoothing by default.
         transform (`Callable`, *optional*): What hidden states pass before the projection.
-        frozen_row (`int`, *optional*): Row of the projection's weight that gets no gradient.
+        frozen_row (`int`, *optional*): Row of the projection's weight, and of an adapter's, that gets no gradient.
         num_items_in_batch (`torch.Tensor` or `int`, *optional*): As in [`mean_loss`].
+        weights (`torch.Tensor` of shape `(batch, length)`, *optional*): In training, what each token's loss is
+            multiplied with; the loss is then their sum divided by `num_items_in_batch`.
 
     Returns:
         `tuple[torch.Tensor | None, torch.Tensor | None]`: the loss of shape `()` in nats if there are labels, and the
@@ -95,18 +99,19 @@ def token_loss(
         logits = _project(projection, transform(hidden_states), frozen_row)
         loss_sum = cross_entropy_sum(logits, labels, smoothing)
     else:
+        weights = None if weights is None else select_labelled(weights[..., None], labels)[0][:, 0]  # (tokens,)
         hidden_states, target_ids = select_labelled(hidden_states, labels)  # (tokens, d_model), (tokens,)
-        hidden_states = transform(hidden_states)
-        if _is_plain(projection):
-            weight = _projection_weight(projection, frozen_row)
-            loss_sum = projected_cross_entropy_sum(hidden_states, weight, projection.bias, target_ids, smoothing)
+        hidden_states, terms = transform(hidden_states), (target_ids, smoothing, weights)
+        if _is_plain(projection) and not in_function_transform():
+            weight = projection.weight if frozen_row is None else freeze_row(projection.weight, frozen_row)
+            loss_sum = projected_cross_entropy_sum(hidden_states, weight, projection.bias, *terms)
         else:
-            loss_sum = cross_entropy_sum(_project(projection, hidden_states, frozen_row), target_ids, smoothing)
+            loss_sum = cross_entropy_sum(_project(projection, hidden_states, frozen_row), *terms)
     return mean_loss(loss_sum, has_label(labels).sum(), num_items_in_batch), logits
 
 
 def select_labelled(hidden_states: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """Take out the tokens with a label. Compiled code keeps all: its graph can't depend on how many these are.
+    """Take out the tokens with a label. Compiled and transformed code keeps all, whatever their number.
 
     Args:
         hidden_states (`torch.Tensor` of shape `(batch, length, d_model)`): What is known of each token.
@@ -116,19 +121,20 @@ def select_labelled(hidden_states: Tensor, labels: Tensor) -> tuple[Tensor, Tens
         `tuple[torch.Tensor, torch.Tensor]`: the hidden states `(tokens, d_model)` and the labels `(tokens,)`.
     """
     hidden_states, labels = hidden_states.flatten(0, 1), labels.flatten()
-    if torch.compiler.is_compiling():
+    if hides_values():
         return hidden_states, labels
     labelled = (labels != IGNORED_LABEL).nonzero()[:, 0]  # once: an accelerator is waited for to count them
     return hidden_states.index_select(0, labelled), labels.index_select(0, labelled)
 
 
-def cross_entropy_sum(logits: Tensor, labels: Tensor, target: SmoothedTarget) -> Tensor:
+def cross_entropy_sum(logits: Tensor, labels: Tensor, target: SmoothedTarget, weights: Tensor | None = None) -> Tensor:
     """Sum the cross-entropy of tokens with given logits.
 
     Args:
         logits (`torch.Tensor` of shape `(..., vocab)`): Logits.
         labels (`torch.Tensor` of shape `(...)`): True tokens; -100 where there is none.
         target (`SmoothedTarget`): The distribution around the true token.
+        weights (`torch.Tensor` of shape `(...)`, *optional*): What each token's loss is multiplied with.
 
     Returns:
         `torch.Tensor` of shape `()`: the sum over all labelled tokens, in float32 and nats.
@@ -142,40 +148,31 @@ def cross_entropy_sum(logits: Tensor, labels: Tensor, target: SmoothedTarget) ->
     if target.excluded_id >= 0:
         expected = expected - target.other_probability * logits[..., target.excluded_id]
     losses = torch.logsumexp(logits, dim=-1) - expected - target.entropy
-    return torch.where(wanted, losses, 0.0).sum()
+    losses = torch.where(wanted, losses, 0.0)
+    return (losses if weights is None else losses * weights).sum()
 
 
-class _FrozenRow(torch.autograd.Function):
-    """The matrix itself, with a gradient of zero in one of its rows."""
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(matrix: Tensor, row: int) -> Tensor:
-        return matrix.view_as(matrix)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        ctx.row = inputs[1]
-
-    @staticmethod
-    def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
-        grad_matrix = grad_output.clone()
-        grad_matrix[ctx.row] = 0  # `index_fill` would copy the row's number to the device
-        return grad_matrix, None
-
-
-def freeze_row(matrix: Tensor, row: int) -> Tensor:
+def freeze_row(matrix: Tensor, row: int, dim: int = 0) -> Tensor:
     """Keep one row of a matrix as it is: no gradient reaches it through the result.
 
     Args:
-        matrix (`torch.Tensor` of shape `(rows, columns)`): The matrix.
+        matrix (`torch.Tensor`): The matrix.
         row (`int`): The row.
+        dim (`int`, defaults to 0): The dimension that counts rows.
 
     Returns:
-        `torch.Tensor` of shape `(rows, columns)`: the same numbers.
+        `torch.Tensor` of the same shape: the same numbers.
     """
-    return _FrozenRow.apply(matrix, row)
+
+    def without_row(gradient: Tensor) -> Tensor:
+        gradient = gradient.clone()
+        gradient.select(dim, row).zero_()  # `index_fill` would copy the row's number to the device
+        return gradient
+
+    matrix = matrix.view_as(matrix)
+    if matrix.requires_grad:
+        matrix.register_hook(without_row)
+    return matrix
 
 
 def _is_plain(projection: nn.Module) -> bool:
@@ -183,23 +180,14 @@ def _is_plain(projection: nn.Module) -> bool:
     return type(projection) is nn.Linear and not hasattr(projection, "_hf_hook")
 
 
-def _projection_weight(projection: Any, frozen_row: int | None) -> Tensor:
-    """Return the weight (vocab, d_model) with its frozen row."""
-    return projection.weight if frozen_row is None else freeze_row(projection.weight, frozen_row)
-
-
 def _project(projection: Any, hidden_states: Tensor, frozen_row: int | None) -> Tensor:
     """Compute the logits (..., vocab)."""
     if frozen_row is None or not torch.is_grad_enabled():
         return projection(hidden_states)
     if _is_plain(projection):
-        return nn.functional.linear(hidden_states, _projection_weight(projection, frozen_row), projection.bias)
-    logits = projection(hidden_states)
-    if hasattr(projection, "_hf_hook") and logits.requires_grad:
-        # accelerate moves tensors between the devices of the layers: freeze the row from the outside
-        row = torch.tensor([frozen_row], device=logits.device)
-        logits.register_hook(lambda gradient: gradient.index_fill(-1, row, 0.0))
-    return logits
+        return nn.functional.linear(hidden_states, freeze_row(projection.weight, frozen_row), projection.bias)
+    # An adapter's weights are frozen from outside. That is exact for a row of zeros, as that of padding.
+    return freeze_row(projection(hidden_states), frozen_row, dim=-1)
 
 
 def mean_loss(loss_sum: Tensor, count: Tensor | int, num_items_in_batch: Tensor | int | None) -> Tensor:
@@ -220,21 +208,31 @@ def mean_loss(loss_sum: Tensor, count: Tensor | int, num_items_in_batch: Tensor 
     return loss_sum / max(divisor, 1)
 
 
-def problem_type_of(config: PreTrainedConfig, labels: Tensor) -> str:
-    """Return the problem type of a classifier of texts: that of the config, or one that fits the labels.
+def label_loss(
+    config: PreTrainedConfig, logits: Tensor, labels: Tensor | None, num_items_in_batch: Tensor | int | None = None
+) -> Tensor | None:
+    """Compute the loss of a classifier of whole inputs, by the config's problem type or one that fits the labels.
 
     Args:
-        config (`PreTrainedConfig`): The model's config.
-        labels (`torch.Tensor`): The labels.
+        config (`PreTrainedConfig`): The model's config. If its `problem_type` is unset, one output is regression,
+            integers are classes, and other numbers are several labels at once.
+        logits (`torch.Tensor` of shape `(batch, num_labels)`): Scores.
+        labels (`torch.Tensor` of shape `(batch,)` or `(batch, num_labels)`, *optional*): Classes, or one number for
+            each score.
+        num_items_in_batch (`torch.Tensor` or `int`, *optional*): As in [`mean_loss`].
 
     Returns:
-        `str`: transformers' name. Unset, one output is regression, integers are classes, and other numbers are several
-        labels at once.
+        `torch.Tensor` of shape `()`: the loss as in [`classification_loss`]; `None` without labels.
     """
-    if config.problem_type is not None or config.num_labels == 1:
-        return config.problem_type or "regression"
-    is_several = labels.is_floating_point() or labels.dtype == torch.bool
-    return "multi_label_classification" if is_several else "single_label_classification"
+    if labels is None:
+        return None
+    problem_type = config.problem_type or "regression"
+    if config.problem_type is None and config.num_labels > 1:
+        is_several = labels.is_floating_point() or labels.dtype == torch.bool
+        problem_type = "multi_label_classification" if is_several else "single_label_classification"
+    if problem_type == "single_label_classification":
+        labels = labels.flatten().long()
+    return classification_loss(logits, labels, num_items_in_batch, problem_type)
 
 
 def classification_loss(

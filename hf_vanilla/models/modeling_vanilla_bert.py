@@ -26,14 +26,14 @@ Departures from the paper:
 Encoder checkpoints of type `bert` with absolute positions load here; transformers' `BertFor...` read what is saved.
 """
 
-import os
+from collections.abc import Sequence
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 from transformers import initialization as init
 from transformers.activations import ACT2FN
-from transformers.conversion_mapping import register_checkpoint_conversion_mapping
+from transformers.core_model_loading import WeightTransform
 from transformers.modeling_outputs import (
     BaseModelOutputWithPooling,
     MaskedLMOutput,
@@ -50,23 +50,28 @@ from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
 from .checks import (
     IGNORED_LABEL,
+    check_arguments,
     check_attention_mask,
+    check_heads,
     check_input_ids,
     check_labels,
-    check_length,
+    check_position_ids,
     check_shape,
     checked_embeddings,
+    flatten_choices,
     has_label,
 )
 from .configuration_vanilla_bert import VanillaBertConfig
-from .conversion_vanilla_bert import BERT_NAMES, take_bert_names
+from .conversion_vanilla_bert import BERT_NAMES
 from .dropout import dropout
 from .layers import EncoderLayer, SelfAttention
-from .loss import LossAndLogits, classification_loss, mean_loss, problem_type_of, token_loss
+from .loss import LossAndLogits, classification_loss, label_loss, mean_loss, token_loss
 from .packing import MAX_BUCKETS, all_positions, first_position, labelled_positions, run_encoder
 from .self_contained import VanillaPreTrainedModel
 
 
+# Ids, mask, segments, positions and embeddings; each may be missing.
+Inputs = Sequence[Tensor | None]
 TIED_PROJECTION = {
     "cls.predictions.decoder.weight": "bert.embeddings.word_embeddings.weight",
     "cls.predictions.decoder.bias": "cls.predictions.bias",
@@ -219,11 +224,9 @@ class VanillaBertPreTrainedModel(VanillaPreTrainedModel):
     # Old files hold the numbers from 0 to 511 too.
     _keys_to_ignore_on_load_unexpected = [r"embeddings\.position_ids$"]
 
-    def __init__(self, config: VanillaBertConfig, *args: Any, **kwargs: Any):
-        super().__init__(config, *args, **kwargs)
-        # Here and not once for all: code that came with another checkpoint may have registered its own names.
-        register_checkpoint_conversion_mapping(config.model_type, BERT_NAMES, overwrite=True)
-        self.register_load_state_dict_pre_hook(take_bert_names)
+    def file_names(self) -> list[WeightTransform]:
+        """Return the rules from the names in BERT's own checkpoints, which transformers' `BertFor...` read."""
+        return BERT_NAMES
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
@@ -234,18 +237,6 @@ class VanillaBertPreTrainedModel(VanillaPreTrainedModel):
         elif isinstance(module, MaskedTokenHead):
             init.zeros_(module.bias)
         super()._init_weights(module)
-
-    def save_pretrained(self, save_directory: str | os.PathLike, *args: Any, **kwargs: Any) -> None:
-        """Save the model under the names of BERT's own checkpoints, which transformers' `BertFor...` read.
-
-        Args:
-            save_directory (`str`): Folder to write to.
-            *args: Passed on.
-            **kwargs: Passed on. `save_original_format=False` writes the names of this module's parameters, which
-                quantised weights need: they can't be cut into queries, keys and values.
-        """
-        self._weight_conversions = None  # of a loaded model those that its file needed, perhaps none
-        super().save_pretrained(save_directory, *args, **kwargs)
 
     def get_output_embeddings(self) -> nn.Linear | None:
         """Return the projection onto the vocabulary, if this model has one."""
@@ -260,11 +251,6 @@ class VanillaBertPreTrainedModel(VanillaPreTrainedModel):
     def _token_head(self) -> MaskedTokenHead:
         """Return the head that predicts masked tokens."""
         return cast(MaskedTokenHead, self.cls["predictions"])
-
-    def _classifier_dropout(self, hidden_states: Tensor) -> Tensor:
-        """Drop what a classifier reads."""
-        rate = self.config.classifier_dropout
-        return dropout(hidden_states, self.config.hidden_dropout_prob if rate is None else rate, self.training)
 
 
 class VanillaBertModel(VanillaBertPreTrainedModel):
@@ -281,11 +267,7 @@ class VanillaBertModel(VanillaBertPreTrainedModel):
     """
 
     def __init__(self, config: VanillaBertConfig, add_pooling_layer: bool = True):
-        if config.hidden_size % config.num_attention_heads:  # where transformers' BERT asks, not in the config
-            raise ValueError(
-                f"`hidden_size` ({config.hidden_size}) must be divisible by `num_attention_heads` "
-                f"({config.num_attention_heads})."
-            )
+        check_heads(config)
         super().__init__(config)
         self.embeddings = Embeddings(config)
         self.layers = nn.ModuleList([EncoderLayer(config) for _ in range(config.num_hidden_layers)])
@@ -361,18 +343,14 @@ class VanillaBertModel(VanillaBertPreTrainedModel):
     ) -> None:
         """Refuse shapes that don't fit each other, and segments and positions that have no embedding."""
         batch, length, _ = inputs_embeds.shape
+        if self.pooler is not None and length == 0:
+            raise ValueError("`input_ids` must have at least one position, the first, which the pooler reads; got 0.")
         check_attention_mask("attention_mask", attention_mask, batch, length)
         if token_type_ids is not None:
             hint = "`type_vocab_size` of the config is the number of segments."
             check_input_ids("token_type_ids", token_type_ids, self.config.type_vocab_size, hint)
             check_shape("token_type_ids", token_type_ids, batch, length)
-        limit = self.config.max_position_embeddings
-        if position_ids is not None:
-            hint = "`max_position_embeddings` of the config is the limit."
-            check_input_ids("position_ids", position_ids, limit, hint)
-            check_shape("position_ids", position_ids, 1 if len(position_ids) == 1 else batch, length)
-        else:
-            check_length(length, limit)
+        check_position_ids(position_ids, batch, length, self.config.max_position_embeddings)
 
 
 class VanillaBertForPreTraining(VanillaBertPreTrainedModel):
@@ -433,10 +411,14 @@ class VanillaBertForPreTraining(VanillaBertPreTrainedModel):
 
         Raises:
             ValueError: if a label is no token or no class, or has another shape.
+            TypeError: if an argument is no tensor.
         """
+        labelled = {"labels": labels, "next_sentence_label": next_sentence_label}
+        check_arguments(num_items_in_batch, input_ids=input_ids, inputs_embeds=inputs_embeds, **labelled)
         given = input_ids if inputs_embeds is None else inputs_embeds
         inputs = (input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
-        outputs = self.bert(*inputs, **{**self._token_head().reads(given, attention_mask, labels), **kwargs})
+        reads = self._token_head().reads(given, attention_mask, labels)
+        outputs = self.bert(*inputs, return_dict=True, **{**reads, **kwargs})
         loss, logits = self._token_head().predict(outputs.last_hidden_state, labels, num_items_in_batch)
         next_logits = self.cls["seq_relationship"](outputs.pooler_output)  # (batch, 2)
         if next_sentence_label is not None:
@@ -494,11 +476,16 @@ class VanillaBertWithHead(VanillaBertPreTrainedModel):
             ValueError: if a label is outside its range, or a shape does not fit.
             TypeError: if ids or classes are no integers.
         """
-        given = input_ids if inputs_embeds is None else inputs_embeds
+        check_arguments(num_items_in_batch, input_ids=input_ids, inputs_embeds=inputs_embeds, labels=labels)
         inputs = (input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
-        outputs = self.bert(*inputs, **{**self._reads(given, attention_mask, labels), **kwargs})
+        outputs = self._encode(inputs, labels, **kwargs)
         loss, logits = self._predict(outputs, labels, num_items_in_batch)
         return self.output_class(loss, logits, outputs.hidden_states, outputs.attentions)
+
+    def _encode(self, inputs: Inputs, labels: Tensor | None, **kwargs: Any) -> Any:
+        """Run the encoder: ids, mask, segments, positions, embeddings."""
+        given = inputs[0] if inputs[4] is None else inputs[4]
+        return self.bert(*inputs, return_dict=True, **{**self._reads(given, inputs[1], labels), **kwargs})
 
     def _reads(self, inputs: Tensor | None, attention_mask: Tensor | None, labels: Tensor | None) -> dict[str, Any]:
         """Name what the head reads of the encoder: here the pooled first position."""
@@ -587,12 +574,7 @@ class VanillaBertForSequenceClassification(VanillaBertWithHead):
 
     def _predict(self, outputs: Any, labels: Tensor | None, items: Tensor | int | None) -> LossAndLogits:
         logits = self.classifier(self._classifier_dropout(outputs.pooler_output))  # (batch, num_labels)
-        if labels is None:
-            return None, logits
-        problem_type = problem_type_of(self.config, labels)
-        if problem_type == "single_label_classification":
-            labels = labels.flatten().long()
-        return classification_loss(logits, labels, items, problem_type), logits
+        return label_loss(self.config, logits, labels, items), logits
 
 
 class VanillaBertForTokenClassification(VanillaBertWithHead):
@@ -673,9 +655,12 @@ class VanillaBertForQuestionAnswering(VanillaBertPreTrainedModel):
 
         Raises:
             ValueError: if a position has another shape.
+            TypeError: if an argument is no tensor.
         """
+        check_arguments(start_positions=start_positions, end_positions=end_positions)
         inputs = (input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
-        outputs = self.bert(*inputs, **{"keep_padding": True, **kwargs})  # every position counts in the softmax
+        # every position counts in the softmax
+        outputs = self.bert(*inputs, return_dict=True, **{"keep_padding": True, **kwargs})
         start_logits, end_logits = self.qa_outputs(outputs.last_hidden_state).unbind(-1)  # (batch, length) each
         loss = None
         if start_positions is not None and end_positions is not None:
@@ -696,8 +681,11 @@ class VanillaBertForQuestionAnswering(VanillaBertPreTrainedModel):
         return classification_loss(logits, positions.masked_fill(positions >= length, IGNORED_LABEL))
 
 
-class VanillaBertForMultipleChoice(VanillaBertPreTrainedModel):
+class VanillaBertForMultipleChoice(VanillaBertWithHead):
     """BERT with one score for each choice of an ending.
+
+    Inputs have shape `(batch, choices, length)`, and `inputs_embeds` one dimension more. `labels` of shape `(batch,)`
+    are the numbers of the right choices; `logits` have shape `(batch, choices)`.
 
     Args:
         config (`VanillaBertConfig`): The model's config.
@@ -705,58 +693,24 @@ class VanillaBertForMultipleChoice(VanillaBertPreTrainedModel):
     Source: Devlin et al. 2018, section 4.4.
     """
 
+    output_class = MultipleChoiceModelOutput
+
     def __init__(self, config: VanillaBertConfig):
         super().__init__(config)
         self.bert = VanillaBertModel(config)
         self.classifier = nn.Linear(config.hidden_size, 1)
         self.post_init()
 
-    @can_return_tuple
-    def forward(
-        self,
-        input_ids: Tensor | None = None,
-        attention_mask: Tensor | None = None,
-        token_type_ids: Tensor | None = None,
-        position_ids: Tensor | None = None,
-        inputs_embeds: Tensor | None = None,
-        labels: Tensor | None = None,
-        num_items_in_batch: Tensor | int | None = None,
-        **kwargs: Unpack[TransformersKwargs],
-    ) -> MultipleChoiceModelOutput:
-        """Score the choices, and with `labels` compute the loss.
+    def _encode(self, inputs: Inputs, labels: Tensor | None, **kwargs: Any) -> Any:
+        names = ("input_ids", "attention_mask", "token_type_ids", "position_ids", "inputs_embeds")
+        rows, shape = flatten_choices(dict(zip(names, inputs, strict=True)))
+        outputs = super()._encode(rows, labels, **kwargs)
+        outputs.pooler_output = outputs.pooler_output.unflatten(0, shape)  # (batch, choices, d_model)
+        return outputs
 
-        Args:
-            input_ids (`torch.LongTensor` of shape `(batch, choices, length)`, *optional*): Tokens.
-            attention_mask (`torch.Tensor` of shape `(batch, choices, length)`, *optional*): 1 for tokens, 0 for
-                padding.
-            token_type_ids (`torch.LongTensor` of shape `(batch, choices, length)`, *optional*): Segments; 0 by
-                default.
-            position_ids (`torch.LongTensor` of shape `(batch, choices, length)`, *optional*): Positions.
-            inputs_embeds (`torch.Tensor` of shape `(batch, choices, length, d_model)`, *optional*): In place of
-                `input_ids`.
-            labels (`torch.LongTensor` of shape `(batch,)`, *optional*): Number of the right choice.
-            num_items_in_batch (`torch.Tensor` or `int`, *optional*): Labels of the whole optimizer step.
-            **kwargs: transformers' `output_attentions`, `output_hidden_states`, `return_dict`.
-
-        Returns:
-            `MultipleChoiceModelOutput`: `loss` of shape `()` in nats, `logits` of shape `(batch, choices)`.
-
-        Raises:
-            ValueError: if the choices have no dimension of their own, or a label is no choice.
-        """
-        given = input_ids if input_ids is not None else inputs_embeds
-        if given is None or given.dim() < 3:
-            raise ValueError(
-                "`input_ids` must have shape (batch, choices, length), or `inputs_embeds` one dimension more; got "
-                f"{None if given is None else tuple(given.shape)}."
-            )
-        inputs = (input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
-        flat = [None if tensor is None else tensor.flatten(0, 1) for tensor in inputs]
-        outputs = self.bert(*flat, **{**first_position(given.flatten(0, 1)), **kwargs})
-        scores = self.classifier(self._classifier_dropout(outputs.pooler_output))  # (batch * choices, 1)
-        logits = scores.view(given.shape[:2])  # (batch, choices)
-        loss = None if labels is None else classification_loss(logits, labels.flatten(), num_items_in_batch)
-        return MultipleChoiceModelOutput(loss, logits, outputs.hidden_states, outputs.attentions)
+    def _predict(self, outputs: Any, labels: Tensor | None, items: Tensor | int | None) -> LossAndLogits:
+        logits = self.classifier(self._classifier_dropout(outputs.pooler_output)).squeeze(-1)  # (batch, choices)
+        return None if labels is None else classification_loss(logits, labels.flatten(), items), logits
 
 
 # What each Auto class is to load, here and from a checkpoint that carries this file.

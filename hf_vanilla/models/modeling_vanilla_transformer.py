@@ -44,15 +44,19 @@ from transformers.modeling_outputs import (
     Seq2SeqModelOutput,
 )
 from transformers.processing_utils import Unpack
-from transformers.utils.generic import TransformersKwargs, can_return_tuple, merge_with_config_defaults
+from transformers.utils.generic import ModelOutput, TransformersKwargs, can_return_tuple, merge_with_config_defaults
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
 from .checks import (
     IGNORED_LABEL,
     VOCABULARY_HINT,
+    check_arguments,
     check_attention_mask,
+    check_input_ids,
     check_labels,
     check_length,
+    check_shape,
+    check_states,
     checked_embeddings,
 )
 from .configuration_vanilla_transformer import VanillaTransformerConfig
@@ -261,6 +265,7 @@ class VanillaTransformerDecoder(VanillaTransformerStack):
         inputs_embeds = checked_embeddings(self.embed_tokens, input_ids, inputs_embeds, "decoder_")
         if encoder_hidden_states is None:
             raise ValueError("`encoder_hidden_states` is missing: the decoder needs the encoder's output.")
+        check_states("encoder_hidden_states", encoder_hidden_states, self.config.d_model)
         if past_key_values is not None and not isinstance(past_key_values, EncoderDecoderCache):
             raise TypeError(
                 "`past_key_values` must be an `EncoderDecoderCache`, which has a cache for the source too, "
@@ -363,12 +368,17 @@ class VanillaTransformerModel(VanillaTransformerPreTrainedModel):
 
         Raises:
             ValueError: if source and target have not the same number of rows; or as encoder and decoder do.
+            TypeError: as encoder and decoder do, or if `encoder_outputs` are none.
         """
+        check_arguments(decoder_input_ids=decoder_input_ids, decoder_inputs_embeds=decoder_inputs_embeds)
         if encoder_outputs is None:
-            encoder_outputs = self.encoder(
-                input_ids=input_ids, attention_mask=attention_mask, inputs_embeds=inputs_embeds, **kwargs
-            )
+            inputs = {"input_ids": input_ids, "attention_mask": attention_mask, "inputs_embeds": inputs_embeds}
+            encoder_outputs = self.encoder(**inputs, return_dict=True, **kwargs)
             self._check_batch(encoder_outputs.last_hidden_state, decoder_input_ids, decoder_inputs_embeds)
+        elif not isinstance(encoder_outputs, tuple | list | ModelOutput):
+            raise TypeError(
+                f"`encoder_outputs` must be what the encoder returned, got {type(encoder_outputs).__name__}."
+            )
         elif not isinstance(encoder_outputs, BaseModelOutput):
             encoder_outputs = BaseModelOutput(*encoder_outputs[:3])
         decoder_outputs = self.decoder(
@@ -380,6 +390,7 @@ class VanillaTransformerModel(VanillaTransformerPreTrainedModel):
             inputs_embeds=decoder_inputs_embeds,
             use_cache=use_cache,
             read_positions=decoder_read_positions,
+            return_dict=True,
             **kwargs,
         )
         return Seq2SeqModelOutput(
@@ -398,7 +409,7 @@ class VanillaTransformerModel(VanillaTransformerPreTrainedModel):
     ) -> None:
         """Refuse another number of targets than sources: targets share a source only through `encoder_outputs`."""
         target = decoder_input_ids if decoder_inputs_embeds is None else decoder_inputs_embeds
-        if target is not None and target.shape[0] != source.shape[0]:
+        if target is not None and target.dim() > 0 and target.shape[0] != source.shape[0]:
             raise ValueError(
                 f"Source and target must have the same number of rows, got {source.shape[0]} rows of `input_ids` and "
                 f"{target.shape[0]} of `decoder_input_ids` or `labels`."
@@ -445,11 +456,16 @@ class Seq2SeqGenerationMixin(GenerationMixin):
         Returns:
             `torch.LongTensor` of shape `(batch * num_return_sequences, tgt_len)`: the sequences, from
             `decoder_start_token_id`; or, with `return_dict_in_generate`, transformers' output classes.
+
+        Raises:
+            ValueError: if ids are outside the vocabulary, shapes don't fit, or an option is out of its range.
+            TypeError: if source, mask or prompt are no tensors of the right kind.
         """
         if self.generation_config.max_length == UNIVERSAL_MAX_LENGTH:
             self.generation_config.max_length = None  # `Seq2SeqTrainer` writes it there, and a checkpoint keeps it
         sources = (inputs, kwargs.get("input_ids"), kwargs.get("inputs_embeds"))
         source = next((given for given in sources if given is not None), None)
+        self._check_generation_inputs(source, **kwargs)
         if source is None or 0 not in source.shape[:2]:
             return _repeat_sources_for_beams(super().generate(inputs, generation_config, *args, **kwargs))
         options, _ = self._prepare_generation_config(generation_config, **kwargs)
@@ -460,6 +476,40 @@ class Seq2SeqGenerationMixin(GenerationMixin):
         if (streamer := kwargs.get("streamer")) is not None:
             streamer.end()
         return GenerateEncoderDecoderOutput(sequences=sequences) if options.return_dict_in_generate else sequences
+
+    def _check_generation_inputs(
+        self,
+        source: Tensor | None,
+        inputs_embeds: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        decoder_input_ids: Tensor | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """Refuse what transformers' preparation of inputs would stumble over, before it does."""
+        embedding: Any = self.get_input_embeddings()
+        if source is not None and source is inputs_embeds:
+            check_states("inputs_embeds", source, self.config.d_model)
+        elif source is not None:
+            check_input_ids("input_ids", source, embedding.num_embeddings)
+        check_arguments(attention_mask=attention_mask)
+        if decoder_input_ids is not None:
+            check_input_ids("decoder_input_ids", decoder_input_ids, self.config.vocab_size)
+            if source is not None:
+                check_shape("decoder_input_ids", decoder_input_ids, source.shape[0], decoder_input_ids.shape[1])
+
+    def _check_generation_options(self, options: GenerationConfig) -> None:
+        """Refuse numbers of sequences below 1, forced ids outside the vocabulary, and an infinite temperature."""
+        for name in ("num_beams", "num_return_sequences"):
+            if (number := getattr(options, name)) is not None and number < 1:
+                raise ValueError(f"`{name}` must be at least 1, got {number}.")
+        for name in ("forced_bos_token_id", "forced_eos_token_id"):
+            given = getattr(options, name)
+            for each in given if isinstance(given, list) else [given]:
+                if each is not None and not 0 <= each < self.config.vocab_size:
+                    rule = f"`{name}` must be in [0, {self.config.vocab_size}), the ids of the target vocabulary"
+                    raise ValueError(f"{rule}; got {each}.")
+        if options.temperature is not None and not math.isfinite(options.temperature):
+            raise ValueError(f"`temperature` must be finite, got {options.temperature}.")
 
     def _extract_generation_mode_kwargs(
         self, custom_generate: Any, kwargs: dict[str, Any], synced_gpus: Any, assistant_model: Any, streamer: Any
@@ -503,6 +553,7 @@ class Seq2SeqGenerationMixin(GenerationMixin):
         self, generation_config: GenerationConfig, has_default_max_length: bool, *args: Any, **kwargs: Any
     ) -> GenerationConfig:
         """Let a translation be up to 50 tokens longer than its source unless the user says otherwise (paper, 6.1)."""
+        self._check_generation_options(generation_config)
         # The last token is never read, so it needs no position.
         limit = self.config.max_position_embeddings + 1 if self.config.position_type == "learned" else math.inf
         if has_default_max_length and generation_config.max_new_tokens is None:
@@ -601,8 +652,12 @@ class VanillaTransformerForConditionalGeneration(VanillaTransformerPreTrainedMod
             asked for.
 
         Raises:
-            ValueError: if a label is outside the vocabulary, or `labels` has another shape than the decoder's input.
+            ValueError: if a label is outside the vocabulary, `labels` has another shape than the decoder's input, or
+                `num_items_in_batch` is no number of labels.
+            TypeError: if an argument is no tensor.
         """
+        given = {"decoder_input_ids": decoder_input_ids, "decoder_inputs_embeds": decoder_inputs_embeds}
+        check_arguments(num_items_in_batch, labels=labels, **given)
         read = None
         if labels is not None:
             use_cache = False
@@ -622,6 +677,7 @@ class VanillaTransformerForConditionalGeneration(VanillaTransformerPreTrainedMod
             decoder_inputs_embeds=decoder_inputs_embeds,
             use_cache=use_cache,
             decoder_read_positions=read,
+            return_dict=True,
             **kwargs,
         )
         config = self.config

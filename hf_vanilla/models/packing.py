@@ -24,15 +24,21 @@ from torch import Tensor, nn
 from transformers.cache_utils import EncoderDecoderCache
 from transformers.masking_utils import create_bidirectional_mask, create_causal_mask
 from transformers.modeling_utils import PreTrainedModel
+from transformers.utils import logging
 from transformers.utils.output_capturing import capture_outputs
 
-from .checks import check_shape, has_label
+from .checks import check_shape, has_label, hides_values
+
+
+logger = logging.get_logger(__name__)
 
 
 # From this share of padding on, working on tokens alone is faster, moving them included.
 MIN_PADDING_SHARE = 0.05
 # Up to this share of tokens that a head reads, computing the last layer for them alone is faster.
 MAX_OUTPUT_SHARE = 0.75
+# The attention kernels that take rows of a packing.
+PACKED_KERNELS = ("eager", "sdpa")
 # One bucket per 64 positions of the longest row, at most 8.
 BUCKET_LENGTH = 64
 MAX_BUCKETS = 8
@@ -68,80 +74,54 @@ def scatter_tokens(tokens: Tensor, positions: Tensor, batch: int, length: int) -
     return rows.view(batch, length, -1)
 
 
-class LengthBucket(NamedTuple):
-    """Rows of like length, padded to the longest of them.
+class Packing(NamedTuple):
+    """The tokens of padded rows without their padding. Layers take that of a batch in place of an attention mask.
 
     Attributes:
-        rows: Number of rows.
-        length: Length of the longest.
-        positions: Indices of the tokens in `(rows * length)`, row after row, of shape `(tokens,)`; `None` if every
-            position is one.
-        attention_mask: The mask that the attention kernel gets, true for tokens, of shape `(rows, 1, 1, length)`;
-            `None` if every position is a token. Of an unpacked batch, what transformers' mask helpers make.
+        rows: Number of rows, padded to one length.
+        length: This length.
+        positions: Indices of the tokens in `(rows * length)`, bucket after bucket, of shape `(tokens,)`; `None` if
+            every position is one.
+        buckets: Of a batch, its rows by length, each bucket padded to its longest, for attention.
+        outputs: Indices of the tokens whose output is computed, of shape `(outputs,)`; `None` for all. All are
+            attended to.
+        attention_mask: Of a bucket, the mask that the attention kernel gets, true for tokens, of shape `(rows, 1, 1,
+            length)`; `None` if every position is a token. Of an unpacked batch, what transformers' mask helpers make.
     """
 
     rows: int
     length: int
     positions: Tensor | None
-    attention_mask: Any
+    buckets: tuple["Packing", ...] = ()
+    outputs: Tensor | None = None
+    attention_mask: Any = None
 
     @classmethod
-    def of_lengths(cls, lengths: Tensor) -> "LengthBucket":
-        """Build the bucket of rows of these lengths, of shape `(rows,)`."""
+    def of_lengths(cls, lengths: Tensor) -> "Packing":
+        """Build the bucket of rows of these lengths, of shape `(rows,)`, each with its tokens first."""
         rows, length = lengths.shape[0], int(lengths.max())
         if bool((lengths == length).all()):
-            return cls(rows, length, None, None)
+            return cls(rows, length, None)
         is_token = torch.arange(length, device=lengths.device) < lengths[:, None]  # (rows, length)
-        return cls(rows, length, is_token.flatten().nonzero()[:, 0], is_token[:, None, None])
+        return cls(rows, length, is_token.flatten().nonzero()[:, 0], attention_mask=is_token[:, None, None])
 
     @property
     def tokens(self) -> int:
         """Number of tokens."""
         return self.rows * self.length if self.positions is None else self.positions.shape[0]
 
-    def unpack(self, tokens: Tensor) -> Tensor:
-        """Lay tokens `(tokens, width)` out as rows `(rows, length, width)`, zero at padding."""
-        if self.positions is None:
-            return tokens.view(self.rows, self.length, -1)
-        return scatter_tokens(tokens, self.positions, self.rows, self.length)
-
     def pack(self, rows: Tensor) -> Tensor:
-        """Gather the tokens `(tokens, width)` of rows `(rows, length, width)`."""
-        tokens = rows.flatten(0, 1)
-        return tokens if self.positions is None else tokens.index_select(0, self.positions)
-
-
-class Packing(NamedTuple):
-    """The tokens of a padded batch without its padding. Layers take it in place of an attention mask.
-
-    Attributes:
-        batch: Rows of the batch.
-        length: Its length, padding included.
-        positions: Indices of the tokens in `(batch * length)`, bucket after bucket, of shape `(tokens,)`; `None` if
-            every position is kept.
-        buckets: Rows of like length, for attention.
-        outputs: Indices of the tokens whose output is computed, of shape `(outputs,)`; `None` for all. All are
-            attended to.
-    """
-
-    batch: int
-    length: int
-    positions: Tensor | None
-    buckets: tuple[LengthBucket, ...]
-    outputs: Tensor | None = None
-
-    def pack(self, rows: Tensor) -> Tensor:
-        """Gather the tokens `(1, tokens, width)` of rows `(batch, length, width)`."""
+        """Gather the tokens `(1, tokens, width)` of rows `(rows, length, width)`."""
         return rows.flatten(0, 1)[None] if self.positions is None else gather_tokens(rows, self.positions)
 
     def unpack(self, tokens: Tensor) -> Tensor:
-        """Put tokens or outputs `(1, tokens, width)` back to `(batch, length, width)`, zero elsewhere."""
+        """Put tokens or outputs `(1, tokens, width)` back to `(rows, length, width)`, zero elsewhere."""
         positions = self.positions
         if self.outputs is not None:
             positions = self.outputs if positions is None else positions[self.outputs]
         if positions is None:
-            return tokens.view(self.batch, self.length, -1)
-        return scatter_tokens(tokens.squeeze(0), positions, self.batch, self.length)
+            return tokens.view(self.rows, self.length, -1)
+        return scatter_tokens(tokens.squeeze(0), positions, self.rows, self.length)
 
     def map_rows(
         self, attend: Callable[..., tuple[Tensor, Any]], tokens: Tensor, is_causal: bool, **kwargs: Any
@@ -158,11 +138,11 @@ class Packing(NamedTuple):
             `torch.Tensor` of shape `(1, tokens or outputs, width)`: the outputs.
         """
         outputs = []
-        parts = tokens.squeeze(0).split([bucket.tokens for bucket in self.buckets])
+        parts = tokens.split([bucket.tokens for bucket in self.buckets], dim=1)
         for bucket, part in zip(self.buckets, parts, strict=True):
             mask = None if is_causal and bucket.positions is not None else bucket.attention_mask
             outputs.append(bucket.pack(attend(bucket.unpack(part), mask, **kwargs)[0]))
-        return gather_tokens(torch.cat(outputs)[None], self.outputs)
+        return gather_tokens(torch.cat(outputs, dim=1), self.outputs)
 
 
 class CrossPacking(NamedTuple):
@@ -246,6 +226,7 @@ def plan_packing(
     outputs: Tensor | None = None,
     needs_first: bool = False,
     max_buckets: int = 1,
+    position_ids: Tensor | None = None,
     **kwargs: Any,
 ) -> Packing | None:
     """Find the tokens that a model's layers have to work on, if leaving out the others pays.
@@ -260,6 +241,8 @@ def plan_packing(
         needs_first (`bool`, defaults to `False`): Whether each row's first position is read even if it is padding.
         max_buckets (`int`, defaults to 1): Into how many buckets the rows may be sorted by length. With one bucket
             they keep their order.
+        position_ids (`torch.LongTensor` of shape `(batch or 1, length)`, *optional*): Positions given by the caller.
+            Without a mask, a sequence begins wherever a position is not the one before plus 1.
         **kwargs: The arguments of `forward`: with `output_attentions` or `output_hidden_states` nothing is left out.
 
     Returns:
@@ -270,12 +253,15 @@ def plan_packing(
         return None
     batch, length = hidden_states.shape[:2]
     is_token = _worth_packing(model, attention_mask, needs_first)
+    sequences = None if attention_mask is not None else _sequence_lengths(model, position_ids, batch)
     has_outputs = outputs is not None and outputs.device.type == "cpu" and len(layers) > 0
-    if (is_token is None and not has_outputs) or not all(map(_accepts_packing, layers)):
+    if (is_token is None and sequences is None and not has_outputs) or not all(map(_accepts_packing, layers)):
         return None
-    packing = Packing(batch, length, None, ())
+    packing, cells = Packing(batch, length, None), torch.arange(batch * length)
     if is_token is not None:
-        packing = _pack(is_token, max(1, min(max_buckets, length // BUCKET_LENGTH)))
+        packing = _pack(packing, cells[is_token.flatten()], is_token.sum(1), min(max_buckets, length // BUCKET_LENGTH))
+    elif sequences is not None:
+        packing = _pack(packing, cells, sequences, min(max_buckets, int(sequences.max()) // BUCKET_LENGTH))
     if outputs is not None and has_outputs and not _has_hooks(model):
         is_read = outputs.flatten() != 0
         is_read = is_read if packing.positions is None else is_read[packing.positions]
@@ -285,15 +271,27 @@ def plan_packing(
     return None if packing.positions is None and packing.outputs is None else packing
 
 
-def _pack(is_token: Tensor, num_buckets: int) -> Packing:
-    """Pack the tokens of a mask (batch, length) into buckets."""
-    batch, length = is_token.shape
-    lengths, cells = is_token.sum(1), torch.arange(batch * length).view(batch, length)
-    if num_buckets == 1:
-        return Packing(batch, length, cells[is_token], (LengthBucket.of_lengths(lengths),))
+def _pack(packing: Packing, tokens: Tensor, lengths: Tensor, num_buckets: int) -> Packing:
+    """Pack tokens (tokens,), sequence after sequence, into buckets of sequences of like lengths (sequences,)."""
+    if num_buckets <= 1:
+        return packing._replace(positions=tokens, buckets=(Packing.of_lengths(lengths),))
+    sequences = tokens.split(lengths.tolist())
     lengths, order = lengths.sort()
+    tokens = torch.cat([sequences[number] for number in order.tolist()])
     parts = [part for part in lengths.tensor_split(num_buckets) if part.numel()]
-    return Packing(batch, length, cells[order][is_token[order]], tuple(map(LengthBucket.of_lengths, parts)))
+    return packing._replace(positions=tokens, buckets=tuple(map(Packing.of_lengths, parts)))
+
+
+def _sequence_lengths(model: PreTrainedModel, position_ids: Tensor | None, batch: int) -> Tensor | None:
+    """Return the lengths of the sequences of a batch if there are several in a row: (sequences,)."""
+    if position_ids is None or position_ids.numel() == 0 or model.config._attn_implementation not in PACKED_KERNELS:
+        return None
+    begins = torch.ones_like(position_ids, dtype=torch.bool)
+    begins[:, 1:] = position_ids.diff() != 1
+    starts = begins.expand(batch, -1).flatten().nonzero()[:, 0]
+    if len(starts) == batch:
+        return None
+    return starts.diff(append=starts.new_tensor([batch * position_ids.shape[1]]))
 
 
 def _worth_packing(model: PreTrainedModel, attention_mask: Any, needs_first: bool) -> Tensor | None:
@@ -301,7 +299,7 @@ def _worth_packing(model: PreTrainedModel, attention_mask: Any, needs_first: boo
     mask = attention_mask
     if not isinstance(mask, Tensor) or mask.dim() != 2 or mask.numel() == 0 or mask.device.type != "cpu":
         return None
-    if model.config._attn_implementation not in ("eager", "sdpa"):
+    if model.config._attn_implementation not in PACKED_KERNELS:
         return None
     is_token = mask.bool()
     lengths = is_token.sum(1)  # (batch,)
@@ -311,8 +309,8 @@ def _worth_packing(model: PreTrainedModel, attention_mask: Any, needs_first: boo
 
 
 def _may_leave_out(model: PreTrainedModel, hidden_states: Tensor, kwargs: dict[str, Any]) -> bool:
-    """Whether positions may be left out: on a CPU, not compiled or traced, no outputs of single layers."""
-    if torch.compiler.is_compiling() or torch.jit.is_tracing() or hidden_states.device.type != "cpu":
+    """Whether positions may be left out: on a CPU, by plain code, without outputs of single layers."""
+    if hides_values() or torch.jit.is_tracing() or hidden_states.device.type != "cpu":
         return False
     if kwargs.get("is_causal") is not None or kwargs.get("past_key_values") is not None:
         return False  # a packing knows the causality that layers declare, and no positions before it
@@ -360,6 +358,13 @@ def run_layers(
     Returns:
         `torch.Tensor` of shape `(batch, length, d_model)`: the output, zero where it was not computed.
     """
+    kernel = model.config._attn_implementation
+    # taken out of the arguments, because transformers' kernels would warn too
+    if kernel != "eager" and kwargs.pop("output_attentions", None) and not torch.compiler.is_compiling():
+        logger.warning_once(
+            f"`output_attentions` has no effect with {kernel} attention, which returns no weights; call "
+            '`model.set_attn_implementation("eager")` first.'
+        )
     layers: Any = model.layers
     norm: Callable = getattr(model, "norm", nn.Identity())
     mask: Any = packing
@@ -370,7 +375,7 @@ def run_layers(
             hidden_states = layer(hidden_states, mask, *source, **kwargs)
         return norm(hidden_states)
     if packing.positions is None:
-        packing = packing._replace(buckets=(LengthBucket(packing.batch, packing.length, None, mask),))
+        packing = packing._replace(buckets=(packing._replace(outputs=None, attention_mask=mask),))
     hidden_states = packing.pack(hidden_states)  # (1, tokens, d_model)
     inner = packing._replace(outputs=None)
     for layer in layers[:-1]:
@@ -385,6 +390,7 @@ def run_encoder(
     hidden_states: Tensor,
     attention_mask: Tensor | None,
     *,
+    create_mask: Callable[..., Any] = create_bidirectional_mask,
     keep_padding: bool = False,
     read_positions: Tensor | None = None,
     reads_first: bool = False,
@@ -392,12 +398,14 @@ def run_encoder(
     max_buckets: int = 1,
     **kwargs: Any,
 ) -> tuple[Tensor, Tensor]:
-    """Run the layers of an encoder.
+    """Run the layers of an encoder, or with a causal mask those of a decoder that has no source.
 
     Args:
         model (`PreTrainedModel`): The encoder, as in [`run_layers`].
         hidden_states (`torch.Tensor` of shape `(batch, length, d_model)`): The embeddings.
-        attention_mask (`torch.Tensor` of shape `(batch, length)`, *optional*): Not 0 for tokens, 0 for padding.
+        attention_mask (`torch.Tensor` of shape `(batch, length)`, *optional*): Not 0 for tokens, 0 for padding. With a
+            cache, of shape `(batch, past_length + length)`.
+        create_mask (`Callable`, *optional*): As in [`run_layers`]; bidirectional by default.
         keep_padding (`bool`, defaults to `False`): Whether the output at padding is computed, too; otherwise it is 0,
             in eager, compiled and exported code alike.
         read_positions (`torch.Tensor` of shape `(batch, length)`, *optional*): Not 0 where the output is read.
@@ -427,13 +435,12 @@ def run_encoder(
         max_buckets=max_buckets,
         **kwargs,
     )
-    hidden_states = run_layers(
-        model, hidden_states, attention_mask, create_bidirectional_mask, packing=packing, **kwargs
-    )
+    hidden_states = run_layers(model, hidden_states, attention_mask, create_mask, packing=packing, **kwargs)
     first = hidden_states[:, :1]
     is_packed = packing is not None and packing.positions is not None  # then padding is zero already
     if isinstance(mask, Tensor) and mask.dim() == 2 and not is_packed:
-        hidden_states = hidden_states.masked_fill((mask == 0).to(hidden_states.device)[..., None], 0)
+        is_padding = (mask == 0).to(hidden_states.device)[:, mask.shape[1] - hidden_states.shape[1] :]
+        hidden_states = hidden_states.masked_fill(is_padding[..., None], 0)
     return hidden_states, first
 
 
@@ -462,7 +469,12 @@ def run_decoder(
 
     Returns:
         `torch.Tensor` of shape `(batch, tgt_len, d_model)`: the output.
+
+    Raises:
+        ValueError: if `read_positions` has another shape.
     """
+    if read_positions is not None:
+        check_shape("read_positions", read_positions, *hidden_states.shape[:2])
     target = source = None
     if past_key_values is None and encoder_hidden_states.shape[0] == hidden_states.shape[0]:
         source = plan_packing(model, encoder_hidden_states, encoder_attention_mask, **kwargs)
@@ -519,9 +531,9 @@ def all_positions(attention_mask: Tensor | None, labels: Tensor | None, training
 
     Returns:
         `dict[str, Any]`: arguments of the encoder. Padding is computed, too, where checking would synchronize: in
-        compiled code, and off the CPU.
+        compiled or transformed code, and off the CPU.
     """
-    if labels is None or not training or torch.compiler.is_compiling():
+    if labels is None or not training or hides_values():
         return {"keep_padding": True}
     if not isinstance(attention_mask, Tensor) or attention_mask.shape != labels.shape:
         return {}
@@ -566,4 +578,4 @@ def positions_of(
     if not isinstance(attention_mask, Tensor) or attention_mask.dim() != 2:
         return torch.arange(length, device=device)[None] + past_length
     is_token = attention_mask != 0  # as transformers reads masks of any type
-    return (is_token.long().cumsum(-1) - 1).clamp_(min=0)[:, attention_mask.shape[1] - length :]
+    return (is_token.long().cumsum(-1) - 1).clamp(min=0)[:, attention_mask.shape[1] - length :]

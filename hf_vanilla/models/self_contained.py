@@ -2,15 +2,26 @@
 
 import os
 import sys
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, cast
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers import Pipeline
 from transformers import initialization as init
 from transformers.activations import ACT2FN
 from transformers.configuration_utils import PreTrainedConfig
+from transformers.conversion_mapping import register_checkpoint_conversion_mapping
+from transformers.core_model_loading import WeightTransform
 from transformers.modeling_utils import PreTrainedModel
+
+from .dropout import dropout
+from .file_names import take_file_names
+
+
+# Limits of a config, far beyond any model: above them, building one fills the memory or takes minutes before it fails.
+MAX_LAYERS = 10_000
+MAX_LABELS = 1_000_000
+MAX_PARAMETERS = 10**12
 
 
 def _place_of(saved_class: type) -> str:
@@ -27,6 +38,10 @@ class SelfContainedConfig(PreTrainedConfig):
 
     # One sentence that names the paper, for model cards.
     paper: ClassVar[str] = ""
+    # Name of the Auto class that loads what makes a model's inputs.
+    processor: ClassVar[str] = "AutoTokenizer"
+    # The model type of transformers whose saved configurations have the same fields.
+    native_type: ClassVar[str | None] = None
     # For each published size the fields that it sets.
     presets: ClassVar[dict[str, dict[str, Any]]] = {}
     # Names of fields: numbers of at least 1, of at least 0, in [0, 1), and above 0.
@@ -34,8 +49,31 @@ class SelfContainedConfig(PreTrainedConfig):
     counts: ClassVar[tuple[str, ...]] = ()
     rates: ClassVar[tuple[str, ...]] = ()
     scales: ClassVar[tuple[str, ...]] = ()
+    # Names of ids in the vocabulary, and fields with the values that they may have.
+    special_ids: ClassVar[tuple[str, ...]] = ()
+    choices: ClassVar[dict[str, tuple[str, ...]]] = {}
+    # What the shared layers ask for and most models have no choice about; no fields, so not saved.
+    norm_position = "post"
+    activation_dropout = 0.0
+    attention_scale = cast(Any, None)
 
     _auto_class = "AutoConfig"  # makes transformers copy the file of the class and those that it imports
+
+    def __post_init__(self, **kwargs: Any) -> None:
+        num_labels = kwargs.get("num_labels")
+        if num_labels is not None and not (isinstance(num_labels, int) and 0 <= num_labels <= MAX_LABELS):
+            raise ValueError(f"`num_labels` must be an integer in [0, {MAX_LABELS:,}], got {num_labels!r}.")
+        for name, kind in (("id2label", dict), ("dtype", str | torch.dtype | dict)):
+            if (value := getattr(self, name, None)) is not None and not isinstance(value, kind):
+                raise TypeError(f"`{name}` must be {kind}, got {value!r}.")
+        dtype = getattr(self, "dtype", None)
+        if (
+            isinstance(dtype, str)
+            and dtype != "auto"
+            and not isinstance(getattr(torch, dtype.rpartition(".")[2], None), torch.dtype)
+        ):
+            raise ValueError(f"`dtype` must be a dtype of torch, such as float32; got {dtype!r}.")
+        super().__post_init__(**kwargs)
 
     @classmethod
     def auto_classes(cls) -> dict[str, Any]:
@@ -60,6 +98,34 @@ class SelfContainedConfig(PreTrainedConfig):
             `dict[str, tuple]`: for each task the Auto class of its model, and the pipeline class.
         """
         return {}
+
+    @property
+    def d_k(self) -> Any:
+        """Width of one head's queries and keys."""
+        return self.hidden_size // self.num_attention_heads
+
+    @property
+    def d_v(self) -> Any:
+        """Width of one head's values."""
+        return self.d_k
+
+    @classmethod
+    def get_config_dict(
+        cls, pretrained_model_name_or_path: str | os.PathLike, **kwargs: Any
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Read a saved configuration; one of `native_type` is as good.
+
+        Args:
+            pretrained_model_name_or_path (`str`): A folder or a name on the Hub.
+            **kwargs: As in `PreTrainedConfig.get_config_dict`.
+
+        Returns:
+            `tuple[dict, dict]`: the fields, and the arguments that are left.
+        """
+        fields, unused = super().get_config_dict(pretrained_model_name_or_path, **kwargs)
+        if cls.native_type is not None and fields.get("model_type") == cls.native_type:
+            fields = {**fields, "model_type": cls.model_type}
+        return fields, unused
 
     @classmethod
     def preset(cls, name: str, **overrides: Any) -> Self:
@@ -89,7 +155,7 @@ class SelfContainedConfig(PreTrainedConfig):
         return tuple(cls.presets)
 
     def validate_bounds(self) -> None:
-        """Check that numbers are in their ranges, and that the activation exists.
+        """Check numbers, the size too, that special ids are in the vocabulary, and that named choices exist.
 
         Raises:
             ValueError: if a field is not.
@@ -98,6 +164,7 @@ class SelfContainedConfig(PreTrainedConfig):
         ranges: list[tuple[tuple[str, ...], float, float, str]] = [
             (self.sizes, 1, infinity, "must be at least 1"),
             (self.counts, 0, infinity, "must not be negative"),
+            (self.counts, 0, MAX_LAYERS + 1, f"must be at most {MAX_LAYERS:,}"),
             (self.rates, 0, 1, "must be in [0, 1)"),
             (self.scales, sys.float_info.min, infinity, "must be positive and finite"),
         ]
@@ -106,10 +173,34 @@ class SelfContainedConfig(PreTrainedConfig):
                 value = getattr(self, name)
                 if value is not None and not low <= value < high:
                     raise ValueError(f"`{name}` {rule}, got {value}.")
+        self._check_parameters()
+        for name in self.special_ids:
+            value = getattr(self, name)
+            for token_id in value if isinstance(value, list) else [value]:
+                if token_id is not None and not 0 <= token_id < self.vocab_size:
+                    raise ValueError(f"`{name}` must be in [0, `vocab_size` = {self.vocab_size}), got {token_id}.")
+        for name, allowed in self.choices.items():
+            if getattr(self, name) not in allowed:
+                raise ValueError(f"`{name}` must be one of {', '.join(allowed)}; got {getattr(self, name)!r}.")
         if self.hidden_act not in ACT2FN:
             name = self.attribute_map.get("hidden_act", "hidden_act")
             raise ValueError(
                 f"`{name}` must be a name of transformers' ACT2FN, such as relu or gelu; got {self.hidden_act!r}."
+            )
+
+    def _check_parameters(self) -> None:
+        """Estimate the number of parameters from below, and raise if it is absurd."""
+        attention = 2 * self.num_attention_heads * ((self.d_k or 0) + (self.d_v or 0)) * self.hidden_size
+        layer = attention + 2 * self.hidden_size * self.intermediate_size
+        rows = sum(getattr(self, name, None) or 0 for name in ("vocab_size", "source_vocab_size", "type_vocab_size"))
+        if getattr(self, "position_type", "learned") == "learned":
+            rows += getattr(self, "max_position_embeddings", 0)
+        parameters = sum(getattr(self, name) for name in self.counts) * layer + rows * self.hidden_size
+        if parameters > MAX_PARAMETERS:
+            memory = f"{4 * parameters / 2**40:,.0f} TiB in float32"
+            raise ValueError(
+                f"The sizes make at least {parameters:.1e} parameters, {memory}; at most {MAX_PARAMETERS:.0e} are "
+                "allowed. Make `hidden_size`, `intermediate_size`, the number of layers or the vocabulary smaller."
             )
 
     def save_pretrained(self, save_directory: str | os.PathLike, *args: Any, **kwargs: Any) -> None:
@@ -153,6 +244,37 @@ class VanillaPreTrainedModel(PreTrainedModel):
     _supports_attention_backend = True
     _can_compile_fullgraph = True
 
+    def __init__(self, config: PreTrainedConfig, *args: Any, **kwargs: Any):
+        super().__init__(config, *args, **kwargs)
+        if names := self.file_names():
+            # Here and not once for all: code that came with another checkpoint may have registered its own names. By
+            # class, not by model type: transformers' own classes, given such a config, have names of theirs.
+            base_class = config.auto_classes()["AutoModel"]
+            key = type(self) if isinstance(self, base_class) else base_class
+            register_checkpoint_conversion_mapping(key.__name__, names, overwrite=True)
+            self.register_load_state_dict_pre_hook(take_file_names)
+
+    def file_names(self) -> list[WeightTransform]:
+        """Return the rules from the names of parameters in files to those in the model; none by default.
+
+        Returns:
+            `list[WeightTransform]`: transformers' rules. Saving applies them backwards.
+        """
+        return []
+
+    def save_pretrained(self, save_directory: str | os.PathLike, *args: Any, **kwargs: Any) -> None:
+        """Save the model under the names that its family has in files, which transformers' own classes read.
+
+        Args:
+            save_directory (`str`): Folder to write to.
+            *args: Passed on.
+            **kwargs: Passed on. `save_original_format=False` writes the names of this module's parameters, which
+                quantised weights need: they can't be cut into queries, keys and values, or transposed.
+        """
+        if names := self.file_names():
+            self._weight_conversions = names  # of a loaded model those that its file needed, perhaps none
+        super().save_pretrained(save_directory, *args, **kwargs)
+
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
         """Set norms to the identity, biases to zero, and embeddings of padding to zero unless they are loaded."""
@@ -163,6 +285,11 @@ class VanillaPreTrainedModel(PreTrainedModel):
         is_loaded = getattr(getattr(module, "weight", None), "_is_hf_initialized", False)
         if isinstance(module, nn.Embedding) and module.padding_idx is not None and not is_loaded:
             init.zeros_(module.weight[module.padding_idx])
+
+    def _classifier_dropout(self, hidden_states: Tensor) -> Tensor:
+        """Drop what a classifier of texts reads."""
+        rate = self.config.classifier_dropout
+        return dropout(hidden_states, self.config.hidden_dropout_prob if rate is None else rate, self.training)
 
 
 class SelfContainedPipeline(Pipeline):

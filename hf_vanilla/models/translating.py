@@ -25,7 +25,7 @@ import torch
 from transformers import GenerationConfig, GenerationMixin, PreTrainedTokenizerBase
 from transformers.modeling_utils import PreTrainedModel
 
-from .checks import IGNORED_LABEL, check_evaluation_mode
+from .checks import IGNORED_LABEL, check_arguments, check_evaluation_mode
 from .text_batches import (
     batches_by_length,
     default_max_length,
@@ -176,6 +176,7 @@ def forced_attention(
         ValueError: if the model is in training mode, or `layer` or a head does not exist.
     """
     check_evaluation_mode(model)
+    check_arguments(input_ids=input_ids, labels=labels)
     decoder_input_ids = model.prepare_decoder_input_ids_from_labels(labels)
     with _eager_attention(model), torch.no_grad():
         outputs = model(
@@ -184,6 +185,7 @@ def forced_attention(
             decoder_input_ids=decoder_input_ids,
             output_attentions=True,
             use_cache=False,
+            return_dict=True,
         )
     attention = mean_of_heads(outputs.cross_attentions, layer, heads)  # (batch, tgt_len, src_len)
     return attention * (labels != IGNORED_LABEL)[..., None]
@@ -323,17 +325,20 @@ def length_penalty_of(
         `float` or `torch.Tensor`: the penalty.
 
     Raises:
-        ValueError: if the exponent is not finite, or the type is unknown.
+        ValueError: if the exponent is not finite or too large, or the type is unknown.
 
     Source: Wu et al. 2016, equation 14; Vaswani et al. 2017, 6.1 (alpha = 0.6). Wu et al. don't say whether |Y| counts
     `</s>`; it does in Tensor2Tensor, the code of the second paper.
     """
     if not math.isfinite(length_penalty):
         raise ValueError(f"`length_penalty` must be finite, got {length_penalty}.")
-    if length_penalty_type == "gnmt":
-        return ((5 + length) / 6) ** length_penalty
-    if length_penalty_type == "power":
-        return length**length_penalty
+    try:
+        if length_penalty_type == "gnmt":
+            return ((5 + length) / 6) ** length_penalty
+        if length_penalty_type == "power":
+            return length**length_penalty
+    except OverflowError as error:
+        raise ValueError(f"`length_penalty` ({length_penalty}) is too large for {length} tokens.") from error
     raise ValueError(f'`length_penalty_type` must be "gnmt" or "power", got {length_penalty_type!r}.')
 
 

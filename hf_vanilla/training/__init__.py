@@ -5,7 +5,7 @@ from typing import Any
 
 from ..hub.pushing_trainer import ResilientPushTrainer
 from . import deprecated
-from .arguments import FinetuningArguments, VanillaTrainingArguments
+from .arguments import FinetuningArguments, VanillaTrainingArguments, add_early_stopping
 from .averaging import average_checkpoints
 from .checkpointing import ManifestCallback, VerifiedCheckpointTrainer
 from .checkpoints import (
@@ -29,8 +29,10 @@ from .finetuning import (
 from .grid_search import PAPER_GRID, search_settings
 from .pretraining import Phase, PhasedBatchSampler, PretrainingTrainer, RepeatableCollator
 from .recipes import (
+    GPT_RECIPE,
     WarmupWarning,
     bert_training_arguments,
+    gpt_training_arguments,
     inverse_sqrt_schedule_from_one,
     noam_learning_rate,
     paper_optimizers,
@@ -45,6 +47,7 @@ from .runs import (
     lock_run_folder,
     resume_hint_on_interrupt,
     save_final_model,
+    save_metrics,
     train_to_end,
 )
 from .signals import StopOnSignalCallback
@@ -62,6 +65,7 @@ def __getattr__(name: str) -> Any:
 
 
 __all__ = [
+    "GPT_RECIPE",
     "PAPER_GRID",
     "Estimate",
     "FinetuningArguments",
@@ -79,6 +83,7 @@ __all__ = [
     "VanillaTrainingArguments",
     "VerifiedCheckpointTrainer",
     "WarmupWarning",
+    "add_early_stopping",
     "average_checkpoints",
     "begin_run",
     "bert_training_arguments",
@@ -90,6 +95,7 @@ __all__ = [
     "decisive_options",
     "estimate",
     "folder_of_tokenizer",
+    "gpt_training_arguments",
     "has_all_updates",
     "inverse_sqrt_schedule_from_one",
     "is_finished",
@@ -101,6 +107,7 @@ __all__ = [
     "paper_training_arguments",
     "resume_hint_on_interrupt",
     "save_final_model",
+    "save_metrics",
     "search_settings",
     "seeds_report",
     "summarise_seeds",

@@ -1,10 +1,20 @@
 """Training arguments of the trainers and of fine-tuning."""
 
 from dataclasses import dataclass, field
-from typing import Any
+from pathlib import Path
+from typing import Any, Literal
 
 import torch
-from transformers import Seq2SeqTrainingArguments, TrainingArguments
+from accelerate.utils import broadcast_object_list
+from transformers import EarlyStoppingCallback, Seq2SeqTrainingArguments, Trainer, TrainingArguments
+from transformers.trainer_utils import IntervalStrategy, SaveStrategy
+from transformers.utils import logging
+
+from ..precision import FASTEST, fastest_precision
+from .runs import saved_option
+
+
+logger = logging.get_logger(__name__)
 
 
 # Of both classes of training arguments.
@@ -18,8 +28,107 @@ STOP_GRACE: Any = {
 
 
 @dataclass
-class VanillaTrainingArguments(Seq2SeqTrainingArguments):
-    """The arguments of `Seq2SeqTrainingArguments`, and those of [`VanillaTrainer`].
+class PrecisionArguments(TrainingArguments):
+    """Training arguments with a precision that can be chosen by the machine.
+
+    Args:
+        precision (`str`, *optional*): `"fastest"` is the faster of float32 and bfloat16 on this machine
+            ([`~hf_vanilla.precision.fastest_precision`]), and becomes that name; a run that is resumed keeps its
+            choice. `"bfloat16"` is what `bf16` of `TrainingArguments` is: products in bfloat16, weights in float32.
+            By default, and if `bf16` or `fp16` is set, those decide.
+
+    Raises:
+        ValueError: if it is another name.
+    """
+
+    precision: Literal["fastest", "float32", "bfloat16"] | None = field(
+        default=None,
+        metadata={
+            "help": "Type of the products: fastest measures which is faster on this machine. --bf16 and --fp16 decide "
+            "if they are given. Default: float32."
+        },
+    )
+
+    def __post_init__(self) -> None:
+        if self.precision not in (None, FASTEST, "float32", "bfloat16"):
+            raise ValueError(f"`precision` must be fastest, float32 or bfloat16, got {self.precision!r}.")
+        if self.fp16 or (self.bf16 and self.precision != "bfloat16"):
+            self.precision = None
+        if self.precision == "bfloat16":
+            self._use_bfloat16()
+        super().__post_init__()
+        if self.precision == FASTEST:
+            self._choose_precision()
+        if self.precision == "float32":
+            self.mixed_precision = "no"  # whatever `accelerate launch` says
+
+    def _choose_precision(self) -> None:
+        """Take the choice of the run in the folder, or the faster one here; the first process chooses for all."""
+        chosen: list[Any] = [None]
+        if self.process_index == 0:
+            folder = Path(str(self.output_dir))
+            if isinstance(self.resume_from_checkpoint, str):
+                folder = Path(self.resume_from_checkpoint).absolute().parent
+            is_bfloat16 = saved_option(folder, "bf16")
+            if is_bfloat16 is None:
+                choice = fastest_precision(self.device)
+                chosen[0] = choice.name
+                logger.warning(f"Precision {choice}.")
+            else:
+                chosen[0] = "bfloat16" if is_bfloat16 else "float32"
+                logger.warning(f"Precision {chosen[0]}, as the run in {folder} has it.")
+        broadcast_object_list(chosen)
+        self.precision = chosen[0]
+        if self.precision == "bfloat16":
+            self._use_bfloat16()
+
+    def _use_bfloat16(self) -> None:
+        self.bf16: bool = True
+        self.mixed_precision = "bf16"
+
+
+@dataclass
+class EarlyStoppingArguments(PrecisionArguments):
+    """[`PrecisionArguments`] with early stopping.
+
+    Args:
+        early_stopping_patience (`int`, defaults to 0): Stop after so many evaluations in a row without a better
+            `metric_for_best_model`, by default the validation loss, and keep the best checkpoint; each evaluation then
+            saves one. 0 trains to the end.
+
+    Raises:
+        ValueError: if it is negative, or no evaluations are set.
+    """
+
+    early_stopping_patience: int = field(
+        default=0,
+        metadata={
+            "help": "Stop after this many evaluations in a row without a better --metric_for_best_model (the loss "
+            "unless given), and take the best checkpoint; each evaluation saves one. Needs --eval_strategy. "
+            "0 trains to the end."
+        },
+    )
+
+    def __post_init__(self) -> None:
+        if self.early_stopping_patience < 0:
+            raise ValueError(f"`early_stopping_patience` must not be negative, got {self.early_stopping_patience}.")
+        if self.early_stopping_patience > 0:
+            strategy = IntervalStrategy(self.eval_strategy)
+            if strategy == IntervalStrategy.NO:
+                raise ValueError(
+                    f"`early_stopping_patience` ({self.early_stopping_patience}) needs evaluations while training; "
+                    "give `eval_strategy` as epoch, or as steps together with `eval_steps`."
+                )
+            self.load_best_model_at_end: bool = True
+            if SaveStrategy(self.save_strategy) != SaveStrategy.BEST:
+                self.save_strategy: Any = strategy.value
+                self.save_steps: float = self.eval_steps or self.logging_steps
+        super().__post_init__()
+
+
+@dataclass
+class VanillaTrainingArguments(EarlyStoppingArguments, Seq2SeqTrainingArguments):
+    """The arguments of `Seq2SeqTrainingArguments`, those of [`VanillaTrainer`], and [`EarlyStoppingArguments`].
 
     Args:
         max_tokens_per_batch (`int`, *optional*): Size of a batch of one device in tokens, padding included, the larger
@@ -99,13 +208,24 @@ class VanillaTrainingArguments(Seq2SeqTrainingArguments):
         }
 
 
+def add_early_stopping(trainer: Trainer) -> None:
+    """Add transformers' `EarlyStoppingCallback` to a trainer, if its arguments ask for it.
+
+    Args:
+        trainer (`Trainer`): The trainer.
+    """
+    patience = getattr(trainer.args, "early_stopping_patience", 0)
+    if patience > 0:
+        trainer.add_callback(EarlyStoppingCallback(patience))
+
+
 # Scores of which lower is better.
 LOSSES = ("loss", "mse")
 
 
 @dataclass
-class FinetuningArguments(TrainingArguments):
-    """`TrainingArguments` with defaults from the paper's grid.
+class FinetuningArguments(EarlyStoppingArguments):
+    """[`EarlyStoppingArguments`] with defaults from the paper's grid.
 
     Args:
         output_dir (`str`): Folder of the models, with a subfolder for each seed.

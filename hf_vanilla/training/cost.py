@@ -71,7 +71,7 @@ def estimate(
 
     Args:
         config (`PreTrainedConfig`): Config of a model of this package: an encoder-decoder is trained on pairs, a BERT
-            is pre-trained on both tasks.
+            is pre-trained on both tasks, a GPT on its rows as they are.
         dataset (`datasets.Dataset`): Tokenized, with `input_ids` and, for an encoder-decoder, `labels`: a split of the
             result of [`~hf_vanilla.data.tokenize_parallel_dataset`] or
             [`~hf_vanilla.data.build_pretraining_dataset`].
@@ -129,7 +129,9 @@ def _check_options(config: Any, numbers: dict[str, Any], bf16: Any) -> None:
     if not isinstance(bf16, bool):
         raise TypeError(f"`bf16` must be True or False, got {bf16!r}.")
     if not hasattr(config, "forward_flops"):
-        raise TypeError(f"`config` must be the config of a model of hf_vanilla, got a {type(config).__name__}.")
+        raise TypeError(
+            f"`config` must be the config of a model of hf_vanilla that reads tokens, got a {type(config).__name__}."
+        )
 
 
 def _row_lengths(dataset: Any, columns: Sequence[str]) -> list[np.ndarray]:
@@ -160,9 +162,10 @@ def _row_lengths(dataset: Any, columns: Sequence[str]) -> list[np.ndarray]:
 
 
 def _forward_flops(config: Any, lengths: list[np.ndarray]) -> torch.Tensor:
-    """Count the operations of a forward pass of each row; without labels, those of masked language modelling."""
+    """Count the operations of a forward pass of each row; a causal model predicts all tokens but the first."""
     inputs, *labels = (torch.from_numpy(side).double() for side in lengths)
-    label_counts = labels[0] if labels else inputs * MASKED_SHARE
+    is_causal = "AutoModelForCausalLM" in config.auto_classes()
+    label_counts = labels[0] if labels else inputs - 1 if is_causal else inputs * MASKED_SHARE
     return config.forward_flops(inputs, label_counts, whole_last_layer=_device().type != "cpu")
 
 
@@ -175,7 +178,9 @@ class _Probe:
     """Measures updates of a new model."""
 
     def __init__(self, config: Any, bf16: bool) -> None:
-        auto_class = "AutoModelForSeq2SeqLM" if config.is_encoder_decoder else "AutoModelForPreTraining"
+        names = ("AutoModelForSeq2SeqLM", "AutoModelForCausalLM", "AutoModelForPreTraining")
+        auto_class = next(name for name in names if name in config.auto_classes())
+        self.is_causal = auto_class == "AutoModelForCausalLM"
         self.model: PreTrainedModel = config.auto_classes()[auto_class](config).to(_device()).train()
         self.optimizer = torch.optim.AdamW(self.model.parameters(), fused=True)
         self.bf16 = bf16
@@ -197,7 +202,7 @@ class _Probe:
 
         watched = torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor)
         with watched, torch.autocast(self.model.device.type, torch.bfloat16, enabled=self.bf16):
-            loss = self.model(**inputs).loss
+            loss = self.model(**inputs, return_dict=True).loss
         loss.backward()
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         self.optimizer.step()
@@ -214,14 +219,16 @@ class _Probe:
         return 4 * weights + (1 + holes) * max(self.kept_bytes)
 
     def _inputs(self, rows: dict[str, list[list[int]]]) -> dict[str, torch.Tensor]:
-        """Make a batch; without labels, those of masked tokens and next sentences are drawn."""
+        """Make a batch; of a BERT, masked tokens and next sentences are drawn."""
         device = self.model.device
         inputs = {
-            "input_ids": padded(rows["input_ids"], self.model.config.pad_token_id, device),
+            "input_ids": padded(rows["input_ids"], self.model.config.pad_token_id or 0, device),
             "attention_mask": padded([[1] * len(ids) for ids in rows["input_ids"]], 0, device),
         }
         if self.model.config.is_encoder_decoder:
             return {**inputs, "labels": padded(rows["labels"], IGNORED_LABEL, device)}
+        if self.is_causal:
+            return {**inputs, "labels": padded(rows["input_ids"], IGNORED_LABEL, device)}
         is_masked = (torch.rand(inputs["input_ids"].shape, device=device) < MASKED_SHARE) & (
             inputs["attention_mask"] == 1
         )

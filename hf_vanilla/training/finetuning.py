@@ -16,7 +16,7 @@ from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState,
 from transformers.utils import logging
 
 from ..data.files import replacing_file
-from .arguments import LOSSES, FinetuningArguments
+from .arguments import LOSSES, FinetuningArguments, add_early_stopping
 from .checkpointing import VerifiedCheckpointTrainer
 from .checkpoints import checkpoint_to_resume
 from .divergence import StopOnNaNCallback
@@ -160,6 +160,7 @@ def _train_and_score(
     trainer = task.make_trainer(args)
     trainer.add_callback(FewUpdatesWarning())
     trainer.add_callback(StopOnNaNCallback())
+    add_early_stopping(trainer)
     train_to_end(trainer, checkpoint)
     save_final_model(trainer)  # first, so that no error while scoring loses it
     return {
@@ -233,9 +234,14 @@ def command_of_process() -> str:
     Returns:
         `str`: the command, quoted for a shell.
     """
-    words = (
-        ["python", *sys.orig_argv[sys.orig_argv.index(sys.argv[0]) :]] if sys.argv[0] in sys.orig_argv else sys.argv
-    )
+    words = sys.argv
+    for place, word in enumerate(sys.orig_argv):
+        if Path(word).stem == "hf-vanilla":
+            words = ["hf-vanilla", *sys.orig_argv[place + 1 :]]
+            break
+        if word == sys.argv[0]:
+            words = ["python", *sys.orig_argv[place:]]
+            break
     hidden = {number + 1 for number, word in enumerate(words) if HUB_TOKEN.fullmatch(word)}
     words = ["..." if number in hidden else HUB_TOKEN_VALUE.sub(r"\1=...", word) for number, word in enumerate(words)]
     return shlex.join(words)

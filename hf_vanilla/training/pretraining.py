@@ -128,7 +128,8 @@ class PretrainingTrainer(VanillaTrainer):
 
     `max_tokens_per_batch` decides how many sequences a batch of each phase has, and `max_steps` is the length of the
     whole job. The masks depend on the batch and `seed` alone ([`RepeatableCollator`]). An evaluation set that
-    has `labels` (see `mask_statically`) keeps them.
+    has `labels` (see `mask_statically`) keeps them. A logged loss comes with the `sequence_length` of its phase,
+    the tokens of the phase's longest example.
 
     Args:
         model (`PreTrainedModel`): The model to train.
@@ -159,6 +160,7 @@ class PretrainingTrainer(VanillaTrainer):
                 raise ValueError(f"`{name}` must be at least 1 for training in phases, got {value}.")
         self.phases = list(phases)
         self.phase_updates = _updates_of(self.phases, args.max_steps)
+        self._phase_lengths: list[int] = []
         super().__init__(
             model,
             args,
@@ -174,8 +176,10 @@ class PretrainingTrainer(VanillaTrainer):
         Returns:
             `DataLoader`: prepared by accelerate, with the same number of batches on each process.
         """
+        lengths = [measure_pair_lengths(phase.dataset).source for phase in self.phases]
+        self._phase_lengths = [int(each.max()) for each in lengths]
         sampler = PhasedBatchSampler(
-            [measure_pair_lengths(phase.dataset).source for phase in self.phases],
+            lengths,
             self.phase_updates,
             int(self.args.max_tokens_per_batch or 0),
             seed=self.args.data_seed if self.args.data_seed is not None else self.args.seed,
@@ -207,6 +211,18 @@ class PretrainingTrainer(VanillaTrainer):
             return super().get_eval_dataloader(eval_dataset)
         finally:
             self.data_collator = collator
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        """Log values; a training loss together with the `sequence_length` of its phase.
+
+        Args:
+            logs (`dict[str, float]`): The values.
+            start_time (`float`, *optional*): As in `Trainer`.
+        """
+        if "loss" in logs and self._phase_lengths:
+            phase = np.searchsorted(np.cumsum(self.phase_updates), self.state.global_step)
+            logs = {**logs, "sequence_length": self._phase_lengths[min(int(phase), len(self.phases) - 1)]}
+        super().log(logs, start_time)
 
     def _set_signature_columns_if_needed(self) -> None:
         """Keep the column of special tokens for the collator, which is slow without it."""

@@ -35,6 +35,22 @@ NAMES_WITHOUT_DECAY = [r"bias", r"layernorm", r"rmsnorm", r"(?:^|\.)norm(?:$|\.)
 HIGHEST_PEAK = 7e-3
 
 
+# GPT's pre-training (Radford et al. 2018, 4.1; epsilon and clipping are those of the authors' code): batches of 64
+# blocks of 512 tokens, 100 epochs.
+GPT_RECIPE: dict[str, Any] = {
+    "learning_rate": 2.5e-4,
+    "lr_scheduler_type": "cosine",
+    "warmup_steps": 2000,
+    "adam_beta1": 0.9,
+    "adam_beta2": 0.999,
+    "adam_epsilon": 1e-8,
+    "weight_decay": 0.01,
+    "max_grad_norm": 1.0,
+    "num_train_epochs": 100.0,
+    "per_device_train_batch_size": 64,
+}
+
+
 def paper_training_arguments(
     config: PreTrainedConfig,
     output_dir: str,
@@ -124,6 +140,25 @@ def bert_training_arguments(
         "max_grad_norm": 1.0,
     }
     return VanillaTrainingArguments(output_dir=output_dir, **{**arguments, **overrides})
+
+
+def gpt_training_arguments(output_dir: str, **overrides: Any) -> VanillaTrainingArguments:
+    """Return training arguments with the optimizer and schedule of GPT's pre-training, [`GPT_RECIPE`].
+
+    AdamW with learning rate 2.5e-4, beta1 0.9, beta2 0.999, weight decay 0.01 except for biases and norms, gradients
+    clipped at 1, 2,000 updates of linear warm-up, cosine decay to 0. The paper's 100 epochs have batches of 64 blocks
+    of 512 tokens from [`~hf_vanilla.data.build_blocks`].
+
+    Args:
+        output_dir (`str`): Folder of the checkpoints.
+        **overrides (`Any`): Further training arguments, which also replace those of the recipe.
+
+    Returns:
+        `VanillaTrainingArguments`: for [`VanillaTrainer`] and for the stock `Trainer`.
+
+    Source: Radford et al. 2018, 4.1.
+    """
+    return VanillaTrainingArguments(output_dir=output_dir, **{**GPT_RECIPE, **overrides})
 
 
 def noam_learning_rate(step: int, d_model: int, warmup_steps: int, factor: float = 1.0) -> float:

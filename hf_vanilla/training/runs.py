@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import math
 import os
 import re
 import shutil
@@ -12,13 +13,15 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 from transformers import Trainer, TrainerState, TrainingArguments
+from transformers.tokenization_utils_base import FULL_TOKENIZER_FILE
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.utils import CONFIG_NAME, logging
 
 from ..data.files import replacing_file
 from ..hub.pushing_trainer import ResilientPushTrainer
+from ..models.text_batches import TARGET_TOKENIZER
 from .checkpointing import keep_manifests, wait_for_manifests
-from .checkpoints import checkpoint_to_resume, last_complete_checkpoint
+from .checkpoints import checkpoint_to_resume, last_complete_checkpoint, read_json_object
 from .divergence import check_finite_weights
 from .signals import exit_on_sigterm, stopping_on_signals
 
@@ -30,9 +33,11 @@ logger = logging.get_logger(__name__)
 LOCK_FILE = "_run.lock"
 OPTIONS_FILE = "_run_options.json"
 SAVING_FOLDER = "_saving"  # the final model while it is written
+ALL_RESULTS_FILE = "all_results.json"
 
 
-# Training arguments that decide the order of the examples or the final model.
+# Training arguments that decide the order of the examples, the updates, their precision or the final model. Most of
+# those of optimizer and schedule would have no effect: `Trainer` restores them from the checkpoint.
 SEMANTIC_ARGUMENTS = (
     "seed",
     "data_seed",
@@ -40,13 +45,27 @@ SEMANTIC_ARGUMENTS = (
     "per_device_train_batch_size",
     "gradient_accumulation_steps",
     "average_last",
+    "learning_rate",
+    "lr_scheduler_type",
+    "lr_scheduler_kwargs",
+    "warmup_steps",
+    "optim",
+    "optim_args",
+    "weight_decay",
+    "adam_beta1",
+    "adam_beta2",
+    "adam_epsilon",
+    "bf16",
+    "fp16",
+    "tf32",
 )
 
 
-# Options of places, logs and speed, which do not change what is learnt.
+# Options of places, logs and speed, which do not change what is learnt, and `precision`, which sets `bf16`.
 NON_SEMANTIC_OPTIONS = re.compile(
-    r"output_dir|force_resume|stop_grace|results_file|seeds|main_score|disable_tqdm|resume_from_checkpoint|preprocessing_num_workers|local_rank|debug"
-    r"|report_to|project|run_name|use_cpu|skip_memory_metrics|torch_compile|prediction_loss_only|label_names"
+    r"output_dir|force_resume|stop_grace|results_file|seeds|main_score|disable_tqdm|resume_from_checkpoint"
+    r"|preprocessing_num_workers|local_rank|debug"
+    r"|report_to|project|run_name|precision|use_cpu|skip_memory_metrics|torch_compile|prediction_loss_only|label_names"
     r"|remove_unused_columns|include_for_metrics|per_device_eval_batch_size|gradient_checkpointing"
     r"|(log|logging|save|push|hub|trackio|dataloader|ddp|torch_compile|torch_empty|eval|do|gradient_checkpointing)_.*"
 )
@@ -117,11 +136,13 @@ def begin_run(args: TrainingArguments, *options: Any) -> tuple[str | None, bool]
         `tuple[str | None, bool]`: the checkpoint, if there is one, and whether the run is finished.
 
     Raises:
-        ValueError: if an option differs from that of the run to resume.
+        ValueError: if an option or the tokenizer differs from that of the run to resume.
     """
     folder = str(args.output_dir)
     checkpoint = checkpoint_to_resume(folder, args.resume_from_checkpoint)
     if args.should_save:
+        if checkpoint is not None:
+            _check_tokenizers(Path(checkpoint))
         given = {name: value for each in options for name, value in vars(each).items()}
         given.update({name: getattr(args, name) for name in SEMANTIC_ARGUMENTS if hasattr(args, name)})
         check_and_save_options(folder, decisive_options(given), checkpoint)
@@ -173,6 +194,26 @@ def check_and_save_options(
         file.write(json.dumps(given, indent=1, ensure_ascii=False) + "\n")
 
 
+def saved_option(output_dir: str | os.PathLike[str], name: str) -> Any:
+    """Return an option of the run in a folder.
+
+    Args:
+        output_dir (`str`): Folder of the run, or of a fine-tuning with a subfolder for each seed.
+        name (`str`): Name of the option.
+
+    Returns:
+        `Any`: its value, or `None` if there is no such run, or it has no such option.
+
+    Raises:
+        ValueError: if the saved options can't be read.
+    """
+    folder = Path(output_dir)
+    for path in [folder / OPTIONS_FILE, *sorted(folder.glob(f"seed-*/{OPTIONS_FILE}"))]:
+        if path.is_file():
+            return _read_options(path).get(name)
+    return None
+
+
 def train_to_end(trainer: Trainer, checkpoint: str | os.PathLike[str] | None = None) -> None:
     """Train, from a checkpoint if there is one, and save the metrics of the training.
 
@@ -192,11 +233,34 @@ def train_to_end(trainer: Trainer, checkpoint: str | os.PathLike[str] | None = N
             finally:
                 wait_for_manifests()  # after an error too, so that this process can resume
         trainer.log_metrics("train", result.metrics)
-        trainer.save_metrics("train", result.metrics)
+        save_metrics(trainer, "train", result.metrics)
         return
     trainer.state = TrainerState.load_from_json(str(Path(checkpoint) / TRAINER_STATE_NAME))
     best = trainer.state.best_model_checkpoint if trainer.args.load_best_model_at_end else None
     trainer.model.load_state_dict(type(trainer.model).from_pretrained(best or checkpoint).state_dict())
+
+
+def save_metrics(trainer: Trainer, split: str, metrics: Mapping[str, Any]) -> None:
+    """Save metrics as `Trainer.save_metrics` does, but replace each file in one step.
+
+    Args:
+        trainer (`Trainer`): The trainer; all processes may call this.
+        split (`str`): Name of the file, `<split>_results.json`; `all_results.json` gets the metrics too.
+        metrics (`Mapping[str, Any]`): The metrics.
+
+    Raises:
+        ValueError: if a file can't be written.
+    """
+    if not trainer.is_world_process_zero():
+        return
+    folder = Path(str(trainer.args.output_dir))
+    try:
+        collected = read_json_object(folder / ALL_RESULTS_FILE)
+    except ValueError:  # there is none, or a broken one
+        collected = {}
+    for name, content in ((f"{split}_results.json", metrics), (ALL_RESULTS_FILE, {**collected, **metrics})):
+        with replacing_file(str(folder / name)) as file:
+            file.write(json.dumps(content, indent=4, sort_keys=True))
 
 
 @contextmanager
@@ -244,11 +308,11 @@ def save_final_model(trainer: Trainer) -> None:
     try:
         trainer.save_model(str(temporary), _internal_call=True)  # does not push yet
         if trainer.args.should_save:
+            trainer.state.save_to_json(str(temporary / TRAINER_STATE_NAME))
             _move_files(temporary, folder)
     finally:
         if trainer.args.should_save:
             shutil.rmtree(temporary, ignore_errors=True)
-    trainer.save_state()
     if not trainer.args.push_to_hub:
         return
     if isinstance(trainer, ResilientPushTrainer):
@@ -274,7 +338,7 @@ def has_all_updates(folder: str | os.PathLike[str], args: TrainingArguments) -> 
 
 
 def is_finished(args: TrainingArguments) -> bool:
-    """Check whether a run has had all its updates and its final model is saved.
+    """Check whether a run has had all its updates, or has stopped early, and its final model is saved.
 
     `save_final_model` saves the trainer's state last, so that state describes the model in the folder.
 
@@ -286,7 +350,21 @@ def is_finished(args: TrainingArguments) -> bool:
     """
     folder = Path(str(args.output_dir))
     has_model = any(folder.glob("model*.safetensors")) and not (folder / SAVING_FOLDER).exists()
-    return has_model and (folder / TRAINER_STATE_NAME).is_file() and has_all_updates(folder, args)
+    try:
+        state = read_json_object(folder / TRAINER_STATE_NAME)
+    except ValueError:  # there is none, or a broken one
+        return False
+    return has_model and (has_all_updates(folder, args) or _stopped_early(state, args))
+
+
+def _stopped_early(state: dict[str, Any], args: TrainingArguments) -> bool:
+    """Whether a state is that of a run of this length which early stopping has ended."""
+    if getattr(args, "early_stopping_patience", 0) == 0:
+        return False
+    has_ended = any("train_runtime" in entry for entry in state.get("log_history", []))
+    if args.max_steps > 0:
+        return has_ended and state.get("max_steps") == args.max_steps
+    return has_ended and state.get("num_train_epochs") == math.ceil(args.num_train_epochs)
 
 
 def _read_options(path: Path) -> dict[str, Any]:
@@ -315,8 +393,30 @@ def _check_unchanged(options: dict[str, Any], earlier: dict[str, Any], folder: P
     also = f" (and so {', '.join(others)})" if others else ""
     raise ValueError(
         f"`{name}` {difference} that the run in {folder} was started with{also}. Give the same options to resume that "
-        "run, or another `output_dir` for a new one."
+        "run, or another `output_dir` for a new one, which a checkpoint as `model_name_or_path` can start from."
     )
+
+
+def _check_tokenizers(checkpoint: Path) -> None:
+    """Raise if the tokenizers in the folder of a run, which it resumes with, are not those of the checkpoint."""
+    folder = checkpoint.absolute().parent
+    for name in (FULL_TOKENIZER_FILE, f"{TARGET_TOKENIZER}/{FULL_TOKENIZER_FILE}"):
+        path, saved = folder / name, checkpoint / name
+        content = _tokenizer_content(saved) if saved.is_file() else None
+        if content is not None and path.is_file() and _tokenizer_content(path) != content:
+            raise ValueError(
+                f"{path} differs from {saved}, with which the run was trained. Restore it from there to resume that "
+                "run, or give another `output_dir` for a new one."
+            )
+
+
+def _tokenizer_content(path: Path) -> dict[str, Any] | None:
+    """Read a tokenizer's file, without the settings that calls change; `None` if it is broken."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        return {name: value for name, value in content.items() if name not in ("truncation", "padding")}
+    except (ValueError, AttributeError):
+        return None
 
 
 def _checksum_of_content(value: Any) -> Any:
@@ -339,7 +439,8 @@ def _checksum_of_content(value: Any) -> Any:
 def _move_files(source: Path, folder: Path) -> None:
     """Move all files of `source` to `folder`, and remove older weights with other file names there."""
     moved = [path.relative_to(source) for path in sorted(source.rglob("*")) if path.is_file()]
-    moved.sort(key=lambda name: name.suffix == ".safetensors")  # weights last: they make the model complete
+    # Weights make the model complete, and the state that of a finished run.
+    moved.sort(key=lambda name: (name.name == TRAINER_STATE_NAME, name.suffix == ".safetensors"))
     for name in moved:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         os.replace(source / name, folder / name)

@@ -26,7 +26,7 @@ from transformers.utils import logging
 
 from ..data.batching import LengthSortedBatchSampler, PairLengths, TokenBudgetBatchSampler, measure_pair_lengths
 from ..models.checks import IGNORED_LABEL
-from .arguments import VanillaTrainingArguments
+from .arguments import VanillaTrainingArguments, add_early_stopping
 from .checkpointing import VerifiedCheckpointTrainer
 from .divergence import StopOnNaNCallback
 from .recipes import inverse_sqrt_schedule_from_one
@@ -50,6 +50,7 @@ class VanillaTrainer(VerifiedCheckpointTrainer, Seq2SeqTrainer):
       from 0, so its first update has a learning rate of 0.
     - `teacher_forcing_ratio` below 1 feeds the decoder partly with the model's own predictions.
     - The default data collator is `DataCollatorForSeq2Seq` if `processing_class` is a tokenizer.
+    - `early_stopping_patience` adds transformers' `EarlyStoppingCallback`.
     - A loss, gradient norm or weight that is nan or infinite stops the run before anything is saved
       ([`~hf_vanilla.training.StopOnNaNCallback`]).
     - Checkpoints are written in one step, and verified when a run resumes from them
@@ -91,6 +92,7 @@ class VanillaTrainer(VerifiedCheckpointTrainer, Seq2SeqTrainer):
             self.data_collator = DataCollatorForSeq2Seq(self.processing_class, model=self.model)
         self.add_callback(_EpochOfBatchSampler())
         self.add_callback(StopOnNaNCallback())
+        add_early_stopping(self)
         self._lengths_of_datasets: dict[int, tuple[Dataset, PairLengths]] = {}
         self._sentences_per_update: int | None = None
         self._eval_loss: _TokenMeanLoss | None = None
@@ -265,7 +267,7 @@ class VanillaTrainer(VerifiedCheckpointTrainer, Seq2SeqTrainer):
         first_pass = {name: value for name, value in inputs.items() if name != "labels"}
         model.eval()
         with torch.no_grad(), self.compute_loss_context_manager():
-            logits = model(**{**first_pass, "decoder_input_ids": gold, "use_cache": False}).logits
+            logits = model(**{**first_pass, "decoder_input_ids": gold, "use_cache": False}, return_dict=True).logits
         model.train()
         predicted = logits.argmax(dim=-1)[:, :-1]  # (batch, tgt_len - 1)
         is_replaced = torch.rand(predicted.shape, device=predicted.device) >= self.args.teacher_forcing_ratio

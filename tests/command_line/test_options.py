@@ -9,6 +9,8 @@ from importlib.metadata import version
 
 import pytest
 import torch
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
 from transformers import AutoConfig, AutoModelForSeq2SeqLM, AutoModelForSequenceClassification, TrainingArguments
 
 from hf_vanilla import VanillaBertConfig, VanillaTransformerConfig
@@ -34,18 +36,27 @@ class OwnTrainingArguments(TrainingArguments):
     warmup_steps: float = field(default=7, metadata={"help": "How long."})
 
 
-def test_help_lists_own_options_first(capsys, monkeypatch):
-    monkeypatch.setattr("sys.argv", ["script.py", "--help"])
-    with pytest.raises(SystemExit):
+def help_shown(monkeypatch, capsys, option):
+    monkeypatch.setattr("sys.argv", ["script.py", option])
+    with pytest.raises(SystemExit) as exit:
         parse_arguments(OwnArguments, OwnTrainingArguments, description="What it does.")
-    shown = capsys.readouterr().out
-    own, _, others = shown.partition("options of transformers' trainer:")
-    for option in ("--help", "--apples", "--warmup_steps"):
+    assert exit.value.code == 0
+    return capsys.readouterr().out
+
+
+def test_help_lists_own_options_and_on_request_the_trainers(capsys, monkeypatch):
+    short, (own, others) = (
+        help_shown(monkeypatch, capsys, "--help"),
+        help_shown(monkeypatch, capsys, "--help_all").split("options of transformers' trainer:"),
+    )
+    for option in ("--apples INT", "(default: 3)", "--warmup_steps", "What it does."):
+        assert option in short
         assert option in own
         assert option not in others
     assert "--weight_decay" in others
-    assert "--weight_decay" not in own
-    assert "--do_train" not in shown
+    assert "--weight_decay" not in short + own
+    assert "--max_steps" in short.partition("Options of transformers' trainer too")[2]
+    assert "--do_train" not in own + others
     monkeypatch.setattr("sys.argv", ["script.py", "--apples", "4", "--weight_decay", "0.5", "--do_train"])
     apples, args = parse_arguments(OwnArguments, OwnTrainingArguments, description=None)
     assert (apples.apples, args.weight_decay, args.do_train) == (4, 0.5, True)
@@ -100,6 +111,23 @@ def test_unknown_option_of_a_file_is_reported(tmp_path, capsys, monkeypatch):
     assert "unknown option 'foldr'; did you mean folder?\n" in capsys.readouterr().err
 
 
+def test_options_of_a_yaml_file(tmp_path, capsys, monkeypatch):
+    path = tmp_path / "options.yaml"
+    monkeypatch.setattr("sys.argv", ["script.py", str(path)])
+    path.write_text("apples: 5\nlearning_rate: 3e-4  # a number\noutput_dir: 3e\nwarmup_steps: 2\n")
+    own, training_args = parse_arguments(OwnArguments, OwnTrainingArguments, description=None)
+    assert (own.apples, training_args.learning_rate, training_args.output_dir) == (5, 3e-4, "3e")
+    for text, message in (
+        ("apples: [1", "is no YAML file"),
+        ("- apples", "one mapping"),
+        ("apples: x", "`apples` must be int"),
+    ):
+        path.write_text(text)
+        with pytest.raises(SystemExit):
+            parse_arguments(OwnArguments, description=None)
+        assert message in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("is_saved", [True, False], ids=["checkpoint", "none"])
 def test_interrupted_training_says_how_to_resume(tmp_path, capsys, is_saved):
     if is_saved:
@@ -122,20 +150,30 @@ def test_interrupted_training_says_how_to_resume(tmp_path, capsys, is_saved):
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs a file that is always full")
-@pytest.mark.parametrize("size", [10, 100_000])
-def test_full_disk_is_reported_in_one_line(capsys, size):
-    assert run(lambda: torch.save({"weight": torch.ones(size)}, "/dev/full")) == 1
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda: torch.save({"weight": torch.ones(10)}, "/dev/full"),
+        lambda: torch.save({"weight": torch.ones(100_000)}, "/dev/full"),
+        lambda: Tokenizer(WordLevel({"a": 0})).save("/dev/full"),
+    ],
+    ids=["small", "large", "tokenizer"],
+)
+def test_full_disk_is_reported_in_one_line(capsys, write):
+    assert run(write) == 1
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("error: a file could not be written, most likely because the disk is full: ")
 
 
-def test_other_runtime_errors_keep_their_traceback(tmp_path, capsys):
+def test_other_errors_keep_their_traceback(tmp_path, capsys):
     torch.save({"weight": torch.ones(1000)}, tmp_path / "cut_off.pt")
     os.truncate(tmp_path / "cut_off.pt", 900)
     with pytest.raises(RuntimeError, match="PytorchStreamReader failed"):
         run(lambda: torch.load(tmp_path / "cut_off.pt"))
     with pytest.raises(RuntimeError, match="cannot be multiplied"):
         run(lambda: torch.ones(2, 3) @ torch.ones(2, 3))
+    with pytest.raises(Exception, match="No such file"):
+        run(lambda: Tokenizer.from_file(str(tmp_path / "none.json")))
     assert capsys.readouterr().err == ""
 
 
@@ -221,6 +259,12 @@ def test_wrong_kind_of_model_is_reported_in_one_line(tmp_path, config, load, nee
     message = re.escape(f"`model` ({tmp_path}) must be a model for {needed} got a {config.model_type}.") + "$"
     with pytest.raises(ValueError, match=message), explained_loading("model", str(tmp_path)):
         load(str(tmp_path))
+
+
+def test_absurd_file_is_refused_before_it_is_read(tmp_path):
+    (tmp_path / "config.json").write_text("[" * 100_000)
+    with pytest.raises(ValueError, match=r"config\.json must not nest"), explained_loading("model", tmp_path):
+        AutoConfig.from_pretrained(tmp_path)
 
 
 def test_other_loading_errors_are_unchanged(tmp_path):

@@ -7,7 +7,7 @@ from transformers import EvalPrediction
 
 from hf_vanilla.data.token_classification import check_tagged_words, tag_names, tokenize_tagged_words
 from hf_vanilla.data.tokenization import train_wordpiece_tokenizer
-from hf_vanilla.metrics import EntityMetrics
+from hf_vanilla.metrics import EntityMetrics, token_classification
 
 
 TAGS = ["O", "B-place", "I-place", "B-person"]
@@ -84,3 +84,19 @@ def test_metrics_count_whole_entities():
     assert scores["recall"] == pytest.approx(1 / 2)
     assert scores["f1"] == pytest.approx(2 / 5)
     assert scores["accuracy"] == pytest.approx(3 / 5)
+    assert (scores["person_precision"], scores["person_recall"], scores["person_f1"]) == pytest.approx(
+        (1 / 2, 1, 2 / 3)
+    )
+    assert scores["place_f1"] == 0
+
+
+@pytest.mark.parametrize(("found", "message"), [(0, "the model finds no entity"), (3, "none of the entities")])
+def test_a_tagger_that_is_never_right_is_a_warning(found, message, monkeypatch):
+    messages = []
+    monkeypatch.setattr(token_classification.logger, "warning", messages.append)
+    metrics = EntityMetrics(TAGS)
+    metrics(EvalPrediction(np.eye(4)[np.full((1, 3), found)], np.array([[1, 2, 0]])))
+    assert [message in each for each in messages] == [True]
+    metrics(EvalPrediction(np.eye(4)[np.full((1, 3), 0)], np.array([[0, 0, 0]])))  # there is nothing to find
+    metrics(EvalPrediction(np.eye(4)[[[0, 3, 0]]], np.array([[0, 3, 0]])))
+    assert len(messages) == 1

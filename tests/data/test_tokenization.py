@@ -168,6 +168,36 @@ def test_frequent_clause_is_split_despite_a_large_vocabulary() -> None:
     assert tokenizer.tokenize("啊学习汉语")[-1:] == tokenizer.tokenize("学习汉语")[-1:]
 
 
+SEGMENTED = {
+    "Chinese": ["我们", "在", "北京大学", "学习", "汉语", "。"],
+    "Japanese": ["私", "は", "コーヒー", "を", "食べながら", "飲む", "。"],
+    "Thai": ["ผม", "ชอบ", "กิน", "ข้าว", "มาก"],
+}
+
+
+@pytest.mark.parametrize("language", SEGMENTED)
+def test_a_segmented_word_is_one_token_with_its_space(language, monkeypatch) -> None:
+    words = SEGMENTED[language]
+    segmented = [" ".join(words[start:] + words[:start]) for start in range(len(words))] * 20
+    unsegmented = [line.replace(" ", "") for line in segmented]
+
+    def count(texts: list[str], text: str) -> tuple[int, int]:
+        tokens = train_tokenizer(texts, 420, show_progress=False).tokenize(text)
+        return len(tokens), tokens.count("Ġ")
+
+    now = count(segmented, segmented[0]), count(unsegmented, unsegmented[0])
+    assert now[0] == (len(words), 0)
+    # Before, a space was a token of its own.
+    for name in ("_PATTERN", "_TRAINING_PATTERN"):
+        monkeypatch.setattr(
+            tokenization, name, getattr(tokenization, name).removeprefix(f"{tokenization._SEGMENTED}|")
+        )
+    before = count(segmented, segmented[0]), count(unsegmented, unsegmented[0])
+    marks = sum(word == "。" for word in words)  # always took their space
+    assert before[0][1] >= len(words) - marks - 1
+    assert now[1] == before[1]  # text without spaces
+
+
 def test_digits_are_separate(tokenizer: PreTrainedTokenizerFast) -> None:
     assert [tokenizer.decode([index]) for index in tokenizer("it 1998")["input_ids"]][-5:-1] == ["1", "9", "9", "8"]
 

@@ -1,11 +1,13 @@
 """A model's copy for a CPU has the same outputs, and the model is unchanged."""
 
 import copy
+import pickle
 
 import pytest
 import torch
 from tiny_translator import reversal_batch, trained_model
 from torch import nn
+from torch.testing import assert_close
 
 from hf_vanilla.generation.cpu_layers import MIN_ROWS, PackedLinear, can_pack, fast_model, for_cpu
 from hf_vanilla.models.layers import FusedLinear
@@ -34,18 +36,18 @@ def test_packed_linear_equals_plain_linear(shape, bias, dtype):
     packed = PackedLinear(linear, rows=50)(hidden_states)
     assert packed.dtype == dtype
     tolerance = {"rtol": 1e-5, "atol": 1e-5} if dtype == torch.float32 else {"rtol": 0.02, "atol": 0.02}
-    torch.testing.assert_close(packed, linear(hidden_states), **tolerance)
+    assert_close(packed, linear(hidden_states), **tolerance)
 
 
 def test_copy_computes_the_same(model):
     batch = reversal_batch(5)
     fast = fast_model(model, rows=100)
     with torch.no_grad():
-        torch.testing.assert_close(fast(**batch).logits, model(**batch).logits, rtol=1e-4, atol=1e-5)
-        torch.testing.assert_close(fast(**batch).loss, model(**batch).loss)
+        assert_close(fast(**batch).logits, model(**batch).logits, rtol=1e-4, atol=1e-5)
+        assert_close(fast(**batch).loss, model(**batch).loss)
     assert (fast.device, fast.dtype, fast.config) == (model.device, model.dtype, model.config)
     sequences = fast.generate(batch["input_ids"], num_beams=3, max_new_tokens=5)
-    torch.testing.assert_close(sequences, model.generate(batch["input_ids"], num_beams=3, max_new_tokens=5))
+    assert_close(sequences, model.generate(batch["input_ids"], num_beams=3, max_new_tokens=5))
 
 
 @packs_float32
@@ -61,10 +63,38 @@ def test_copy_packs_all_linear_maps_and_keeps_the_model(model):
     }
 
 
-def test_copy_shares_other_weights(model):
+def test_copy_shares_the_memory_of_all_weights(model):
     fast = fast_model(model, rows=100)
-    assert fast.model.decoder.embed_tokens is model.model.decoder.embed_tokens
-    assert fast.model.encoder.layers[0] is not model.model.encoder.layers[0]
+    assert fast.model.encoder.embed_tokens.weight is fast.model.decoder.embed_tokens.weight
+    addresses = {name: parameter.data_ptr() for name, parameter in fast.named_parameters()}
+    assert addresses == {name: parameter.data_ptr() for name, parameter in model.named_parameters()}
+
+
+@pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda fast: pickle.loads(pickle.dumps(fast))])
+def test_copy_is_saved_copied_and_pickled_with_all_weights(model, duplicate, tmp_path):
+    fast = fast_model(model, rows=100)
+    fast.save_pretrained(tmp_path)
+    batch = reversal_batch(5)
+    expected = fast(**batch).logits
+    for other in (duplicate(fast), type(model).from_pretrained(tmp_path)):
+        assert_close(other.state_dict(), model.state_dict(), rtol=0, atol=0)
+        assert_close(fast_model(other, rows=100)(**batch).logits, expected, rtol=0, atol=0)
+    assert kinds(duplicate(fast)) == kinds(fast)
+
+
+def test_changing_the_copy_keeps_the_model(model):
+    before = copy.deepcopy(model.state_dict())
+    fast, batch = fast_model(model, rows=100).double(), reversal_batch(5)
+    # the copy computes in float64: 1e-5 is float32's rounding over four layers
+    assert_close(fast(**batch).logits, model(**batch).logits.double(), rtol=1e-4, atol=1e-5)
+    fast.resize_token_embeddings(40)
+    fast.lm_head.register_forward_hook(lambda module, args, output: output * 0)
+    assert fast_model(model, rows=100).train()(**batch).loss.requires_grad is False
+    with pytest.raises(ValueError, match="can't load weights, which it shares with its model"):
+        fast_model(model, rows=100).load_state_dict(before)
+    assert_close(model.state_dict(), before, rtol=0, atol=0)
+    assert (model.config.vocab_size, model.dtype, model.training) == (30, torch.float32, False)
+    assert not model.lm_head._forward_hooks
 
 
 def test_decoder_attention_is_eager_only_in_the_copy(model):
@@ -87,7 +117,9 @@ def test_changed_linear_maps_are_not_packed(model):
     changed.lm_head.register_forward_hook(lambda module, args, output: output * 0)
     changed.model.decoder.layers[0].feed_forward.fc1 = type("Adapter", (nn.Linear,), {})(16, 24)
     fast = fast_model(changed, rows=100)
-    assert fast.lm_head is changed.lm_head
+    assert type(fast.lm_head) is nn.Linear
+    with torch.no_grad():
+        assert not fast(**reversal_batch(5)).logits.any()
     assert type(fast.model.decoder.layers[0].feed_forward.fc1).__name__ == "Adapter"
     double = copy.deepcopy(model).double()
     assert PackedLinear not in kinds(fast_model(double, rows=100)).values()

@@ -80,9 +80,16 @@ def test_bad_input_is_named(model, tokenizer, options, message):
         extract_features(model, tokenizer, TEXTS, **options)
 
 
+def test_lone_surrogate_is_read_as_a_replacement_character(model, tokenizer):
+    vectors = extract_features(model, tokenizer, ["a \ud800 b", "a \ufffd b"])
+    np.testing.assert_allclose(*vectors, rtol=1e-5, atol=1e-6)  # the rounding of float32
+
+
 def test_single_string_and_training_mode_are_rejected(model, tokenizer):
     with pytest.raises(TypeError, match="`texts` must be a list of strings"):
         extract_features(model, tokenizer, "text")
+    with pytest.raises(TypeError, match="`texts` must contain only strings, but number 2 is int"):
+        extract_features(model, tokenizer, ["text", 5])
     with pytest.raises(ValueError, match="evaluation mode"):
         extract_features(VanillaBertModel(model.config).train(), tokenizer, TEXTS)
 

@@ -7,6 +7,9 @@ changelog: a user's checkpoints change with them.
 - `vanilla_transformer/`: a small checkpoint that has learnt to write each sentence backwards, as `save_pretrained`
   writes it, and in `expected.json` what it computes. A test loads it with the present code, which must give the same
   within `tolerance`.
+- `vanilla_gpt/`: likewise a small language model with random weights.
+- `vanilla_vit/`: likewise a small classifier of images with random weights, which computes logits of images of its own
+  size and of another.
 """
 
 import json
@@ -19,7 +22,14 @@ import torch
 import transformers
 
 import hf_vanilla
-from hf_vanilla import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
+from hf_vanilla import (
+    VanillaGptConfig,
+    VanillaGptForCausalLM,
+    VanillaTransformerConfig,
+    VanillaTransformerForConditionalGeneration,
+    VanillaVitConfig,
+    VanillaVitForImageClassification,
+)
 
 
 FOLDER = pathlib.Path(__file__).parent
@@ -65,11 +75,36 @@ def trained_model() -> VanillaTransformerForConditionalGeneration:
     return model.eval()
 
 
-def expected_results(model: VanillaTransformerForConditionalGeneration) -> dict[str, object]:
-    """Compute what the checkpoint must keep producing."""
-    inputs = {"input_ids": SOURCE, "attention_mask": (SOURCE != 0).long()}
+def randomise(model: transformers.PreTrainedModel) -> transformers.PreTrainedModel:
+    """Change all weights, so that none of them is trivial."""
     with torch.no_grad():
-        outputs = model(**inputs, labels=LABELS)
+        for parameter in model.parameters():
+            parameter.add_(0.3 * torch.randn_like(parameter))
+    return model.eval()
+
+
+def language_model() -> transformers.PreTrainedModel:
+    """Make a small GPT with random weights, in which no weight or bias is trivial."""
+    config = VanillaGptConfig(
+        vocab_size=13, hidden_size=12, num_hidden_layers=2, num_attention_heads=4, max_position_embeddings=17,
+        pad_token_id=0,
+    )  # fmt: skip
+    torch.manual_seed(1)
+    return randomise(VanillaGptForCausalLM(config))
+
+
+def image_classifier() -> transformers.PreTrainedModel:
+    """Make a small ViT with random weights, in which no weight or bias is trivial."""
+    config = VanillaVitConfig(
+        hidden_size=12, num_hidden_layers=2, num_attention_heads=3, intermediate_size=20, image_size=6, patch_size=2,
+        num_channels=2, num_labels=5,
+    )  # fmt: skip
+    torch.manual_seed(1)
+    return randomise(VanillaVitForImageClassification(config))
+
+
+def made_by() -> dict[str, object]:
+    """Return the command, the versions, and how far results may differ."""
     return {
         "command": "python tests/golden/regenerate.py",
         "versions": {
@@ -78,8 +113,45 @@ def expected_results(model: VanillaTransformerForConditionalGeneration) -> dict[
             "transformers": transformers.__version__,
         },
         "tolerance": 1e-5,
+    }
+
+
+def expected_logits(model: transformers.PreTrainedModel) -> dict[str, object]:
+    """Compute what the classifier must keep producing."""
+    images = {"own": torch.randn(2, 2, 6, 6), "other": torch.randn(2, 2, 4, 10)}
+    with torch.no_grad():
+        logits = {name: model(each, interpolate_pos_encoding=name == "other").logits for name, each in images.items()}
+    return {
+        **made_by(),
+        "images": {name: each.tolist() for name, each in images.items()},
+        "logits": {name: each.tolist() for name, each in logits.items()},
+    }
+
+
+def write_checkpoint(name: str, model: transformers.PreTrainedModel, expected: dict[str, object]) -> None:
+    """Write a checkpoint with its expected results, whole or not at all."""
+    folder = FOLDER / name
+    with tempfile.TemporaryDirectory(dir=FOLDER) as unfinished:
+        checkpoint = pathlib.Path(unfinished) / folder.name
+        model.save_pretrained(checkpoint)
+        for code in checkpoint.glob("*.py"):
+            code.unlink()  # the present code loads it
+        (checkpoint / "expected.json").write_text(json.dumps(expected) + "\n")
+        shutil.rmtree(folder, ignore_errors=True)
+        os.replace(checkpoint, folder)
+
+
+def expected_results(
+    model: transformers.PreTrainedModel, ids: torch.Tensor, labels: torch.Tensor
+) -> dict[str, object]:
+    """Compute what the checkpoint must keep producing."""
+    inputs = {"input_ids": ids, "attention_mask": (ids != 0).long()}
+    with torch.no_grad():
+        outputs = model(**inputs, labels=labels)
+    return {
+        **made_by(),
         **{name: tensor.tolist() for name, tensor in inputs.items()},
-        "labels": LABELS.tolist(),
+        "labels": labels.tolist(),
         "logits": outputs.logits.tolist(),
         "loss": outputs.loss.item(),
         "sequences": {
@@ -100,13 +172,10 @@ def main() -> None:
         tie_word_embeddings=False,
     )
     model = trained_model()
-    folder = FOLDER / "vanilla_transformer"
-    with tempfile.TemporaryDirectory(dir=FOLDER) as unfinished:
-        checkpoint = pathlib.Path(unfinished) / folder.name
-        model.save_pretrained(checkpoint)
-        (checkpoint / "expected.json").write_text(json.dumps(expected_results(model)) + "\n")
-        shutil.rmtree(folder, ignore_errors=True)
-        os.replace(checkpoint, folder)
+    write_checkpoint("vanilla_transformer", model, expected_results(model, SOURCE, LABELS))
+    prompts = SOURCE.flip(1)  # padding on the left
+    write_checkpoint("vanilla_gpt", language_model(), expected_results(language_model(), prompts, prompts))
+    write_checkpoint("vanilla_vit", image_classifier(), expected_logits(image_classifier()))
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """Model cards have the scores of the results, their code runs, and those of this repository are up to date."""
 
+import ast
 import json
 import re
 import shutil
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from huggingface_hub import ModelCard
+from PIL import Image
 from transformers import Trainer, TrainingArguments
 
 from hf_vanilla import (
@@ -24,7 +26,11 @@ from hf_vanilla import (
     VanillaBertModel,
     VanillaTransformerConfig,
     VanillaTransformerForConditionalGeneration,
+    VanillaVitConfig,
+    VanillaVitForImageClassification,
+    VanillaVitModel,
 )
+from hf_vanilla.data.images import build_image_processor
 from hf_vanilla.data.tokenization import train_tokenizer, train_wordpiece_tokenizer
 from hf_vanilla.hub.card import (
     CURVE,
@@ -176,8 +182,8 @@ def test_hostile_facts_do_not_break_the_metadata(tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"model_type": "bert"}, "`model_type` must be one of vanilla_transformer, vanilla_bert; got 'bert'"),
-        ({"auto_class": "AutoModelForCausalLM"}, "`auto_class` must be one of"),
+        ({"model_type": "bert"}, "`model_type` must be one of vanilla_transformer, vanilla_bert, .*; got 'bert'"),
+        ({"auto_class": "AutoModelForObjectDetection"}, "`auto_class` must be one of"),
     ],
     ids=["family", "class"],
 )
@@ -304,6 +310,21 @@ def test_cards_of_the_recipes_are_up_to_date(name, tmp_path):
 HOSTILE = "<img src=x onerror=alert(1)> \x1b[31mred\x1b[0m | cell\n# heading\n[link](http://x) ```"
 
 
+def test_facts_of_an_author_load_and_run_nothing():
+    evil = "[Here](http://x).\n\n- <script>alert(1)</script>\n- ![seen](http://x/y.png) \x1b[31mred\x9b\u202e\x07"
+    facts = CardFacts(training_data=evil, limits=evil, example=f'A "dog"\n```\n{evil}')
+    text = str(model_card(facts, "me/tiny", model_type="vanilla_bert", auto_class="AutoModelForMaskedLM"))
+    body = text[text.index("\n---\n", 3) :]
+    assert all(sign.isprintable() or sign == "\n" for sign in body)
+    parts = re.split("^```.*$", body, flags=re.MULTILINE)
+    programs, prose = parts[1::2], "".join(parts[::2])
+    assert "<script>" not in prose
+    assert prose.count("[Here](http://x).\n\n- &lt;script>") == prose.count("\n- \\![seen](http://x/y.png)") == 2
+    for program in programs:
+        (call,) = re.findall(r"pipe\((.*)\)", program)
+        assert ast.literal_eval(call) == facts.example
+
+
 def test_text_from_files_is_escaped():
     results = {
         "bleu": 12.5,
@@ -323,3 +344,20 @@ def test_text_from_files_is_escaped():
     row = next(line for line in body.splitlines() if line.endswith("| BLEU | 12.5 |"))
     assert row.replace("\\|", "").count("|") == 4
     assert not any(line.startswith("```") for line in commands.splitlines())
+
+
+@pytest.mark.parametrize("head", ["classifier", "none"])
+def test_code_of_an_image_model_runs_with_its_example(tmp_path, capsys, head):
+    sizes = dict(hidden_size=12, num_hidden_layers=1, num_attention_heads=3, intermediate_size=20)
+    config = VanillaVitConfig(**sizes, image_size=(8, 12), patch_size=4)
+    (VanillaVitForImageClassification if head == "classifier" else VanillaVitModel)(config).save_pretrained(tmp_path)
+    build_image_processor(config).save_pretrained(tmp_path)
+    Image.new("L", (9, 5)).save(tmp_path / "picture.png")
+    made = card_of_folder(tmp_path, str(tmp_path), CardFacts(example=str(tmp_path / "picture.png")))
+    assert "width 20, images of [8, 12] pixels, patches of 4.\n" in made.text.replace("\\", "")
+    assert made.data.pipeline_tag == ("image-classification" if head == "classifier" else "image-feature-extraction")
+    for block in re.findall(r"```python\n(.*?)```", made.text, flags=re.DOTALL):
+        names = {}
+        exec(compile(block, "card", "exec"), names)
+        assert ("LABEL_0" in capsys.readouterr().out) == (head == "classifier")
+        assert head == "classifier" or "AutoImageProcessor" in block

@@ -49,14 +49,65 @@ def break_config(folder):
 
 
 def drop_a_tensor(folder):
-    weights = load_file(folder / "model.safetensors")
-    weights.pop("bert.pooler.dense.weight")
-    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    replace(folder, lambda weights: weights.pop("bert.pooler.dense.weight"))
 
 
 def truncate(folder):
     content = (folder / "model.safetensors").read_bytes()
     (folder / "model.safetensors").write_bytes(content[:-9])
+
+
+def replace(folder, change):
+    """Change the weights of a folder, which `change` gets by name."""
+    weights = load_file(folder / "model.safetensors")
+    change(weights)
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def rename_a_tensor(folder):
+    replace(folder, lambda weights: weights.update({"bert.pooler.weight": weights.pop("bert.pooler.dense.weight")}))
+
+
+def add_a_tensor(folder):
+    replace(folder, lambda weights: weights.update({"bert.extra.weight": torch.ones(2, 3)}))
+
+
+def put_nan(folder):
+    replace(folder, lambda weights: weights["bert.pooler.dense.bias"][3].fill_(float("nan")))
+
+
+def put_integers(folder):
+    name = "bert.pooler.dense.bias"
+    replace(folder, lambda weights: weights.update({name: weights[name].long()}))
+
+
+def point_outside(folder, shard="../outside.safetensors"):
+    weights = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").rename(folder / shard)
+    index = {"metadata": {"total_size": 1}, "weight_map": {name: str(shard) for name in weights}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+
+
+def point_to_the_root(folder):
+    point_outside(folder, folder.parent / "outside.safetensors")
+
+
+def break_the_index(folder):
+    point_outside(folder)
+    (folder / "model.safetensors.index.json").write_text('{"weight_map": ["a"]}')
+
+
+def deepen(folder, name="config.json"):
+    (folder / name).write_text('{"\\"[{": ' + "[" * 100 + "]" * 100 + "}")
+
+
+def deepen_the_tokenizer(folder):
+    deepen(folder, "tokenizer.json")
+
+
+def enlarge(folder):
+    with (folder / "config.json").open("ab") as file:
+        file.truncate((16 << 20) + 1)
 
 
 def add_a_pickle(folder):
@@ -78,6 +129,19 @@ def add_another_tokenizer(folder):
         (break_config, "must be a folder with a config.json"),
         (drop_a_tensor, "missing_keys bert.pooler.dense.weight"),
         (truncate, "does not load"),
+        (rename_a_tensor, "missing_keys bert.pooler.dense.weight"),
+        (add_a_tensor, "unexpected_keys bert.extra.weight"),
+        (deepen, "config.json must not nest brackets deeper than 100 levels"),
+        (deepen_the_tokenizer, "tokenizer.json must not nest brackets deeper than 100 levels"),
+        (enlarge, "config.json must have at most 16,777,216 bytes, got 16,777,217"),
+        (put_nan, "`bert.pooler.dense.bias` in .* hold nan or infinity"),
+        (put_integers, "`bert.pooler.dense.bias` in .* must be floating-point numbers, got I64"),
+        (
+            point_outside,
+            r"model.safetensors.index.json in .* names \.\./outside.safetensors, which is not in",
+        ),
+        (point_to_the_root, "names .*/outside.safetensors, which is not in the folder"),
+        (break_the_index, "model.safetensors.index.json in .* must map names of weights to files"),
         (add_a_pickle, "pytorch_model.bin may be a pickle"),
         (add_a_token, "notes.txt contains a token of the Hub"),
         (add_another_tokenizer, "but the model only"),

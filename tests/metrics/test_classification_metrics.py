@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from transformers import EvalPrediction
 
-from hf_vanilla.metrics import ClassificationMetrics
+from hf_vanilla.metrics import ClassificationMetrics, classification
 
 
 def logits_of(classes, count):
@@ -29,6 +29,17 @@ def test_three_classes_average_f1():
         EvalPrediction(logits_of([0, 0, 1, 2], 3), np.array([0, 1, 1, 2]))
     )
     assert scores["f1"] == pytest.approx((2 / 3 + 2 / 3 + 1) / 3)
+
+
+@pytest.mark.parametrize(
+    ("predicted", "labels", "warned"),
+    [([1, 1, 1], [0, 1, 1], True), ([0, 1], [1, 1], False)],
+)
+def test_one_class_predicted_alone_is_a_warning(predicted, labels, warned, monkeypatch):
+    messages = []
+    monkeypatch.setattr(classification.logger, "warning", messages.append)
+    ClassificationMetrics("single_label_classification")(EvalPrediction(np.eye(2)[predicted], np.array(labels)))
+    assert [f"All {len(labels)} predictions are class 1" in each for each in messages] == [True] * warned
 
 
 def test_metrics_of_several_labels():

@@ -90,6 +90,10 @@ def test_relative_positions_are_refused(tmp_path):
     [
         ({"vocab_size": 0}, r"`vocab_size` must be at least 1, got 0"),
         ({"num_hidden_layers": -1}, r"`num_hidden_layers` must not be negative, got -1"),
+        ({"num_hidden_layers": 10**7}, r"`num_hidden_layers` must be at most 10,000, got 10000000"),
+        ({"vocab_size": 10**10}, r"make at least 7\.7e\+12 parameters, 28 TiB in float32; at most 1e\+12 are allowed"),
+        ({"max_position_embeddings": 10**10}, r"make at least 7\.7e\+12 parameters"),
+        ({"intermediate_size": 10**8, "num_hidden_layers": 24}, r"make at least 3\.7e\+12 parameters"),
         ({"hidden_dropout_prob": 1.0}, r"`hidden_dropout_prob` must be in \[0, 1\), got 1.0"),
         ({"classifier_dropout": -0.1}, r"`classifier_dropout` must be in \[0, 1\), got -0.1"),
         ({"layer_norm_eps": 0.0}, r"`layer_norm_eps` must be positive and finite, got 0.0"),

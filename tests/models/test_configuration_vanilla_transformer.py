@@ -214,6 +214,8 @@ def test_rates_may_be_integers():
         (dict(d_k=0), "`d_k` must be at least 1, got 0"),
         (dict(d_v=-1), "`d_v` must be at least 1, got -1"),
         (dict(max_position_embeddings=0), "`max_position_embeddings` must be at least 1, got 0"),
+        (dict(encoder_layers=5000, d_model=9000, d_k=9000, d_v=9000), r"make at least 6\.5e\+12 parameters"),
+        (dict(decoder_layers=10**7), "`decoder_layers` must be at most 10,000, got 10000000"),
         (dict(encoder_layers=-1), "`encoder_layers` must not be negative, got -1"),
         (dict(decoder_layers=-2), "`decoder_layers` must not be negative, got -2"),
         (dict(d_model=15), "`d_model` must be even for sinusoidal positions, got 15"),

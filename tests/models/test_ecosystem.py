@@ -5,7 +5,9 @@ import shutil
 import pytest
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
-from tiny_berts import tiny_bert
+from tiny_berts import NO_DROPOUT, TASKS, tiny_bert
+from tiny_gpts import TASKS as GPT_TASKS
+from tiny_gpts import tiny_gpt
 from tiny_models import (
     BATCH,
     LABELS,
@@ -70,6 +72,20 @@ def test_compiled_training_has_the_same_loss_and_gradients(kernel, smoothing_typ
 
 
 @DYNAMO_WARNS
+@pytest.mark.parametrize("task", ["text", "classes", "choices"])
+def test_compiled_training_of_gpt_has_the_same_loss_and_gradients(task):
+    model, batch = tiny_gpt(task, **NO_DROPOUT).train(), GPT_TASKS[task][2]
+    expected = model(**batch).loss
+    expected.backward()
+    wanted = gradients(model)
+    model.zero_grad()
+    loss = torch.compile(model, fullgraph=True, backend="eager")(**batch).loss
+    loss.backward()
+    torch.testing.assert_close(loss, expected)
+    assert_same(gradients(model), wanted, rtol=1e-4, atol=1e-6)
+
+
+@DYNAMO_WARNS
 def test_compiled_backward_pass_has_the_same_gradients():
     model = tiny_model(dropout=0.0, **SHALLOW).train()
     model(**BATCH).loss.backward()
@@ -77,6 +93,43 @@ def test_compiled_backward_pass_has_the_same_gradients():
     model.zero_grad()
     torch.compile(model, fullgraph=True, backend="aot_eager")(**BATCH).loss.backward()
     assert_same(gradients(model), wanted, rtol=1e-4, atol=1e-6)
+
+
+def transformable():
+    """Models in training without dropout, with their inputs."""
+    yield tiny_model(dropout=0.0).train(), BATCH
+    for task in ("pre-training", "classes"):
+        yield tiny_bert(task, **NO_DROPOUT).train(), TASKS[task][3]
+    for task in ("text", "choices"):
+        yield tiny_gpt(task, **NO_DROPOUT).train(), GPT_TASKS[task][2]
+
+
+@pytest.mark.parametrize(
+    ("model", "inputs"),
+    list(transformable()),
+    ids=["translation", "pre-training", "classification", "text", "multiple choice"],
+)
+def test_function_transforms_give_the_gradients_of_autograd(model, inputs):
+    parameters = dict(model.named_parameters())
+
+    def loss(values, inputs):
+        return torch.func.functional_call(model, values, (), inputs).loss
+
+    def expected(inputs):
+        found = torch.autograd.grad(
+            model(**inputs).loss, parameters.values(), allow_unused=True, materialize_grads=True
+        )
+        return dict(zip(parameters, found, strict=True))
+
+    # float32, added in another order: no chunks, no packing
+    assert_same(torch.func.grad(loss)(parameters, inputs), expected(inputs), rtol=1e-4, atol=1e-5)
+    inputs = {name: tensor for name, tensor in inputs.items() if name != "attention_mask"}  # its helpers read values
+    of_row = torch.func.grad(lambda values, row: loss(values, {name: each[None] for name, each in row.items()}))
+    rows = torch.func.vmap(of_row, in_dims=(None, 0))(parameters, inputs)
+    for row in range(2):
+        actual = {name: tensor[row] for name, tensor in rows.items()}
+        one = {name: tensor[row : row + 1] for name, tensor in inputs.items()}
+        assert_same(actual, expected(one), rtol=1e-4, atol=1e-5)
 
 
 @DYNAMO_WARNS
@@ -193,6 +246,30 @@ def test_lora_trains_only_adapters_and_reloads(targets, tied, tmp_path):
 
 
 @pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")
+@pytest.mark.parametrize("task", ["text", "classes"])
+def test_lora_on_gpt_learns_and_reloads(task, tmp_path):
+    batch = GPT_TASKS[task][2]
+    config = LoraConfig(
+        task_type={"text": "CAUSAL_LM", "classes": "SEQ_CLS"}[task], r=3, target_modules=["qkv_proj", "fc1"]
+    )
+    model = get_peft_model(tiny_gpt(task, **NO_DROPOUT), config).train()
+    before = model(**batch).loss.item()
+    optimizer = torch.optim.Adam([parameter for parameter in model.parameters() if parameter.requires_grad], lr=0.05)
+    for _ in range(10):
+        optimizer.zero_grad()
+        loss = model(**batch).loss
+        loss.backward()
+        optimizer.step()
+    assert loss.item() < 0.9 * before
+    model.eval().save_pretrained(tmp_path)
+    reloaded = PeftModel.from_pretrained(tiny_gpt(task), tmp_path).eval()
+    torch.testing.assert_close(reloaded(**batch).logits, model(**batch).logits)
+    torch.testing.assert_close(
+        reloaded.merge_and_unload()(**batch).logits, model(**batch).logits, rtol=1e-4, atol=1e-4
+    )
+
+
+@pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")
 def test_loss_of_an_adapted_projection_is_that_of_its_logits():
     model = adapted(tiny_model(tie_word_embeddings=False, dropout=0.0, label_smoothing=0.1), ["lm_head"])
     with torch.no_grad():
@@ -200,6 +277,22 @@ def test_loss_of_an_adapted_projection_is_that_of_its_logits():
     logits = model.eval()(**BATCH).logits
     expected = nn.functional.cross_entropy(logits.flatten(0, 1), LABELS.flatten(), label_smoothing=0.1)
     torch.testing.assert_close(model.train()(**BATCH).loss, expected)
+
+
+@pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")
+@pytest.mark.filterwarnings("ignore:.*tie_word_embeddings:UserWarning")
+@pytest.mark.parametrize("options", [{"modules_to_save": ["lm_head"]}, {"target_modules": ["lm_head"]}], ids=str)
+def test_adapters_of_the_projection_leave_the_padding_row(options):
+    config = LoraConfig(task_type="SEQ_2_SEQ_LM", r=3, **{"target_modules": ATTENTION, **options})
+    model = get_peft_model(tiny_model(), config).train()
+    optimizer = torch.optim.SGD([parameter for parameter in model.parameters() if parameter.requires_grad], lr=0.5)
+    for _ in range(2):  # in LoRA, the second matrix is zero at first
+        model(**BATCH).loss.backward()
+        optimizer.step()
+    trained = model.merge_and_unload().lm_head.weight
+    before = tiny_model().lm_head.weight
+    assert torch.equal(trained[0], before[0])
+    assert not torch.allclose(trained[1:], before[1:])
 
 
 def test_attention_kernel_can_be_changed_at_run_time():
@@ -228,9 +321,10 @@ def test_flex_attention_equals_sdpa():
 @DYNAMO_WARNS
 @torch.no_grad()
 @pytest.mark.parametrize("way", ["compiled", "exported"])
-@pytest.mark.parametrize("family", ["bert", "transformer"])
+@pytest.mark.parametrize("family", ["bert", "gpt", "transformer"])
 def test_output_at_padding_is_zero_on_every_path(family, way):
-    model = tiny_bert("model") if family == "bert" else tiny_model().get_encoder()
+    models = {"bert": lambda: tiny_bert("model"), "gpt": lambda: tiny_gpt(use_cache=False).transformer}
+    model = models.get(family, lambda: tiny_model().get_encoder())()
     expected = model(SOURCE, SOURCE_MASK).last_hidden_state
     assert torch.equal((expected != 0).all(-1), SOURCE_MASK.bool())
     if way == "compiled":
@@ -240,7 +334,7 @@ def test_output_at_padding_is_zero_on_every_path(family, way):
     actual = run(SOURCE, SOURCE_MASK).last_hidden_state
     assert torch.equal(actual == 0, expected == 0)
     torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-6)  # packed products have other shapes
-    if family == "bert":
+    if family != "transformer":
         assert model(SOURCE, SOURCE_MASK, keep_padding=True).last_hidden_state.all()
 
 

@@ -157,9 +157,9 @@ def test_compiled_loss_and_gradients_equal_uncompiled_ones(dtype, bias):
 
 @pytest.mark.parametrize("bias", [True, False], ids=["bias", "no bias"])
 def test_custom_operator_passes_opcheck(bias):
-    hidden_states, weight, bias = projection(bias)
-    arguments = (hidden_states.detach().flatten(0, 1).requires_grad_(), weight, bias, LABELS.flatten())
-    checks = torch.library.opcheck(chunked_loss.cross_entropy_and_gradients, (*arguments, *TARGETS["t2t"]))
+    hidden_states, *parameters = [None if each is None else each.detach() for each in projection(bias)]
+    arguments = (hidden_states.flatten(0, 1), *parameters, LABELS.flatten(), None, *TARGETS["t2t"])
+    checks = torch.library.opcheck(chunked_loss.cross_entropy_and_gradients, arguments)
     assert set(checks.values()) == {"SUCCESS"}
 
 
@@ -233,6 +233,13 @@ def test_chunked_loss_works_without_gradients():
     with torch.no_grad():
         actual = projected_loss(*arguments, LABELS, TARGETS["t2t"])
     torch.testing.assert_close(actual, plain_loss(*arguments, LABELS, TARGETS["t2t"]).detach())
+
+
+def test_differentiating_the_training_loss_twice_is_refused():
+    hidden_states, weight, bias = projection()
+    total = projected_loss(hidden_states, weight, bias, LABELS, TARGETS["uniform"])
+    with pytest.raises(RuntimeError, match="`create_graph=True` .* can be differentiated once"):
+        torch.autograd.grad(total, hidden_states, create_graph=True)
 
 
 def test_unlabelled_positions_get_no_gradient():

@@ -1,5 +1,7 @@
 """Packing changes no results: outputs, losses and gradients equal those of all positions."""
 
+import logging
+
 import pytest
 import torch
 from tiny_berts import NO_DROPOUT, TASKS, tiny_bert
@@ -235,20 +237,6 @@ def test_mask_may_have_any_dtype(dtype):
     assert torch.equal(model(SOURCE, attention_mask=mask.to(dtype)).last_hidden_state, expected)
 
 
-def test_functional_gradients_equal_those_of_backward():
-    model, mask = tiny_bert("classes"), torch.tensor(SOURCE_MASKS["right"])
-    parameters = dict(model.named_parameters())
-
-    def total(values):
-        return torch.func.functional_call(model, values, (SOURCE,), {"attention_mask": mask}).logits.sum()
-
-    gradients = torch.func.grad(total)(parameters)
-    total(parameters).backward()
-    for name, parameter in parameters.items():
-        if parameter.grad is not None:
-            torch.testing.assert_close(gradients[name], parameter.grad, **TOLERANCE)
-
-
 @pytest.mark.filterwarnings("ignore:.gradient_checkpointing_enable.:FutureWarning")
 @pytest.mark.parametrize("use_reentrant", [True, False])
 @pytest.mark.parametrize("family", ["bert", "transformer"])
@@ -347,3 +335,15 @@ def test_mask_marks_tokens_by_any_nonzero_value(value, position_type):
     assert torch.equal(actual, expected)
     bert = tiny_bert("masked-lm")
     assert torch.equal(bert(SOURCE, other).logits, bert(SOURCE, mask).logits)
+
+
+@pytest.mark.parametrize("kernel", ["eager", "sdpa"])
+def test_attention_weights_are_missed_with_advice(kernel, caplog, monkeypatch):
+    messages = []
+    monkeypatch.setattr(packing.logger, "warning_once", messages.append)
+    monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
+    model = tiny_model(attn_implementation=kernel)
+    model(SOURCE, labels=LABELS[:, :4], output_attentions=True)
+    assert len(messages) == (0 if kernel == "eager" else 2)  # encoder and decoder
+    assert all('`model.set_attn_implementation("eager")`' in message for message in messages)
+    assert "output_attentions" not in caplog.text  # the kernel's own warning

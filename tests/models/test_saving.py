@@ -10,6 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from tiny_models import BATCH, SOURCE, SOURCE_MASK, TARGET, assert_same, tiny_config, tiny_model
+from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
 from hf_vanilla import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration, VanillaTransformerModel
 
@@ -208,9 +209,11 @@ def test_parameter_names_are_unchanged(kind):
     assert names == (GOLDEN / f"state_dict_keys_{kind}.txt").read_text().splitlines()
 
 
-def test_golden_checkpoint_is_unchanged():
-    expected = json.loads((GOLDEN / "vanilla_transformer" / "expected.json").read_text())
-    model = VanillaTransformerForConditionalGeneration.from_pretrained(GOLDEN / "vanilla_transformer")
+@pytest.mark.parametrize("auto_class", [AutoModelForSeq2SeqLM, AutoModelForCausalLM], ids=["transformer", "gpt"])
+def test_golden_checkpoint_is_unchanged(auto_class):
+    folder = GOLDEN / ("vanilla_gpt" if auto_class is AutoModelForCausalLM else "vanilla_transformer")
+    expected = json.loads((folder / "expected.json").read_text())
+    model = auto_class.from_pretrained(folder)
     inputs = {name: torch.tensor(expected[name]) for name in ("input_ids", "attention_mask")}
     with torch.no_grad():
         outputs = model(**inputs, labels=torch.tensor(expected["labels"]))

@@ -9,7 +9,12 @@ import pytest
 import torch
 import transformers
 from tiny_berts import CHOICES, MASKED_LABELS, NO_DROPOUT, SIZES, TEXT
+from tiny_gpts import CHOICES as GPT_CHOICES
+from tiny_gpts import TASKS as GPT_TASKS
+from tiny_gpts import TEXT as GPT_TEXT
+from tiny_gpts import tiny_gpt
 from tiny_models import BATCH, SOURCE, SOURCE_MASK, TARGET, tiny_model
+from tiny_vits import IMAGES, tiny_vit
 from transformers import AutoModel, AutoModelForMaskedLM, Trainer, TrainingArguments
 
 import hf_vanilla
@@ -29,6 +34,7 @@ BERT_CODE = {
     "configuration_vanilla_bert.py",
     "conversion_vanilla_bert.py",
     "dropout.py",
+    "file_names.py",
     "layers.py",
     "loss.py",
     "modeling_vanilla_bert.py",
@@ -51,11 +57,23 @@ FAMILIES = {
         TEXT,
         ("AutoModelForMaskedLM", {**TEXT, "labels": MASKED_LABELS}),
     ),
+    "gpt": (
+        lambda: tiny_gpt(**NO_DROPOUT),
+        {"AutoModelForMultipleChoice": GPT_CHOICES},
+        GPT_TEXT,
+        ("AutoModelForCausalLM", GPT_TASKS["text"][2]),
+    ),
     "transformer": (
         tiny_model,
         {},
         {"input_ids": SOURCE, "attention_mask": SOURCE_MASK, "decoder_input_ids": TARGET},
         ("AutoModelForSeq2SeqLM", BATCH),
+    ),
+    "vit": (
+        tiny_vit,
+        {},
+        {"pixel_values": IMAGES},
+        ("AutoModelForImageClassification", {"pixel_values": IMAGES, "labels": torch.tensor([4, 1])}),
     ),
 }
 

@@ -21,6 +21,7 @@ from hf_vanilla import (
     VanillaTransformerForConditionalGeneration,
 )
 from hf_vanilla.command_line.options import run
+from hf_vanilla.data.tokenization import train_gpt_tokenizer
 
 
 FOLDER = Path(__file__).parents[2] / "scripts" / "benchmark"
@@ -294,3 +295,24 @@ def test_quick_run_writes_its_figures(tmp_path, name):
     written = json.loads(file.read_text())
     assert all(side["median"] > 0 for side in written["sides"].values())
     assert len(written["sides"]) >= 2
+
+
+def test_ngram_baseline_scores_documents(script, tmp_path, monkeypatch):
+    """With programs that give each document, a line of its ids, as many decades as it has tokens and an end."""
+    for name, code in (("lmplz", "cat"), ("query", 'awk \'{print "Total: -" NF + 1 " OOV: 0"}\'')):
+        (tmp_path / name).write_text(f"#!/bin/sh\n{code}\n")
+        (tmp_path / name).chmod(0o755)
+    texts = ["the cat\n\nsat", "a <|endoftext|>"]
+    (tmp_path / "text.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    tokenizer = train_gpt_tokenizer(texts, 270, show_progress=False)
+    tokenizer.save_pretrained(tmp_path)
+    options = {"kenlm": tmp_path, "tokenizer": tmp_path, "output_file": tmp_path / "out.json"}
+    options |= {"train_files": tmp_path / "text.jsonl", "files": tmp_path / "text.jsonl"}
+    monkeypatch.setattr(sys, "argv", ["x", *(str(word) for name in options for word in (f"--{name}", options[name]))])
+    assert run(script("ngram_baseline").main) == 0
+    report = json.loads((tmp_path / "out.json").read_text())
+    tokens = sum(len(tokenizer(text, split_special_tokens=True)["input_ids"]) + 1 for text in texts)
+    (scores,) = report["files"].values()
+    assert (report["training_tokens"], scores["tokens"], scores["words"]) == (tokens, tokens, 5)
+    assert scores["perplexity_per_token"] == pytest.approx(10)
+    assert scores["perplexity_per_word"] == pytest.approx(10 ** (tokens / 5), rel=1e-4)

@@ -7,10 +7,22 @@ import sys
 import pytest
 from datasets import ClassLabel, Dataset, Features, Value
 from script_runner import SCRIPTS, run, run_here
-from transformers import AutoModelForSequenceClassification, AutoTokenizer, pipeline
+from transformers import (
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    GPT2Config,
+    GPT2LMHeadModel,
+    pipeline,
+)
 
-from hf_vanilla import VanillaBertConfig, VanillaBertForPreTraining, VanillaBertForSequenceClassification
-from hf_vanilla.data.tokenization import train_wordpiece_tokenizer
+from hf_vanilla import (
+    VanillaBertConfig,
+    VanillaBertForPreTraining,
+    VanillaBertForSequenceClassification,
+    VanillaGptConfig,
+    VanillaGptForCausalLM,
+)
+from hf_vanilla.data.tokenization import train_gpt_tokenizer, train_wordpiece_tokenizer
 
 
 SCRIPT = "finetune_classification.py"
@@ -72,6 +84,39 @@ def test_classification_learns_and_reports_every_seed(folder, tmp_path):
     assert (
         finished.stderr.count("'loss':") + finished.stdout.count("'loss':") == 2 * 18
     )  # each twentieth of the updates, rounded up
+
+
+@pytest.mark.parametrize("kind", ["ours", "gpt2"])
+def test_gpt_is_fine_tuned_as_bert_is(folder, tmp_path, monkeypatch, kind):
+    texts = [f"the film is {word}" for word in (*GOOD.split(), *BAD.split())]
+    tokenizer = train_gpt_tokenizer(texts * 3, 300, show_progress=False)
+    sizes = {"vocab_size": len(tokenizer), "eos_token_id": tokenizer.eos_token_id, "initializer_range": 0.2}
+    if kind == "ours":
+        config = VanillaGptConfig(**sizes, hidden_size=16, num_hidden_layers=1, num_attention_heads=4, pad_token_id=0)
+        VanillaGptForCausalLM(config).save_pretrained(tmp_path / "gpt")
+    else:
+        tokenizer._pad_token = tokenizer.pad_token = None  # as published
+        GPT2LMHeadModel(GPT2Config(**sizes, n_embd=16, n_layer=1, n_head=4)).save_pretrained(tmp_path / "gpt")
+    tokenizer.save_pretrained(tmp_path / "gpt")
+    options = [
+        *files(folder)[2:],
+        *OPTIONS,
+        "--model_name_or_path",
+        tmp_path / "gpt",
+        "--output_dir",
+        tmp_path / "run",
+    ]
+    weight = ["--lm_loss_weight", "0.25"] if kind == "ours" else []
+    assert run_here(monkeypatch, SCRIPT, *options, *weight) == 0
+    scores = json.loads((tmp_path / "run" / "seed-42" / "scores.json").read_text())
+    assert scores["validation"]["accuracy"] == 1.0
+    classify = pipeline("text-classification", model=str(tmp_path / "run" / "seed-42"))
+    assert getattr(classify.model.config, "lm_loss_weight", 0.25) == 0.25
+    assert classify.tokenizer("the")["input_ids"][-1] == tokenizer.eos_token_id
+    assert [each["label"] for each in classify(["the film is nice", "the film is dull"], batch_size=2)] == [
+        "liked",
+        "disliked",
+    ]
 
 
 KILLED = """

@@ -12,6 +12,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from hf_vanilla import (
     VanillaBertConfig,
     VanillaBertForPreTraining,
+    VanillaGptConfig,
+    VanillaGptForCausalLM,
     VanillaTransformerForConditionalGeneration,
     training,
 )
@@ -42,6 +44,17 @@ def test_flops_of_bert_match_torch():
     model = VanillaBertForPreTraining(config)
     expected = counted(model.eval(), input_ids=torch.randint(3, 29, (1, 7)))
     assert config.forward_flops(torch.tensor([7]), torch.tensor([7])).tolist() == [expected]
+
+
+def test_flops_and_estimate_of_gpt_match_torch():
+    config = VanillaGptConfig(**{**BERT, "max_position_embeddings": 9, "attn_implementation": "eager"})
+    model = VanillaGptForCausalLM(config)
+    expected = counted(model.eval(), input_ids=torch.randint(3, 29, (1, 7)))
+    assert config.forward_flops(torch.tensor([7]), torch.tensor([7])).tolist() == [expected]
+    rows = Dataset.from_dict({"input_ids": torch.randint(3, 29, (20, 7)).tolist()})
+    costs = estimate(config, rows, updates=30, max_tokens_per_batch=14, probes=1)
+    assert costs.parameters == model.num_parameters()
+    assert costs.flops == 3 * 30 * 2 * config.forward_flops(torch.tensor([7]), torch.tensor([6])).item()
 
 
 @pytest.mark.parametrize("whole_last_layer", [False, True])

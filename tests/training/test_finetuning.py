@@ -147,3 +147,9 @@ def test_command_has_no_token(monkeypatch, words):
     assert shown.startswith("python train.py --seed 1 --hub")
     assert shown.endswith("... --bf16")
     assert "hf_x" not in shown
+
+
+def test_command_is_hf_vanilla_if_that_has_started_it(monkeypatch):
+    monkeypatch.setattr("sys.argv", ["/lib/hf_vanilla/scripts/sweep.py", "--seeds", "1"])
+    monkeypatch.setattr("sys.orig_argv", ["python3", "/bin/hf-vanilla", "sweep", "classification", "--seeds", "1"])
+    assert command_of_process() == "hf-vanilla sweep classification --seeds 1"

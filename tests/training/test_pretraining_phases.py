@@ -117,6 +117,8 @@ def test_both_phases_share_one_schedule(tmp_path, accumulation):
     rates = [entry["learning_rate"] for entry in trainer.state.log_history if "learning_rate" in entry]
     expected = [0.01 * min(step / 3, (12 - step) / 9) for step in range(12)]
     assert rates == pytest.approx(expected, abs=1e-9)
+    logged = [entry["sequence_length"] for entry in trainer.state.log_history if "loss" in entry]
+    assert logged == [SHORT] * 9 + [LONG] * 3
 
 
 @pytest.mark.parametrize("stop", [5, 11], ids=["first-phase", "second-phase"])

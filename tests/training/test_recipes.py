@@ -7,6 +7,7 @@ from hf_vanilla.training import (
     VanillaTrainer,
     VanillaTrainingArguments,
     WarmupWarning,
+    gpt_training_arguments,
     noam_learning_rate,
     paper_optimizers,
     paper_training_arguments,
@@ -202,3 +203,13 @@ def test_high_peak_of_another_schedule_is_accepted(tmp_path, caplog):
     arguments = VanillaTrainingArguments(str(tmp_path), learning_rate=0.1, lr_scheduler_type="linear", use_cpu=True)
     WarmupWarning().on_train_begin(arguments, TrainerState(max_steps=60), TrainerControl())
     assert caplog.messages == []
+
+
+def test_gpt_warms_up_and_decays_to_zero(tmp_path):
+    arguments = gpt_training_arguments(str(tmp_path), use_cpu=True, dataloader_pin_memory=False, adam_beta2=0.98)
+    assert (arguments.weight_decay, arguments.max_grad_norm, arguments.adam_beta2) == (0.01, 1.0, 0.98)
+    trainer = VanillaTrainer(tiny_model(), arguments, processing_class=tiny_tokenizer())
+    trainer.create_optimizer_and_scheduler(num_training_steps=6000)
+    rate = trainer.lr_scheduler.lr_lambdas[0]
+    found = [2.5e-4 * rate(step) for step in (0, 500, 2000, 4000, 6000)]
+    assert found == pytest.approx([0, 0.625e-4, 2.5e-4, 1.25e-4, 0], abs=1e-12)

@@ -1,20 +1,20 @@
 """The folder of a run: lock, options, resuming, final model."""
 
-import errno
 import json
-import os
+import re
 import signal
 import subprocess
 import sys
+from contextlib import contextmanager
 
 import pytest
-import safetensors.torch
 import torch
 from datasets import Dataset
 from tiny_translation import tiny_collator, tiny_model, tiny_pairs, weights_of
 from transformers import AutoTokenizer, Seq2SeqTrainer, Trainer, TrainingArguments
 
 from hf_vanilla import VanillaBertConfig, VanillaBertForSequenceClassification, training
+from hf_vanilla.command_line.options import run
 from hf_vanilla.data.tokenization import train_wordpiece_tokenizer
 from hf_vanilla.training import (
     VanillaTrainer,
@@ -27,6 +27,7 @@ from hf_vanilla.training import (
     lock_run_folder,
     resume_hint_on_interrupt,
     save_final_model,
+    save_metrics,
     train_to_end,
 )
 
@@ -104,6 +105,48 @@ def test_changed_options_are_refused(tmp_path, options):
 
 
 @pytest.mark.parametrize(
+    "change",
+    [
+        {"learning_rate": 3e-4},
+        {"warmup_steps": 7},
+        {"lr_scheduler_type": "cosine"},
+        {"weight_decay": 0.1},
+        {"bf16": True},
+    ],
+    ids=lambda change: next(iter(change)),
+)
+def test_run_is_resumed_with_its_optimizer_schedule_and_precision(tmp_path, change):
+    def arguments(**changes):
+        return VanillaTrainingArguments(tmp_path, use_cpu=True, **changes)
+
+    begin_run(arguments())
+    (tmp_path / "config.json").write_text("{}")
+    (name, value), *_ = change.items()
+    with pytest.raises(ValueError, match=rf"`{name}` is {value!r}, not the .* which a checkpoint as `model_name_or_"):
+        begin_run(arguments(**change))
+    begin_run(arguments(max_steps=9, logging_steps=1, eval_steps=4))
+
+
+@pytest.mark.parametrize("folder", ["", "target_tokenizer"], ids=["source", "target"])
+def test_run_is_resumed_with_its_tokenizer(tmp_path, folder):
+    checkpoint = tmp_path / "run" / "checkpoint-2"
+    tokenizer = train_wordpiece_tokenizer(["a b c d"] * 9, 9, show_progress=False)
+    tokenizer.save_pretrained(tmp_path / "run" / folder)
+    tokenizer(["a b c"], truncation=True, max_length=2)  # its file remembers this
+    tokenizer.save_pretrained(checkpoint / folder)
+    names = {"trainer_state.json": '{"global_step": 2}', "scheduler.pt": "", "global_step2": ""}
+    for name, content in names.items():
+        (checkpoint / name).write_text(content)
+    args = VanillaTrainingArguments(tmp_path / "run", use_cpu=True)
+    assert begin_run(args)[0] == str(checkpoint)
+    path = tmp_path / "run" / folder / "tokenizer.json"
+    for changed in (path.read_text().replace('"b":', '"x":'), path.read_text()[:-30], "[]"):
+        path.write_text(changed)
+        with pytest.raises(ValueError, match=r"tokenizer\.json differs from .*checkpoint-2.* Restore it"):
+            begin_run(args)
+
+
+@pytest.mark.parametrize(
     "broken", [b"", b"{", b"null", b"3", b"[]", b"\xff\xfe"], ids=["empty", "half", "null", "number", "list", "binary"]
 )
 def test_broken_options_file_is_named_and_can_be_removed(tmp_path, options, broken):
@@ -118,40 +161,78 @@ def test_broken_options_file_is_named_and_can_be_removed(tmp_path, options, brok
         begin(tmp_path, {**options, "hidden_size": 24})
 
 
-def trainer(folder, weight):
+def trainer(folder, weight, more_words=0):
     config = VanillaBertConfig(
-        vocab_size=9, hidden_size=8, num_hidden_layers=1, num_attention_heads=4, intermediate_size=12
+        vocab_size=9 + more_words, hidden_size=8, num_hidden_layers=1, num_attention_heads=4, intermediate_size=12
     )
     model = VanillaBertForSequenceClassification(config)
     torch.nn.init.constant_(model.classifier.weight, weight)
     tokenizer = train_wordpiece_tokenizer(["a b c d"] * 9, 9, show_progress=False)
+    tokenizer.add_tokens([f"word{number}" for number in range(more_words)])
     rows = Dataset.from_dict({"input_ids": [[2, 5, 3]], "labels": [0]})
     args = TrainingArguments(output_dir=str(folder), use_cpu=True, report_to=[])
     return Trainer(model, args, train_dataset=rows, processing_class=tokenizer)
 
 
-def test_full_disk_keeps_the_earlier_model(tmp_path, monkeypatch):
-    save_final_model(trainer(tmp_path, 1.0))
-    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
-    assert {"model.safetensors", "config.json", "tokenizer.json"} <= before.keys()
+@pytest.fixture
+def small_files():
+    """Return a context in which no file grows beyond a number of bytes, which fails as a full disk does."""
+    resource = pytest.importorskip("resource", reason="needs limits of Unix")
 
-    def write_half(tensors, filename, **kwargs):
-        with open(filename, "wb") as file:
-            file.write(b"half")
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    @contextmanager
+    def limited(size):
+        before = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+        try:
+            yield
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
-    with monkeypatch.context() as patch:
-        patch.setattr(safetensors.torch, "save_file", write_half)
-        patch.setattr("transformers.modeling_utils.safe_save_file", write_half)
-        with pytest.raises(OSError, match="No space left"):
-            save_final_model(trainer(tmp_path, 2.0))
-    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+    return limited
+
+
+def files_in(folder):
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_full_disk_keeps_the_earlier_model(tmp_path, small_files, capsys):
+    def save(weight):
+        saving = trainer(tmp_path, weight, more_words=600)  # so that the tokenizer is the largest file
+        saving.state.log_history = [{"loss": weight}] * 50
+        save_metrics(saving, "train", {"loss": weight, "notes": "long " * 50})
+        save_final_model(saving)
+
+    save(1.0)
+    before = files_in(tmp_path)
+    assert {"model.safetensors", "config.json", "tokenizer.json", "trainer_state.json"} <= before.keys()
+    metrics = [name for name in before if name.endswith("_results.json")]
+    stopped = (metrics[0], "config.json", "packing.py", "model.safetensors", "tokenizer.json")
+    assert sorted(stopped, key=lambda name: len(before[name])) == list(stopped)
+    for name in stopped:
+        with small_files(len(before[name]) - 1):
+            assert run(lambda: save(2.0)) == 1
+        (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error: ")]
+        assert re.search("File too large|could not be written", line), line
+        after = files_in(tmp_path)
+        for each in metrics:  # saved before the model
+            assert after.pop(each) == before[each] or b"2.0" in (tmp_path / each).read_bytes()
+        assert after == {each: content for each, content in before.items() if each not in metrics}
     (tmp_path / "model-00001-of-00002.safetensors").write_bytes(b"old")
-    save_final_model(trainer(tmp_path, 2.0))
-    assert {path.name for path in tmp_path.iterdir()} == before.keys()
+    save(2.0)
+    assert files_in(tmp_path).keys() == before.keys()
     loaded = VanillaBertForSequenceClassification.from_pretrained(tmp_path)
     assert (loaded.classifier.weight == 2.0).all()
-    assert len(AutoTokenizer.from_pretrained(tmp_path)) == json.loads(before["config.json"])["vocab_size"] == 9
+    assert len(AutoTokenizer.from_pretrained(tmp_path)) == json.loads(before["config.json"])["vocab_size"] == 609
+
+
+def test_broken_files_of_an_earlier_crash_do_no_harm(tmp_path):
+    saving = trainer(tmp_path, 1.0)
+    save_final_model(saving)
+    for name in ("trainer_state.json", "all_results.json"):
+        (tmp_path / name).write_text('{"global_step": 7, "lo')
+    assert begin_run(saving.args) == (None, False)
+    save_metrics(saving, "eval", {"eval_loss": 0.5})
+    assert json.loads((tmp_path / "all_results.json").read_text()) == {"eval_loss": 0.5}
 
 
 @pytest.mark.parametrize("length", [{"max_steps": 3}, {"num_train_epochs": 1}], ids=["updates", "epochs"])

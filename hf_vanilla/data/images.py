@@ -1,0 +1,165 @@
+"""Labelled images for classification, from folders and tables, and what a model is given of them."""
+
+import io
+import math
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from datasets import Dataset, Image
+from transformers import BaseImageProcessor, PreTrainedConfig
+
+from ..models.configuration_vanilla_vit import height_and_width
+from .files import existing_path, quoted, suffix_of
+from .labelled import load_rows
+
+
+try:
+    import PIL.Image
+    import PIL.ImageOps
+except ImportError as error:
+    raise ImportError('Images need more packages: pip install "hf_vanilla[vision]"') from error
+
+
+# Pillow's name of pictures with so many channels.
+MODES = {1: "L", 3: "RGB"}
+# Width to height of random crops, from the narrowest to the widest.
+CROP_RATIOS = (3 / 4, 4 / 3)
+
+
+def load_images(path: str | os.PathLike[str], image_column: str = "image", label_column: str = "label") -> Dataset:
+    """Load labelled images.
+
+    Args:
+        path (`str`): A folder with one folder of images for each class, whose name is the label; or a table as
+            [`~hf_vanilla.data.labelled.load_rows`] reads it, with images or, relative to its folder, their paths.
+        image_column (`str`): Column of a table's images.
+        label_column (`str`): Column of its labels.
+
+    Returns:
+        `Dataset`: rows with an `image` and a `label`.
+
+    Raises:
+        ValueError: if a folder has no classes, a class no images, or a file is no image; it is named.
+        FileNotFoundError: if there is neither such a folder nor such a file.
+    """
+    if os.path.isdir(path):
+        rows = Dataset.from_dict(_read_folder(Path(path)))
+    else:
+        path = existing_path(path, "path")
+        rows = load_rows(path, [image_column, label_column])
+        rows = rows.rename_columns({image_column: "image", label_column: "label"})
+        if suffix_of(path) != ".parquet":
+            paths = [os.path.join(os.path.dirname(path), str(each)) for each in rows["image"][:]]
+            rows = Dataset.from_dict({"image": paths, "label": rows["label"][:]})
+    check_images(rows, str(path))
+    return rows.cast_column("image", Image())
+
+
+def _read_folder(folder: Path) -> dict[str, list[str]]:
+    """List the images of a folder's folders, and the names of these as labels."""
+    suffixes = PIL.Image.registered_extensions()
+    rows: dict[str, list[str]] = {"image": [], "label": []}
+    for each in sorted(each for each in folder.iterdir() if each.is_dir() and not each.name.startswith(".")):
+        images = sorted(file for file in each.rglob("*") if file.suffix.lower() in suffixes and file.is_file())
+        if not images:
+            raise ValueError(f"{each} must have at least one image, but has none.")
+        rows["image"] += map(str, images)
+        rows["label"] += [each.name] * len(images)
+    if not rows["image"]:
+        raise ValueError(f"{folder} must have one folder of images for each class, but has no folders.")
+    return rows
+
+
+def check_images(rows: Dataset, where: str) -> None:
+    """Check from its first bytes that each image is one.
+
+    Args:
+        rows (`Dataset`): Rows with an `image`: a path, or bytes with or without one.
+        where (`str`): Name of the dataset, for messages.
+
+    Raises:
+        ValueError: if one can't be opened; its row is named.
+    """
+    for row, value in enumerate(rows.cast_column("image", Image(decode=False))["image"], start=1):
+        try:
+            PIL.Image.open(io.BytesIO(value["bytes"]) if value["bytes"] is not None else value["path"]).close()
+        except (OSError, TypeError, AttributeError) as error:  # an UnidentifiedImageError is an OSError
+            name = value["path"] if isinstance(value, dict) and value["path"] else "its image"
+            raise ValueError(
+                f"{where}, row {row}: {quoted(name)} must be an image that Pillow can read: {error}."
+            ) from None
+
+
+def build_image_processor(config: PreTrainedConfig) -> BaseImageProcessor:
+    """Build transformers' processor of images for a new ViT, which maps brightness from 0 to 255 to -1 to 1.
+
+    Args:
+        config (`PreTrainedConfig`): The model's config; `image_size` and `num_channels` count.
+
+    Returns:
+        `BaseImageProcessor`: a `ViTImageProcessor` on Pillow, with one mean and one deviation for each channel.
+    """
+    from transformers import ViTImageProcessorPil
+
+    height, width = height_and_width(config.image_size)
+    return ViTImageProcessorPil(
+        size={"height": height, "width": width},
+        image_mean=[0.5] * config.num_channels,
+        image_std=[0.5] * config.num_channels,
+    )
+
+
+class ImageTransform:
+    """Turns rows with images into what a classifier is given: `rows.with_transform(ImageTransform(processor))`.
+
+    Args:
+        processor (`BaseImageProcessor`): transformers' processor of the model.
+        num_channels (`int`): Channels of the model: 3 for colours, 1 for grey.
+        min_crop (`float`): Smallest share of an image's area that a random crop keeps, in training; 1 crops nothing.
+        flip (`bool`): Whether to mirror every second image, at random.
+
+    Raises:
+        ValueError: if a value is out of its range.
+
+    Source: crops as of Szegedy et al. 2015, "Going Deeper with Convolutions", section 6, which ViT's authors use.
+    """
+
+    def __init__(
+        self, processor: BaseImageProcessor, num_channels: int = 3, *, min_crop: float = 1.0, flip: bool = False
+    ) -> None:
+        if num_channels not in MODES:
+            raise ValueError(f"`num_channels` must be 1 (grey) or 3 (colours), got {num_channels}.")
+        if not 0 < min_crop <= 1:
+            raise ValueError(f"`min_crop` must be above 0 and at most 1, got {min_crop}.")
+        self.processor, self.mode, self.min_crop, self.flip = processor, MODES[num_channels], min_crop, flip
+
+    def __call__(self, rows: dict[str, Sequence[Any]]) -> dict[str, Sequence[Any]]:
+        """Process a batch of rows.
+
+        Args:
+            rows (`dict[str, Sequence]`): Columns; `image` holds Pillow's images.
+
+        Returns:
+            `dict[str, Sequence]`: `pixel_values`, tensors of shape `(channels, height, width)`, and the columns but
+            for `image`.
+        """
+        images = [self._augment(PIL.ImageOps.exif_transpose(each).convert(self.mode)) for each in rows["image"]]
+        pixel_values = list(self.processor(images, return_tensors="pt")["pixel_values"])
+        return {"pixel_values": pixel_values, **{name: rows[name] for name in rows if name != "image"}}
+
+    def _augment(self, image: "PIL.Image.Image") -> "PIL.Image.Image":
+        """Crop and mirror an image as torch's random numbers say."""
+        if self.min_crop < 1:
+            area, ratio, across, down = torch.rand(4).tolist()
+            area = image.width * image.height * (self.min_crop + area * (1 - self.min_crop))
+            ratio = math.exp(math.log(CROP_RATIOS[0]) + ratio * math.log(CROP_RATIOS[1] / CROP_RATIOS[0]))
+            width = max(1, min(image.width, round(math.sqrt(area * ratio))))
+            height = max(1, min(image.height, round(math.sqrt(area / ratio))))
+            left, top = round(across * (image.width - width)), round(down * (image.height - height))
+            image = image.crop((left, top, left + width, top + height))
+        if self.flip and torch.rand(()) < 0.5:
+            image = PIL.ImageOps.mirror(image)
+        return image

@@ -1,0 +1,201 @@
+"""Configuration of GPT (Radford et al. 2018), with its size and miniatures as presets."""
+
+import os
+from typing import Any
+
+import torch
+from huggingface_hub.dataclasses import strict
+
+from .self_contained import SelfContainedConfig
+
+
+HEAD_WIDTH = 64
+
+
+def _size(layers: int, width: int) -> dict[str, Any]:
+    """Build the fields of a model with heads of 64, as all published ones have."""
+    return {"num_hidden_layers": layers, "hidden_size": width, "num_attention_heads": width // HEAD_WIDTH}
+
+
+# Field names of transformers' `openai-gpt` and `gpt2`, and those here.
+_FOREIGN_FIELDS = {
+    "n_embd": "hidden_size",
+    "n_layer": "num_hidden_layers",
+    "n_head": "num_attention_heads",
+    "n_inner": "intermediate_size",
+    "n_positions": "max_position_embeddings",
+    "afn": "hidden_act",
+    "activation_function": "hidden_act",
+    "resid_pdrop": "hidden_dropout_prob",
+    "attn_pdrop": "attention_probs_dropout_prob",
+    "layer_norm_epsilon": "layer_norm_eps",
+    "summary_first_dropout": "classifier_dropout",
+}
+# Where the norm is in each of the two, and what transformers computes for two values of `afn`.
+_FOREIGN_NORMS = {"openai-gpt": "post", "gpt2": "pre"}
+_OPENAI_ACTIVATIONS = {"gelu": "gelu_new", "swish": "silu"}
+# Fields of `gpt2` that make another model, with the value that this one has.
+_FIXED_FIELDS = {
+    "scale_attn_weights": True,
+    "scale_attn_by_inverse_layer_idx": False,
+    "reorder_and_upcast_attn": False,
+    "add_cross_attention": False,
+}
+
+
+@strict
+class VanillaGptConfig(SelfContainedConfig):
+    """Configuration of a `VanillaGptModel`. The defaults are the paper's model.
+
+    Args:
+        vocab_size (`int`, defaults to 40478): Size of the vocabulary.
+        hidden_size (`int`, defaults to 768): Width of the residual stream.
+        num_hidden_layers (`int`, defaults to 12): Layers.
+        num_attention_heads (`int`, defaults to 12): Attention heads.
+        intermediate_size (`int`, *optional*, defaults to `4 * hidden_size`): Inner width of the feed-forward networks.
+        hidden_act (`str`, defaults to `"gelu_new"`): Activation, a name of transformers' `ACT2FN`; the default is the
+            authors' approximation of GELU.
+        hidden_dropout_prob (`float`, defaults to 0.1): Dropout on embeddings and on each sub-layer's output.
+        attention_probs_dropout_prob (`float`, defaults to 0.1): Dropout on attention weights.
+        max_position_embeddings (`int`, defaults to 512): Rows of the learned position table.
+        layer_norm_eps (`float`, defaults to 1e-5): Epsilon of every LayerNorm.
+        initializer_range (`float`, defaults to 0.02): Standard deviation of the normal initialisation.
+        norm_position (`str`, defaults to `"post"`): `"post"`, the paper's, or `"pre"`, GPT-2's.
+        classifier_dropout (`float`, *optional*, defaults to `hidden_dropout_prob`): Dropout before a classifier.
+        lm_loss_weight (`float`, defaults to 0.5): Weight of the language model's loss when a classifier is fine-tuned,
+            the paper's lambda; 0 for none.
+        pad_token_id (`int`, *optional*): Padding; the paper's vocabulary has none.
+        bos_token_id (`int`, *optional*): First token of a generated text without a prompt.
+        eos_token_id (`int` or `list[int]`, *optional*): Token after which generation stops.
+        use_cache (`bool`, defaults to `True`): Whether the model returns keys and values.
+        tie_word_embeddings (`bool`, defaults to `True`): The projection onto the vocabulary is the embedding.
+
+    Raises:
+        huggingface_hub.errors.StrictDataclassError: around a ValueError, if a value is out of its range or two values
+            contradict each other; around a TypeError, if a value has another type than its field.
+
+    Source: Radford et al. 2018, 4.1.
+
+    Example:
+    ```python
+    >>> from hf_vanilla import VanillaGptConfig
+    >>> config = VanillaGptConfig.preset("mini", vocab_size=8000)
+    >>> config.num_hidden_layers, config.hidden_size, config.intermediate_size
+    (4, 256, 1024)
+
+    ```
+    """
+
+    model_type = "vanilla_gpt"
+    keys_to_ignore_at_inference = ["past_key_values"]
+
+    paper = (
+        "GPT of Radford et al. 2018 "
+        "([paper](https://cdn.openai.com/research-covers/language-unsupervised/language_understanding_paper.pdf))."
+    )
+    presets = {
+        "gpt1": _size(12, 768),
+        "tiny": _size(2, 128),
+        "mini": _size(4, 256),
+        "small": _size(4, 512),
+        "medium": _size(8, 512),
+    }
+    sizes = ("vocab_size", "hidden_size", "num_attention_heads", "intermediate_size", "max_position_embeddings")
+    counts = ("num_hidden_layers",)
+    rates = ("hidden_dropout_prob", "attention_probs_dropout_prob", "classifier_dropout")
+    scales = ("initializer_range", "layer_norm_eps")
+    special_ids = ("pad_token_id", "bos_token_id", "eos_token_id")
+    choices = {"norm_position": ("post", "pre")}
+
+    vocab_size: int = 40478
+    hidden_size: int = 768
+    num_hidden_layers: int = 12
+    num_attention_heads: int = 12
+    intermediate_size: int | None = None
+    hidden_act: str = "gelu_new"
+    hidden_dropout_prob: float | int = 0.1
+    attention_probs_dropout_prob: float | int = 0.1
+    max_position_embeddings: int = 512
+    layer_norm_eps: float = 1e-5
+    initializer_range: float = 0.02
+    norm_position: str = "post"
+    classifier_dropout: float | int | None = None
+    lm_loss_weight: float | int = 0.5
+    pad_token_id: int | None = None
+    bos_token_id: int | None = None
+    eos_token_id: int | list[int] | None = None
+    use_cache: bool = True
+    tie_word_embeddings: bool = True
+
+    def __post_init__(self, **kwargs: Any) -> None:
+        if self.intermediate_size is None:
+            self.intermediate_size = 4 * self.hidden_size
+        super().__post_init__(**kwargs)
+
+    @classmethod
+    def auto_classes(cls) -> dict[str, Any]:
+        """Return the model class of each Auto class."""
+        from .modeling_vanilla_gpt import AUTO_CLASSES
+
+        return AUTO_CLASSES
+
+    def forward_flops(
+        self, input_lengths: torch.Tensor, label_counts: torch.Tensor, *, whole_last_layer: bool = False
+    ) -> torch.Tensor:
+        """Count the operations of all matrix products of a pre-training's forward pass; a multiply-add counts as two.
+
+        Args:
+            input_lengths (`torch.Tensor` of shape `(batch,)`): Tokens of each row.
+            label_counts (`torch.Tensor` of shape `(batch,)`): Tokens of each row that are predicted.
+            whole_last_layer (`bool`): Without effect here, where every output is read; other models have it.
+
+        Returns:
+            `torch.Tensor` of shape `(batch,)`: the operations of each row.
+        """
+        width = self.hidden_size
+        token = 8 * width**2 + 4 * width * int(self.intermediate_size or 0)  # never None by now
+        layer = input_lengths * token + input_lengths**2 * 4 * width
+        return self.num_hidden_layers * layer + label_counts * 2 * width * self.vocab_size
+
+    @classmethod
+    def get_config_dict(
+        cls, pretrained_model_name_or_path: str | os.PathLike, **kwargs: Any
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Read a saved configuration; one of type `openai-gpt` or `gpt2` is translated.
+
+        Args:
+            pretrained_model_name_or_path (`str`): A folder or a name on the Hub.
+            **kwargs: As in `PreTrainedConfig.get_config_dict`.
+
+        Returns:
+            `tuple[dict, dict]`: the fields, and the arguments that are left.
+
+        Raises:
+            ValueError: if it is another model than the published ones.
+        """
+        fields, unused = super().get_config_dict(pretrained_model_name_or_path, **kwargs)
+        foreign = fields.get("model_type")
+        if foreign not in _FOREIGN_NORMS:
+            return fields, unused
+        for name, value in {**_FIXED_FIELDS, "embd_pdrop": fields.get("resid_pdrop", 0.1)}.items():
+            if fields.pop(name, value) != value:
+                raise ValueError(
+                    f"`{name}` of {pretrained_model_name_or_path} must be {value}, as in the published models; "
+                    "load it with transformers' own class."
+                )
+        if foreign == "openai-gpt":
+            fields["afn"] = _OPENAI_ACTIVATIONS.get(fields.get("afn", "gelu"), fields.get("afn"))
+        fields = {_FOREIGN_FIELDS.get(name, name): value for name, value in fields.items()}
+        return {**fields, "model_type": cls.model_type, "norm_position": _FOREIGN_NORMS[foreign]}, unused
+
+    def validate_lm_loss_weight(self) -> None:
+        """Check the weight of the language model's loss.
+
+        Raises:
+            ValueError: if it is negative or infinite.
+        """
+        if not 0 <= self.lm_loss_weight < float("inf"):
+            raise ValueError(f"`lm_loss_weight` must be finite and not negative, got {self.lm_loss_weight}.")
+
+
+__all__ = ["VanillaGptConfig"]

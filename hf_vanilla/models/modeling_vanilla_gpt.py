@@ -1,0 +1,495 @@
+"""GPT, the language model of Radford et al. 2018, with its two ways of fine-tuning.
+
+     <s>   the    film   was    great   <e>       tokens; <e> is the extract token of a classifier's input
+      0     1      2      3       4      5        positions
+      |     |      |      |       |      |
+    +-v-----v------v------v-------v------v-+
+    |  sum of the two embeddings, dropout  |
+    +-------------------v------------------+
+    |  causal self-attention, add & norm;  |  x L
+    |  feed-forward, add & norm            |
+    +-v-----v------v------v-------v------v-+
+      |     |      |      |       |      |
+     the   film   was   great    <e>   class, or score of a choice (linear)
+           next tokens (tied embedding)
+
+Departures from the paper:
+- None in the defaults. Where it is silent (epsilon of LayerNorm 1e-5, GELU by its approximation with tanh, a bias in
+  every layer, the mean over a text's tokens in the auxiliary loss), they follow the authors' code.
+- `norm_position="pre"` is GPT-2: norms before the sub-layers, one more at the end, smaller initial weights where a
+  sub-layer ends.
+- A token with nothing but padding before it is not predicted: no loss.
+- The output at padding is 0, but where logits are asked for without labels. In training, only tokens that have a label
+  are projected onto the vocabulary.
+- On a CPU, where a batch has padding or several texts in a row, attention works on each text by itself.
+
+Checkpoints of types `openai-gpt` and `gpt2` load here; transformers' classes of these names read what is saved.
+"""
+
+from functools import partial
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from transformers import initialization as init
+from transformers.cache_utils import Cache, DynamicCache
+from transformers.core_model_loading import WeightTransform
+from transformers.generation import GenerationConfig, GenerationMixin
+from transformers.masking_utils import create_causal_mask
+from transformers.modeling_outputs import (
+    BaseModelOutputWithPast,
+    CausalLMOutputWithPast,
+    MultipleChoiceModelOutput,
+    SequenceClassifierOutput,
+)
+from transformers.processing_utils import Unpack
+from transformers.utils.generic import ModelOutput, TransformersKwargs, can_return_tuple, merge_with_config_defaults
+from transformers.utils.output_capturing import OutputRecorder, capture_outputs
+
+from .checks import (
+    IGNORED_LABEL,
+    VOCABULARY_HINT,
+    check_arguments,
+    check_attention_mask,
+    check_heads,
+    check_labels,
+    check_position_ids,
+    checked_embeddings,
+    has_label,
+)
+from .configuration_vanilla_gpt import VanillaGptConfig
+from .conversion_vanilla_gpt import GPT_NAMES
+from .dropout import dropout
+from .layers import EncoderLayer, SelfAttention
+from .loss import LossAndLogits, classification_loss, label_loss, token_loss
+from .packing import MAX_BUCKETS, labelled_positions, positions_of, run_encoder
+from .self_contained import VanillaPreTrainedModel
+
+
+TIED_PROJECTION = {"lm_head.weight": "transformer.embed_tokens.weight"}
+
+
+class VanillaGptPreTrainedModel(VanillaPreTrainedModel):
+    """What all models of the family share: initialisation, and what transformers may do with them."""
+
+    config: VanillaGptConfig
+    config_class = VanillaGptConfig
+    base_model_prefix = "transformer"
+    _no_split_modules = ["EncoderLayer"]
+    _skip_keys_device_placement = "past_key_values"
+    _can_record_outputs = {
+        "hidden_states": EncoderLayer,
+        "attentions": OutputRecorder(SelfAttention, index=1),
+    }
+    # Old files hold the causal mask too.
+    _keys_to_ignore_on_load_unexpected = [r"\.attn\.(masked_)?bias$", r"position_ids$"]
+
+    def file_names(self) -> list[WeightTransform]:
+        """Return the rules from the names in checkpoints of GPT and GPT-2; saved are those of the same norms."""
+        return GPT_NAMES[self.config.norm_position]
+
+    @torch.no_grad()
+    def _init_weights(self, module: nn.Module) -> None:
+        """Initialise from a normal distribution (4.1), as GPT-2 does with less where a pre-norm sub-layer ends."""
+        spread = self.config.initializer_range
+        if isinstance(module, nn.Linear | nn.Embedding):
+            init.normal_(module.weight, std=spread)
+        elif isinstance(module, EncoderLayer) and self.config.norm_position == "pre":
+            for last in (module.self_attn.out_proj, module.feed_forward.fc2):
+                init.normal_(last.weight, std=spread / (2 * self.config.num_hidden_layers) ** 0.5)
+        super()._init_weights(module)
+
+
+class VanillaGptModel(VanillaGptPreTrainedModel):
+    """The decoder: token and position embeddings, causal layers, and with pre-norm one more norm.
+
+    Args:
+        config (`VanillaGptConfig`): The model's config.
+
+    Raises:
+        ValueError: if `num_attention_heads` does not divide `hidden_size`.
+
+    Source: Radford et al. 2018, 3.1 and 4.1.
+    """
+
+    def __init__(self, config: VanillaGptConfig):
+        check_heads(config)
+        super().__init__(config)
+        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.embed_positions = nn.Embedding(config.max_position_embeddings, config.hidden_size)
+        layers = [EncoderLayer(config, number, is_causal=True) for number in range(config.num_hidden_layers)]
+        self.layers = nn.ModuleList(layers)
+        is_pre = config.norm_position == "pre"
+        self.norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps) if is_pre else nn.Identity()
+        self.gradient_checkpointing = False
+        self.post_init()
+
+    @merge_with_config_defaults
+    @capture_outputs
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        past_key_values: Cache | None = None,
+        use_cache: bool | None = None,
+        keep_padding: bool = False,
+        read_positions: Tensor | None = None,
+        **kwargs: Unpack[TransformersKwargs],
+    ) -> BaseModelOutputWithPast:
+        """Compute what is known at each token from it and those before.
+
+        Args:
+            input_ids (`torch.LongTensor` of shape `(batch, length)`, *optional*): Tokens; with a cache those that are
+                new.
+            attention_mask (`torch.Tensor` of shape `(batch, past_length + length)`, *optional*): Not 0 for tokens, 0
+                for padding on either side.
+            position_ids (`torch.LongTensor` of shape `(batch or 1, length)`, *optional*): Positions; by default the
+                tokens of a row are counted from 0, without padding. Given without a mask and a cache, a new sequence
+                begins wherever a position is not the one before plus 1 (transformers' `DataCollatorWithFlattening`).
+            inputs_embeds (`torch.Tensor` of shape `(batch, length, d_model)`, *optional*): In place of `input_ids`.
+            past_key_values (`Cache`, *optional*): Keys and values of the positions before.
+            use_cache (`bool`, *optional*): Whether to return keys and values; the config's `use_cache` by default.
+            keep_padding (`bool`, *optional*, defaults to `False`): Whether padding, too, gets an output that depends
+                on the tokens, as in transformers. It is undefined and costs time; otherwise it is 0.
+            read_positions (`torch.Tensor` of shape `(batch, length)`, *optional*): Not 0 where `last_hidden_state` is
+                read, by default everywhere; elsewhere it may be 0.
+            **kwargs: transformers' `output_attentions`, `output_hidden_states`, `return_dict`.
+
+        Returns:
+            `BaseModelOutputWithPast`: `last_hidden_state` of shape `(batch, length, d_model)`, and what was asked for.
+
+        Raises:
+            ValueError: if not exactly one of `input_ids` and `inputs_embeds` is given, an id is outside its table, a
+                shape does not fit, or there are more positions than `max_position_embeddings`.
+            TypeError: if ids are no integers.
+        """
+        inputs_embeds = checked_embeddings(self.embed_tokens, input_ids, inputs_embeds)
+        batch, length, _ = inputs_embeds.shape
+        past_length = 0 if past_key_values is None else past_key_values.get_seq_length()
+        if isinstance(past_length, int) or not torch.compiler.is_compiling():  # compiled code can't ask a static cache
+            check_attention_mask("attention_mask", attention_mask, batch, past_length + length)
+            check_position_ids(position_ids, batch, length, self.config.max_position_embeddings, past_length)
+
+        # A new cache is empty, and mask helpers would look for no sequences in `position_ids` if they knew of it.
+        create_mask = partial(create_causal_mask, past_key_values=past_key_values, position_ids=position_ids)
+        if use_cache and past_key_values is None:
+            past_key_values = DynamicCache(config=self.config)
+        numbers = position_ids
+        if numbers is None:
+            numbers = positions_of(attention_mask, length, past_length, inputs_embeds.device)
+        hidden_states = inputs_embeds + self.embed_positions(numbers)  # (batch, length, d_model)
+        hidden_states, _ = run_encoder(
+            self,
+            dropout(hidden_states, self.config.hidden_dropout_prob, self.training),
+            attention_mask,
+            create_mask=create_mask,
+            keep_padding=keep_padding,
+            read_positions=read_positions,
+            max_buckets=MAX_BUCKETS,
+            position_ids=position_ids,
+            past_key_values=past_key_values,
+            **kwargs,
+        )
+        return BaseModelOutputWithPast(hidden_states, past_key_values)
+
+
+def next_tokens(tokens: Tensor, attention_mask: Tensor | None) -> Tensor:
+    """Find the token that each position is to predict.
+
+    Args:
+        tokens (`torch.LongTensor` of shape `(batch, length)`): Tokens; -100 for those that are not to be predicted.
+        attention_mask (`torch.Tensor` of shape `(batch, past_length + length)`, *optional*): Not 0 for tokens, 0 for
+            padding, which predicts nothing.
+
+    Returns:
+        `torch.LongTensor` of shape `(batch, length)`: the next tokens; -100 where there is none.
+    """
+    labels = nn.functional.pad(tokens[:, 1:].long(), (0, 1), value=IGNORED_LABEL)
+    if isinstance(attention_mask, Tensor) and attention_mask.dim() == 2:
+        is_padding = (attention_mask == 0)[:, attention_mask.shape[1] - tokens.shape[1] :]
+        labels = labels.masked_fill(is_padding.to(labels.device), IGNORED_LABEL)
+    return labels
+
+
+class VanillaGptForCausalLM(VanillaGptPreTrainedModel, GenerationMixin):
+    """GPT with the projection that predicts the next token.
+
+    Args:
+        config (`VanillaGptConfig`): The model's config.
+
+    Source: Radford et al. 2018, 3.1.
+
+    Example:
+    ```python
+    >>> import torch
+    >>> from hf_vanilla import VanillaGptConfig, VanillaGptForCausalLM
+    >>> config = VanillaGptConfig(vocab_size=11, hidden_size=16, num_hidden_layers=1, num_attention_heads=4)
+    >>> model = VanillaGptForCausalLM(config).eval()
+    >>> model.generate(torch.tensor([[3, 4, 5]]), max_new_tokens=2, do_sample=False).shape
+    torch.Size([1, 5])
+
+    ```
+    """
+
+    _tied_weights_keys = TIED_PROJECTION
+
+    def __init__(self, config: VanillaGptConfig):
+        super().__init__(config)
+        self.transformer = VanillaGptModel(config)
+        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.post_init()
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        past_key_values: Cache | None = None,
+        labels: Tensor | None = None,
+        use_cache: bool | None = None,
+        logits_to_keep: Tensor | int = 0,
+        num_items_in_batch: Tensor | int | None = None,
+        **kwargs: Unpack[TransformersKwargs],
+    ) -> CausalLMOutputWithPast:
+        """Predict the next token at each position, and with `labels` compute the loss.
+
+        The loss is the mean over labelled tokens but the first of each row; or, if `num_items_in_batch` is given as
+        transformers' Trainer does, their sum divided by it, so that accumulated batches and several processes give the
+        gradient of one large batch. In training with `labels`, `logits` is `None`.
+
+        Args:
+            input_ids (`torch.LongTensor` of shape `(batch, length)`, *optional*): Tokens; with a cache those that are
+                new.
+            attention_mask (`torch.Tensor` of shape `(batch, past_length + length)`, *optional*): Not 0 for tokens, 0
+                for padding.
+            position_ids (`torch.LongTensor` of shape `(batch or 1, length)`, *optional*): As in [`VanillaGptModel`].
+            inputs_embeds (`torch.Tensor` of shape `(batch, length, d_model)`, *optional*): In place of `input_ids`.
+            past_key_values (`Cache`, *optional*): Keys and values of the positions before.
+            labels (`torch.LongTensor` of shape `(batch, length)`, *optional*): The tokens themselves, not shifted;
+                -100 where none is to be predicted.
+            use_cache (`bool`, *optional*): Whether to return keys and values; with `labels` not by default.
+            logits_to_keep (`int` or `torch.LongTensor` of shape `(positions,)`, *optional*, defaults to 0): Number of
+                last positions, or the positions, whose logits are computed without labels; 0 for all.
+            num_items_in_batch (`torch.Tensor` or `int`, *optional*): Labelled tokens of the whole optimizer step.
+            **kwargs: transformers' `output_attentions`, `output_hidden_states`, `return_dict`; and in place of
+                `labels`, `shift_labels` of the same shape, the next token of each position, as where sequences are
+                cut across devices. (As an argument of its own, the Trainer would ask for it in every data set.)
+
+        Returns:
+            `CausalLMOutputWithPast`: `loss` of shape `()` in nats, `logits` of shape `(batch, length, vocab)`, and
+            what was asked for.
+
+        Raises:
+            ValueError: if a label is outside the vocabulary, `labels` has another shape than the tokens, or
+                `num_items_in_batch` is no number of labels.
+            TypeError: if an argument is no tensor.
+        """
+        shift_labels: Tensor | None = cast(dict, kwargs).pop("shift_labels", None)
+        labelled = {"labels": labels, "shift_labels": shift_labels}
+        check_arguments(num_items_in_batch, input_ids=input_ids, inputs_embeds=inputs_embeds, **labelled)
+        given, read = input_ids if inputs_embeds is None else inputs_embeds, None
+        for name, tensor in labelled.items():
+            if tensor is not None and given is not None:
+                check_labels(name, tensor, tuple(given.shape[:2]), self.config.vocab_size, VOCABULARY_HINT)
+        if labels is not None and shift_labels is None:
+            shift_labels = next_tokens(labels, attention_mask)
+        if shift_labels is not None:
+            use_cache, read = bool(use_cache), labelled_positions(given, shift_labels, self.training)
+        inputs = (input_ids, attention_mask, position_ids, inputs_embeds, past_key_values)
+        reads = {"keep_padding": shift_labels is None, "read_positions": read}
+        outputs = self.transformer(*inputs, use_cache=use_cache, return_dict=True, **{**reads, **kwargs})
+        hidden_states = outputs.last_hidden_state
+        if shift_labels is None:
+            kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
+            hidden_states = hidden_states[:, kept]
+        options: Any = {"training": self.training, "num_items_in_batch": num_items_in_batch}
+        loss, logits = token_loss(self.lm_head, hidden_states, shift_labels, **options)
+        return CausalLMOutputWithPast(loss, logits, outputs.past_key_values, outputs.hidden_states, outputs.attentions)
+
+    def _prepare_generated_length(
+        self, generation_config: GenerationConfig, *args: Any, **kwargs: Any
+    ) -> GenerationConfig:
+        """Refuse a length that the positions do not reach. The last token is never read, so it needs none."""
+        generation_config = super()._prepare_generated_length(generation_config, *args, **kwargs)
+        limit = self.config.max_position_embeddings
+        if generation_config.max_length > limit + 1:
+            raise ValueError(
+                f"`max_length` ({generation_config.max_length}, the prompt and `max_new_tokens`) must not exceed "
+                f"{limit + 1}: the model reads all but the last token, and `max_position_embeddings` is {limit}."
+            )
+        return generation_config
+
+
+class VanillaGptClassifier(VanillaGptPreTrainedModel):
+    """What both ways of fine-tuning share: they read the extract token, and keep training the language model.
+
+    Args:
+        config (`VanillaGptConfig`): The model's config.
+
+    Source: Radford et al. 2018, 3.2 and 3.3.
+    """
+
+    _tied_weights_keys = TIED_PROJECTION
+    output_class: Any
+    text_axes = 1  # of the axes of `input_ids`, those before the tokens of a text
+
+    def __init__(self, config: VanillaGptConfig):
+        super().__init__(config)
+        self.transformer = VanillaGptModel(config)
+        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        labels: Tensor | None = None,
+        num_items_in_batch: Tensor | int | None = None,
+        **kwargs: Unpack[TransformersKwargs],
+    ) -> ModelOutput:
+        """Read the last token of each text and predict, and with `labels` compute the loss, the mean over them.
+
+        In training on `input_ids`, the loss of the language model, the mean over a text's tokens and then over the
+        texts, is added with `lm_loss_weight`.
+
+        Args:
+            input_ids (`torch.LongTensor` of shape `(batch, length)` or `(batch, choices, length)`, *optional*):
+                Tokens, the extract token last.
+            attention_mask (`torch.Tensor` of that shape, *optional*): Not 0 for tokens, 0 for padding on either side.
+                Without one, the last token is the last that is not `pad_token_id`.
+            position_ids (`torch.LongTensor` of that shape, *optional*): Positions.
+            inputs_embeds (`torch.Tensor` of that shape and d_model, *optional*): In place of `input_ids`.
+            labels (`torch.Tensor`, *optional*): As the class describes them; -100 is ignored.
+            num_items_in_batch (`torch.Tensor` or `int`, *optional*): Labels of the whole optimizer step, in place of
+                those of this batch: accumulated batches and several processes then give the gradient of one large
+                batch.
+            **kwargs: transformers' `output_attentions`, `output_hidden_states`, `return_dict`.
+
+        Returns:
+            `ModelOutput`: transformers' class for the task, with `loss` of shape `()` and `logits`.
+
+        Raises:
+            ValueError: if a label is outside its range, or a shape does not fit.
+            TypeError: if an argument is no tensor, or ids or classes are no integers.
+        """
+        check_arguments(num_items_in_batch, input_ids=input_ids, inputs_embeds=inputs_embeds, labels=labels)
+        given, axes = (input_ids, 1) if inputs_embeds is None else (inputs_embeds, 2)
+        if given is None or given.dim() != self.text_axes + axes or given.shape[self.text_axes] == 0:
+            raise ValueError(
+                f"`input_ids` must have shape (batch, {'choices, ' * (self.text_axes - 1)}length), length at least 1, "
+                f"or `inputs_embeds` one dimension more; got {None if given is None else tuple(given.shape)}."
+            )
+        batch, given = given.shape[: self.text_axes], given.flatten(0, self.text_axes - 1)
+        input_ids, attention_mask, *others = (
+            None if tensor is None else tensor.flatten(0, self.text_axes - 1)
+            for tensor in (input_ids, attention_mask, position_ids, inputs_embeds)
+        )
+        check_attention_mask("attention_mask", attention_mask, *given.shape[:2])
+        is_token = torch.ones(given.shape[:2], dtype=torch.bool, device=given.device)
+        if attention_mask is not None and attention_mask.dim() == 2:
+            is_token = attention_mask.to(given.device) != 0
+        elif input_ids is not None and self.config.pad_token_id is not None:
+            is_token = input_ids != self.config.pad_token_id
+        last = is_token.long().cumsum(1).argmax(1)  # (texts,); the first maximum is at the last token
+        is_read, next_ids = torch.arange(given.shape[1], device=last.device) == last[:, None], None
+        if labels is not None and input_ids is not None and self.training and self.config.lm_loss_weight > 0:
+            next_ids = next_tokens(input_ids.masked_fill(~is_token, IGNORED_LABEL), is_token)  # (texts, length)
+            is_read = is_read | has_label(next_ids)
+        inputs = (input_ids, attention_mask, *others)
+        outputs = self.transformer(*inputs, use_cache=False, read_positions=is_read, return_dict=True, **kwargs)
+        hidden_states = outputs.last_hidden_state
+        texts = torch.arange(len(last), device=hidden_states.device)
+        extracted = hidden_states[texts, last.to(hidden_states.device)].unflatten(0, batch)
+        loss, logits = self._predict(self._classifier_dropout(extracted), labels, num_items_in_batch)
+        if labels is not None and next_ids is not None:
+            lm_loss = self._lm_loss(hidden_states, next_ids, labels.reshape(len(logits), -1), num_items_in_batch)
+            loss = loss + self.config.lm_loss_weight * lm_loss
+        return self.output_class(loss, logits, outputs.hidden_states, outputs.attentions)
+
+    def _lm_loss(self, hidden_states: Tensor, next_ids: Tensor, labels: Tensor, items: Tensor | int | None) -> Any:
+        """Average the language model's loss over each text's tokens, and over the texts with labels (batch, ...)."""
+        labelled, choices = has_label(labels).sum(1), len(next_ids) // len(labels)
+        weights = labelled.repeat_interleave(choices) / choices / has_label(next_ids).sum(1).clamp(min=1)  # (texts,)
+        options: Any = {"training": True, "num_items_in_batch": labelled.sum() if items is None else items}
+        return token_loss(
+            self.lm_head, hidden_states, next_ids, weights=weights[:, None].expand_as(next_ids), **options
+        )[0]
+
+    def _predict(self, extracted: Tensor, labels: Tensor | None, items: Tensor | int | None) -> Any:
+        """Return loss and logits of texts (batch, d_model) or (batch, choices, d_model)."""
+        raise NotImplementedError(f"{type(self).__name__} must compute loss and logits.")
+
+
+class VanillaGptForSequenceClassification(VanillaGptClassifier):
+    """GPT with a classifier of one text or a pair: classes, several labels at once, or numbers (regression).
+
+    `labels` of shape `(batch,)` or `(batch, num_labels)` are classes, or for several labels or numbers one value for
+    each output; `logits` have shape `(batch, num_labels)`. The config's `problem_type` decides the loss:
+    cross-entropy, squared error, or binary cross-entropy of each label. Unset, one output is regression, integers are
+    classes, and other numbers are several labels.
+
+    Args:
+        config (`VanillaGptConfig`): The model's config.
+
+    Source: Radford et al. 2018, 3.2 and 3.3.
+    """
+
+    output_class = SequenceClassifierOutput
+
+    def __init__(self, config: VanillaGptConfig):
+        super().__init__(config)
+        self.num_labels = config.num_labels
+        self.score = nn.Linear(config.hidden_size, config.num_labels, bias=False)
+        self.post_init()
+
+    def _predict(self, extracted: Tensor, labels: Tensor | None, items: Tensor | int | None) -> LossAndLogits:
+        logits = self.score(extracted)  # (batch, num_labels)
+        return label_loss(self.config, logits, labels, items), logits
+
+
+class VanillaGptForMultipleChoice(VanillaGptClassifier):
+    """GPT with one score for each choice of an ending: each is a text with the context, a delimiter and the choice.
+
+    Inputs have shape `(batch, choices, length)`; `labels` of shape `(batch,)` are the numbers of the right choices;
+    `logits` have shape `(batch, choices)`.
+
+    Args:
+        config (`VanillaGptConfig`): The model's config.
+
+    Source: Radford et al. 2018, 3.3 and Figure 1.
+    """
+
+    output_class = MultipleChoiceModelOutput
+    text_axes = 2
+
+    def __init__(self, config: VanillaGptConfig):
+        super().__init__(config)
+        self.multiple_choice_head = nn.ModuleDict(
+            {"summary": nn.Linear(config.hidden_size, 1)}
+        )  # names of checkpoints
+        self.post_init()
+
+    def _predict(self, extracted: Tensor, labels: Tensor | None, items: Tensor | int | None) -> LossAndLogits:
+        logits = self.multiple_choice_head["summary"](extracted).squeeze(-1)  # (batch, choices)
+        return None if labels is None else classification_loss(logits, labels.flatten(), items), logits
+
+
+# What each Auto class is to load, here and from a checkpoint that carries this file.
+AUTO_CLASSES: dict[str, type[VanillaGptPreTrainedModel]] = {
+    "AutoModel": VanillaGptModel,
+    "AutoModelForCausalLM": VanillaGptForCausalLM,
+    "AutoModelForSequenceClassification": VanillaGptForSequenceClassification,
+    "AutoModelForMultipleChoice": VanillaGptForMultipleChoice,
+}
+
+__all__ = [
+    "AUTO_CLASSES",
+    "VanillaGptPreTrainedModel",
+    *(model_class.__name__ for model_class in dict.fromkeys(AUTO_CLASSES.values())),
+]

@@ -1,0 +1,110 @@
+"""Labelled images from folders and tables, and what a model is given of them."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from datasets import Dataset, Image
+from PIL import Image as Pictures
+
+from hf_vanilla import VanillaVitConfig
+from hf_vanilla.data.images import ImageTransform, build_image_processor, load_images
+
+
+PIXELS = np.arange(6 * 10 * 3, dtype=np.uint8).reshape(6, 10, 3)
+PROCESSOR = build_image_processor(VanillaVitConfig(image_size=(6, 10), patch_size=2))
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A folder of three pictures of two classes, and other files."""
+    for name in ("cat/2.png", "cat/1.jpg", "bird/nested/3.PNG"):
+        path = tmp_path / "pictures" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Pictures.fromarray(PIXELS).save(path)
+    (tmp_path / "pictures" / "readme.txt").write_text("none")
+    (tmp_path / "pictures" / "cat" / "notes.txt").write_text("none")
+    return tmp_path / "pictures"
+
+
+def test_names_of_folders_are_labels(folder):
+    rows = load_images(folder)
+    assert rows["label"][:] == ["bird", "cat", "cat"]
+    assert np.array_equal(np.asarray(rows[0]["image"]), PIXELS)
+
+
+@pytest.mark.parametrize("kind", ["paths", "parquet"])
+def test_tables_have_images_or_their_paths(folder, kind):
+    if kind == "paths":
+        path = folder / "rows.jsonl"
+        path.write_text(json.dumps({"file": "cat/2.png", "animal": "cat"}) + "\n")
+    else:
+        path = folder / "rows.parquet"
+        rows = Dataset.from_dict({"file": [str(folder / "cat/2.png")], "animal": ["cat"]}).cast_column("file", Image())
+        rows = rows.map(lambda row: {"file": row["file"]})  # holds bytes in place of a path
+        rows.to_parquet(path)
+    (row,) = load_images(path, "file", "animal")
+    assert (np.asarray(row["image"]).tolist(), row["label"]) == (PIXELS.tolist(), "cat")
+
+
+def test_bad_files_are_named_in_the_error(folder):
+    (folder / "cat" / "3.png").write_text("no picture")
+    with pytest.raises(ValueError, match=r"pictures, row 4: .*3\.png.* must be an image that Pillow can read"):
+        load_images(folder)
+    (folder / "dog").mkdir()
+    with pytest.raises(ValueError, match=r"dog must have at least one image, but has none"):
+        load_images(folder)
+    with pytest.raises(ValueError, match=r"nested must have one folder of images for each class, but has no folders"):
+        load_images(folder / "bird" / "nested")
+    (folder / "rows.jsonl").write_text('{"image": "cat/9.png", "label": 1}\n')
+    with pytest.raises(ValueError, match=r"rows\.jsonl, row 1: .*9\.png.* must be an image"):
+        load_images(folder / "rows.jsonl")
+
+
+@pytest.mark.parametrize("channels", [1, 3], ids=["grey", "colours"])
+def test_pixels_are_scaled_with_one_mean_for_each_channel(channels):
+    processor = build_image_processor(VanillaVitConfig(image_size=(6, 10), patch_size=2, num_channels=channels))
+    picture = Pictures.fromarray(PIXELS)
+    rows = {"image": [picture, picture.convert("L")], "labels": [4, 0]}
+    given = ImageTransform(processor, channels)(rows)
+    assert given["labels"] == [4, 0]
+    assert len(processor.image_mean) == len(processor.image_std) == channels
+    expected = np.asarray(picture.convert("L" if channels == 1 else "RGB"), dtype=np.float32)
+    expected = torch.from_numpy(expected.reshape(6, 10, channels)).permute(2, 0, 1) / 127.5 - 1
+    # float32's rounding of values of size 1
+    torch.testing.assert_close(given["pixel_values"][0], expected, rtol=0, atol=1e-6)
+    assert given["pixel_values"][1].shape == (channels, 6, 10)
+
+
+def test_augmentation_crops_and_mirrors_at_random():
+    rows = {"image": [Pictures.fromarray(PIXELS)]}
+    (plain,) = ImageTransform(PROCESSOR)(rows)["pixel_values"]
+    flip = ImageTransform(PROCESSOR, flip=True)
+    flipped = [flip(rows)["pixel_values"][0] for _ in range(40)]
+    mirrored = sum(torch.equal(each, plain.flip(2)) for each in flipped)
+    assert mirrored + sum(torch.equal(each, plain) for each in flipped) == 40
+    assert 8 < mirrored < 32  # 20 expected; outside with a probability below 1e-3
+    crop = ImageTransform(PROCESSOR, min_crop=0.3)
+    crops = [crop(rows)["pixel_values"][0] for _ in range(5)]
+    assert len({float(each.sum()) for each in crops}) > 1
+    torch.manual_seed(3)
+    first = crop(rows)["pixel_values"][0]
+    torch.manual_seed(3)
+    assert torch.equal(crop(rows)["pixel_values"][0], first)
+    sizes = [crop._augment(rows["image"][0]).size for _ in range(50)]
+    # whole pixels round the share of 0.3 down
+    assert all(width * height >= 0.3 * 60 - 8 for width, height in sizes)
+    assert min(sizes) < (10, 6)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"num_channels": 4}, r"`num_channels` must be 1 \(grey\) or 3"),
+        ({"min_crop": 0.0}, r"`min_crop` must be above 0"),
+    ],
+)
+def test_bad_options_are_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        ImageTransform(PROCESSOR, **options)

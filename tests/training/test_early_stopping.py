@@ -1,0 +1,59 @@
+import pytest
+from tiny_translation import tiny_collator, tiny_model, tiny_pairs, tiny_tokenizer
+
+from hf_vanilla.training import (
+    FinetuningArguments,
+    VanillaTrainer,
+    VanillaTrainingArguments,
+    is_finished,
+    save_final_model,
+)
+
+
+def arguments(folder, **changes):
+    options = dict(
+        max_steps=20, eval_strategy="steps", eval_steps=1, early_stopping_patience=2, use_cpu=True, disable_tqdm=True,
+        report_to="none", per_device_train_batch_size=9, learning_rate=1e-30, dataloader_pin_memory=False,
+    )  # fmt: skip
+    return VanillaTrainingArguments(str(folder), **{**options, **changes})
+
+
+def trained(args):
+    model = tiny_model()
+    trainer = VanillaTrainer(
+        model, args, tiny_collator(model), train_dataset=tiny_pairs(), eval_dataset=tiny_pairs(9, seed=6),
+        processing_class=tiny_tokenizer(),
+    )  # fmt: skip
+    trainer.train()
+    return trainer
+
+
+def test_a_run_without_progress_stops_and_is_finished(tmp_path):
+    args = arguments(tmp_path)
+    trainer = trained(args)
+    assert trainer.state.global_step == 3  # the first evaluation is the best; two more in vain
+    assert trainer.state.best_model_checkpoint.endswith("checkpoint-1")
+    save_final_model(trainer)
+    assert is_finished(args)
+    assert not is_finished(arguments(tmp_path, max_steps=30))  # a longer run
+
+
+def test_progress_resets_the_patience(tmp_path):
+    trainer = trained(
+        arguments(tmp_path, learning_rate=1e-2, max_steps=6, early_stopping_patience=1, save_total_limit=2)
+    )
+    assert trainer.state.global_step == 6
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"early_stopping_patience": -1}, "`early_stopping_patience` must not be negative, got -1"),
+        ({"eval_strategy": "no"}, r"`early_stopping_patience` \(2\) needs evaluations"),
+    ],
+)
+@pytest.mark.parametrize("kind", [VanillaTrainingArguments, FinetuningArguments])
+def test_bad_patience_is_named(kind, changes, message, tmp_path):
+    options = {"early_stopping_patience": 2, "eval_strategy": "epoch", **changes}
+    with pytest.raises(ValueError, match=message):
+        kind(str(tmp_path), **options)
