@@ -49,7 +49,7 @@ from hf_vanilla.command_line.options import run
 from hf_vanilla.data.labelled import Labels, infer_labels, load_rows
 from hf_vanilla.data.tokenization import add_text_ends
 from hf_vanilla.metrics import ClassificationMetrics
-from hf_vanilla.training import FinetuningArguments, FinetuningTask, ResilientPushTrainer
+from hf_vanilla.training import FinetuningArguments, FinetuningTask, VerifiedCheckpointTrainer
 
 
 logger = logging.getLogger("finetune_classification")
@@ -191,8 +191,8 @@ def prepare(arguments: TaskArguments, training_args: FinetuningArguments) -> Fin
             model.resize_token_embeddings(len(tokenizer))
         return model
 
-    def make_trainer(args: FinetuningArguments) -> ResilientPushTrainer:
-        return ResilientPushTrainer(
+    def make_trainer(args: FinetuningArguments) -> VerifiedCheckpointTrainer:
+        return VerifiedCheckpointTrainer(
             args=args,
             model_init=make_model,
             data_collator=DataCollatorWithPadding(tokenizer),

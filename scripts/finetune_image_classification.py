@@ -47,7 +47,7 @@ from hf_vanilla.command_line.options import run
 from hf_vanilla.data.images import ImageTransform, build_image_processor, load_images
 from hf_vanilla.data.labelled import Labels, infer_labels
 from hf_vanilla.metrics import ClassificationMetrics
-from hf_vanilla.training import FinetuningArguments, FinetuningTask, ResilientPushTrainer
+from hf_vanilla.training import FinetuningArguments, FinetuningTask, VerifiedCheckpointTrainer
 
 
 logger = logging.getLogger("finetune_image_classification")
@@ -204,8 +204,8 @@ def prepare(arguments: TaskArguments, training_args: FinetuningArguments) -> Fin
             return VanillaVitForImageClassification(new_config(arguments, **labels.config_fields()))
         return build_model(AutoModelForImageClassification, arguments, **labels.config_fields())
 
-    def make_trainer(args: FinetuningArguments) -> ResilientPushTrainer:
-        return ResilientPushTrainer(
+    def make_trainer(args: FinetuningArguments) -> VerifiedCheckpointTrainer:
+        return VerifiedCheckpointTrainer(
             args=args,
             model_init=make_model,
             train_dataset=data["train"],

@@ -39,7 +39,7 @@ from hf_vanilla.command_line.finetuning import (
 from hf_vanilla.command_line.options import run
 from hf_vanilla.data.labelled import load_rows
 from hf_vanilla.metrics import ClassificationMetrics
-from hf_vanilla.training import FinetuningArguments, FinetuningTask, ResilientPushTrainer
+from hf_vanilla.training import FinetuningArguments, FinetuningTask, VerifiedCheckpointTrainer
 
 
 logger = logging.getLogger("finetune_multiple_choice")
@@ -98,8 +98,8 @@ def prepare(arguments: TaskArguments, training_args: FinetuningArguments) -> Fin
     # 2. model and trainer; rows have several lengths and can't be grouped by one
     training_args.train_sampling_strategy = "random"
 
-    def make_trainer(args: FinetuningArguments) -> ResilientPushTrainer:
-        return ResilientPushTrainer(
+    def make_trainer(args: FinetuningArguments) -> VerifiedCheckpointTrainer:
+        return VerifiedCheckpointTrainer(
             args=args,
             model_init=lambda: build_model(AutoModelForMultipleChoice, arguments),
             data_collator=DataCollatorForMultipleChoice(tokenizer),

@@ -39,7 +39,7 @@ from hf_vanilla.command_line.options import run
 from hf_vanilla.data.labelled import Labels, load_rows
 from hf_vanilla.data.token_classification import check_tagged_words, tag_names, tokenize_tagged_words
 from hf_vanilla.metrics import EntityMetrics
-from hf_vanilla.training import FinetuningArguments, FinetuningTask, ResilientPushTrainer
+from hf_vanilla.training import FinetuningArguments, FinetuningTask, VerifiedCheckpointTrainer
 
 
 logger = logging.getLogger("finetune_token_classification")
@@ -85,8 +85,8 @@ def prepare(arguments: TaskArguments, training_args: FinetuningArguments) -> Fin
     logger.info(f"tags: {', '.join(map(repr, names))}; {len(data['train']):,} training sentences")
 
     # 2. model and trainer
-    def make_trainer(args: FinetuningArguments) -> ResilientPushTrainer:
-        return ResilientPushTrainer(
+    def make_trainer(args: FinetuningArguments) -> VerifiedCheckpointTrainer:
+        return VerifiedCheckpointTrainer(
             args=args,
             model_init=lambda: build_model(AutoModelForTokenClassification, arguments, **labels.config_fields()),
             data_collator=DataCollatorForTokenClassification(tokenizer),

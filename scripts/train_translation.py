@@ -51,10 +51,10 @@ from hf_vanilla.metrics import TranslationMetrics
 from hf_vanilla.metrics.bleu import check_tokenize
 from hf_vanilla.models.text_batches import DEFAULT_MAX_LENGTH, TARGET_TOKENIZER, load_tokenizers
 from hf_vanilla.training import (
-    ResilientPushTrainer,
     StopOnNaNCallback,
     VanillaTrainer,
     VanillaTrainingArguments,
+    VerifiedCheckpointTrainer,
     WarmupWarning,
     add_early_stopping,
     average_checkpoints,
@@ -365,7 +365,7 @@ def plan(model_args: ModelArguments, data_args: DataArguments, training_args, ou
     return [(get_model(model_args, *tokenizers).config, data["train"], 1.0)]
 
 
-class StockTrainer(ResilientPushTrainer, Seq2SeqTrainer):
+class StockTrainer(VerifiedCheckpointTrainer, Seq2SeqTrainer):
     """`Seq2SeqTrainer` whose training survives an outage of the Hub."""
 
 

@@ -264,6 +264,21 @@ def _check_weight_files(root: Path) -> None:
             raise ValueError(f"The model in {root} does not load: {path.name}: {error}") from error
 
 
+def find_model_class(folder: str | os.PathLike[str]) -> type[PreTrainedModel] | None:
+    """Find the model class that `config.json` names, among those of this package and of transformers.
+
+    Args:
+        folder (`str`): Folder of a model.
+
+    Returns:
+        `type[PreTrainedModel]`: the class; `None` if the config is of another model, or can't be read.
+    """
+    try:
+        return _class_of_folder(Path(folder))
+    except (ValueError, OSError, KeyError):
+        return None
+
+
 def check_json_files(folder: str | os.PathLike[str]) -> None:
     """Check that the files of config and tokenizer have no absurd size or depth, before anything reads them.
 

@@ -7,12 +7,14 @@ from ..hub.pushing_trainer import ResilientPushTrainer
 from . import deprecated
 from .arguments import FinetuningArguments, VanillaTrainingArguments, add_early_stopping
 from .averaging import average_checkpoints
+from .checkpointing import ManifestCallback, VerifiedCheckpointTrainer
 from .checkpoints import (
     best_checkpoints,
     checkpoint_to_resume,
     folder_of_tokenizer,
     last_checkpoints,
     last_complete_checkpoint,
+    why_not_resumable,
 )
 from .cost import Estimate, estimate
 from .divergence import StopOnNaNCallback, check_finite_weights
@@ -48,6 +50,7 @@ from .runs import (
     save_metrics,
     train_to_end,
 )
+from .signals import StopOnSignalCallback
 from .trainer import VanillaTrainer
 
 
@@ -67,6 +70,7 @@ __all__ = [
     "Estimate",
     "FinetuningArguments",
     "FinetuningTask",
+    "ManifestCallback",
     "OrderedEvaluationTrainer",
     "Phase",
     "PhasedBatchSampler",
@@ -74,8 +78,10 @@ __all__ = [
     "RepeatableCollator",
     "ResilientPushTrainer",
     "StopOnNaNCallback",
+    "StopOnSignalCallback",
     "VanillaTrainer",
     "VanillaTrainingArguments",
+    "VerifiedCheckpointTrainer",
     "WarmupWarning",
     "add_early_stopping",
     "average_checkpoints",
@@ -107,4 +113,5 @@ __all__ = [
     "summarise_seeds",
     "train_to_end",
     "train_with_seeds",
+    "why_not_resumable",
 ]

@@ -17,6 +17,16 @@ from .runs import saved_option
 logger = logging.get_logger(__name__)
 
 
+# Of both classes of training arguments.
+FORCE_RESUME: Any = {
+    "help": "Resume although configuration, tokenizer, data, order of examples or number of processes changed.",
+    "aliases": ["--force"],
+}
+STOP_GRACE: Any = {
+    "help": "Seconds from SIGTERM or Ctrl-C until the training has saved and ended. torchrun kills after 30."
+}
+
+
 @dataclass
 class PrecisionArguments(TrainingArguments):
     """Training arguments with a precision that can be chosen by the machine.
@@ -133,6 +143,11 @@ class VanillaTrainingArguments(EarlyStoppingArguments, Seq2SeqTrainingArguments)
         ddp_find_unused_parameters (`bool`, *optional*, defaults to `False`): As in `TrainingArguments`, but off: every
             parameter takes part in every update of these models, and looking for others costs a walk over each graph.
             Set it for a model with frozen parts.
+        force_resume (`bool`, *optional*, defaults to `False`): Resume from a checkpoint although configuration,
+            tokenizer, training data, order of the examples or number of processes are not those that it was saved
+            with.
+        stop_grace (`float`, *optional*, defaults to 25.0): Seconds from SIGTERM or Ctrl-C within which a training of
+            the scripts saves a checkpoint and ends ([`~hf_vanilla.training.StopOnSignalCallback`]).
 
     Raises:
         ValueError: if a value is out of its range, or if `max_tokens_per_batch` is combined with another argument that
@@ -163,6 +178,8 @@ class VanillaTrainingArguments(EarlyStoppingArguments, Seq2SeqTrainingArguments)
         default=False,
         metadata={"help": "Look for parameters without a gradient. Off: every parameter must have one."},
     )
+    force_resume: bool = field(default=False, metadata=FORCE_RESUME)
+    stop_grace: float = field(default=25.0, metadata=STOP_GRACE)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -223,6 +240,8 @@ class FinetuningArguments(EarlyStoppingArguments):
         logging_nan_inf_filter (`bool`): Whether to hide losses that are nan or infinite from the log; the run then
             stops later.
         save_strategy (`str`): When to save checkpoints while training.
+        force_resume (`bool`): As in [`VanillaTrainingArguments`].
+        stop_grace (`float`): Likewise.
 
     Raises:
         ValueError: if `output_dir` is missing, or a checkpoint to resume from is given.
@@ -255,6 +274,8 @@ class FinetuningArguments(EarlyStoppingArguments):
         metadata={"help": "Hide losses that are nan or inf from the log. Off: they show, and the run stops."},
     )
     save_strategy: str = field(default="no", metadata={"help": "Checkpoints while training: no, epoch or steps."})
+    force_resume: bool = field(default=False, metadata=FORCE_RESUME)
+    stop_grace: float = field(default=25.0, metadata=STOP_GRACE)
 
     def __post_init__(self) -> None:
         if self.output_dir is None:

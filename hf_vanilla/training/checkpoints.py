@@ -13,12 +13,19 @@ from safetensors import SafetensorError, safe_open
 from transformers.tokenization_utils_base import TOKENIZER_CONFIG_FILE
 from transformers.trainer import OPTIMIZER_NAME, OPTIMIZER_NAME_BIN, SCHEDULER_NAME, TRAINER_STATE_NAME
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
-from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME, logging
+from transformers.utils import CONFIG_NAME, SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME, logging
+
+from ..hub.folder import check_model, find_model_class
+from .manifest import MANIFEST_FILE, damage_of_files, read_manifest
 
 
 logger = logging.get_logger(__name__)
 
 
+# Files and folders that a checkpoint has for resuming, in addition to the trainer's state.
+_TO_RESUME = re.compile(r"optimizer|rng_state|global_step")
+# In the state of a trainer whose checkpoints are complete with their manifests only.
+MANIFEST_MARK = "ManifestCallback"
 _EVALUATION_HINT = (
     "Only checkpoints that were evaluated when they were saved can be compared: train with validation data, "
     "--eval_strategy steps and --eval_steps equal to --save_steps; or take the last ones."
@@ -82,8 +89,9 @@ def best_checkpoints(
 def last_complete_checkpoint(run_dir: str | os.PathLike) -> str | None:
     """Find the newest checkpoint that a run can be resumed from.
 
-    It must have the trainer's state, which `Trainer` writes last, and the states of optimizer and schedule, which
-    `save_only_model` leaves out; and no file may be truncated. Incomplete ones are skipped with a warning.
+    One with a manifest must have all its files as they were written. One without, of an earlier version or of the
+    stock trainer, must have the states of trainer, optimizer, schedule and random numbers, all tensors of its model,
+    and no file that is truncated, zero, or damaged as far as that shows. Others are skipped with a warning.
 
     Args:
         run_dir (`str`): The `output_dir` of a `Trainer`, with folders `checkpoint-<step>`; it need not exist.
@@ -91,40 +99,67 @@ def last_complete_checkpoint(run_dir: str | os.PathLike) -> str | None:
     Returns:
         `str`: the folder, for `Trainer.train(resume_from_checkpoint=...)`; `None` if there is none.
     """
-    folders = _folders_by_step(Path(run_dir)) if Path(run_dir).is_dir() else {}
-    for folder in reversed(folders.values()):
-        reason = _why_not_resumable(folder)
-        if reason is None:
-            return str(folder)
-        logger.warning(f"Skipped {folder}: a run can't be resumed from it, because it has {reason}.")
-    return None
+    return _newest_good(run_dir)[0]
 
 
 def checkpoint_to_resume(run_dir: str | os.PathLike, given: str | None = None) -> str | None:
-    """Find the checkpoint that a run resumes from: a given one, or else its own newest complete one.
+    """Find the checkpoint that a run resumes from: a given one, or else its own newest good one.
 
     Args:
         run_dir (`str`): The `output_dir` of a `Trainer`.
         given (`str`, *optional*): `resume_from_checkpoint`: a checkpoint, of this or another run.
 
     Returns:
-        `str`: the folder; `None` if none is given and there is none.
+        `str`: the folder; `None` if none is given and there is none, or none that was finished.
 
     Raises:
-        ValueError: if no run can be resumed from the given one.
+        ValueError: if no run can be resumed from the given one; or if a checkpoint of the run is damaged and no other
+            is good.
     """
     if given is None:
-        return last_complete_checkpoint(run_dir)
+        found, damaged = _newest_good(run_dir)
+        if found is None and damaged:
+            raise ValueError(
+                f"`output_dir` ({run_dir}) has no checkpoint to resume from but damaged ones: "
+                f"{'; '.join(damaged)}. Restore one from a copy, or remove them to start the run anew."
+            )
+        return found
     if not Path(given).is_dir():
         raise ValueError(
             f"`resume_from_checkpoint` must be the folder of a checkpoint, but there is no folder {given}."
         )
-    reason = _why_not_resumable(Path(given))
+    reason = why_not_resumable(given)
     if reason is not None:
         raise ValueError(
             f"`resume_from_checkpoint` must be a complete checkpoint, but {given} has {reason}; give another."
         )
     return given
+
+
+def why_not_resumable(folder: str | os.PathLike) -> str | None:
+    """Verify a checkpoint, by its manifest if it has one.
+
+    Args:
+        folder (`str`): The checkpoint.
+
+    Returns:
+        `str`: what it lacks for resuming a run, or what is damaged; `None` if nothing.
+    """
+    return _unfinished(Path(folder)) or _damage(Path(folder))
+
+
+def _newest_good(run_dir: str | os.PathLike) -> tuple[str | None, list[str]]:
+    """Return the newest good checkpoint of a run, and each newer one that is damaged, with the reason."""
+    damaged = []
+    folders = folders_by_step(Path(run_dir)) if Path(run_dir).is_dir() else {}
+    for folder in reversed(folders.values()):
+        reason = _unfinished(folder)
+        if reason is None and (reason := _damage(folder)) is not None:
+            damaged.append(f"{folder.name} has {reason}")
+        if reason is None:
+            return str(folder), damaged
+        logger.warning(f"Skipped {folder}: a run can't be resumed from it, because it has {reason}.")
+    return None, damaged
 
 
 def folder_of_tokenizer(checkpoint: str | os.PathLike) -> Path:
@@ -161,8 +196,15 @@ def read_json_object(path: Path) -> dict[str, Any]:
     return found
 
 
-def _folders_by_step(run_dir: Path) -> dict[int, Path]:
-    """Return the folders `checkpoint-<step>` of a run, by ascending step."""
+def folders_by_step(run_dir: Path) -> dict[int, Path]:
+    """Find the folders `checkpoint-<step>` of a run.
+
+    Args:
+        run_dir (`Path`): The `output_dir` of a `Trainer`.
+
+    Returns:
+        `dict[int, Path]`: the folders by ascending step.
+    """
     matches = {path: re.fullmatch(rf"{PREFIX_CHECKPOINT_DIR}-(\d+)", path.name) for path in run_dir.iterdir()}
     found = {int(match.group(1)): path for path, match in matches.items() if match and path.is_dir()}
     return dict(sorted(found.items()))
@@ -173,7 +215,7 @@ def _checkpoints_by_step(run_dir: Path, count: int) -> dict[int, Path]:
     if not run_dir.is_dir():
         raise ValueError(f"`run_dir` ({run_dir}) must be a folder, but there is none of that name.")
     found = {}
-    for step, folder in _folders_by_step(run_dir).items():
+    for step, folder in folders_by_step(run_dir).items():
         # The trainer writes its state last: without it, the checkpoint is incomplete.
         has_weights = any((folder / name).is_file() for name in (SAFE_WEIGHTS_NAME, SAFE_WEIGHTS_INDEX_NAME))
         if has_weights and (folder / TRAINER_STATE_NAME).is_file():
@@ -202,38 +244,92 @@ def _metric_by_step(state: dict[str, Any], metric: str) -> dict[int, float]:
     return values
 
 
-def _why_not_resumable(folder: Path) -> str | None:
-    """Say what a checkpoint lacks for resuming a run; `None` if nothing."""
+def _unfinished(folder: Path) -> str | None:
+    """Say what a checkpoint lacks that was killed while it was saved, or was never meant for resuming."""
+    if (folder / MANIFEST_FILE).exists():
+        try:
+            names = set((read_manifest(folder) or {"files": ()})["files"])
+        except ValueError:
+            return None
+        return None if any(map(_TO_RESUME.match, names)) else "no state of the optimizer"
+    if not (folder / TRAINER_STATE_NAME).exists():  # the trainer writes it last
+        return f"no {TRAINER_STATE_NAME}"
+    if not any(_TO_RESUME.match(path.name) for path in folder.iterdir()):
+        return "no state of the optimizer"
+    try:
+        marks = read_json_object(folder / TRAINER_STATE_NAME).get("stateful_callbacks") or {}
+    except ValueError:
+        return None
+    return f"no {MANIFEST_FILE}, which is written last" if MANIFEST_MARK in marks else None
+
+
+def _damage(folder: Path) -> str | None:
+    """Say what is damaged in a checkpoint: by its manifest, or else as far as its files show it."""
+    try:
+        manifest = read_manifest(folder)
+    except ValueError as error:
+        return str(error)
+    if manifest is not None:
+        return damage_of_files(folder, manifest)
     try:
         state = read_json_object(folder / TRAINER_STATE_NAME)
     except ValueError:
         return f"no readable {TRAINER_STATE_NAME}"
     if not isinstance(state.get("global_step"), int):
         return f"no step in its {TRAINER_STATE_NAME}"
-    # DeepSpeed keeps the optimizer, and its own schedules too, in a folder of this name.
-    if any(folder.glob("global_step*")):
-        return None
+    # DeepSpeed keeps the optimizer, and its own schedules too, in a folder of its own.
+    is_deepspeed = any(folder.glob("global_step*"))
     has_optimizer_file = any((folder / name).is_file() for name in (OPTIMIZER_NAME, OPTIMIZER_NAME_BIN))
-    if not has_optimizer_file and not any(path.is_dir() for path in folder.glob("optimizer*")):
+    if not is_deepspeed and not has_optimizer_file and not any(path.is_dir() for path in folder.glob("optimizer*")):
         return "no state of the optimizer"
-    if not (folder / SCHEDULER_NAME).is_file():
+    if not is_deepspeed and not (folder / SCHEDULER_NAME).is_file():
         return f"no {SCHEDULER_NAME}"
-    truncated = next((path for path in _files_to_check(folder) if not _is_complete(path)), None)
-    return None if truncated is None else f"a truncated or broken {truncated.name}"
+    random_states = {path.name for path in folder.glob("rng_state*.pth")}
+    numbered = {f"rng_state_{number}.pth" for number in range(max(1, len(random_states)))}
+    if random_states not in ({"rng_state.pth"}, numbered):
+        return f"no {min(numbered - random_states) if random_states else 'rng_state.pth'}"
+    broken = next((path for path in _files_to_check(folder) if not _is_complete(path)), None)
+    if broken is not None:
+        return f"a truncated or broken {broken.name}"
+    return None if is_deepspeed else _damage_of_weights(folder)
 
 
 def _files_to_check(folder: Path) -> Iterable[Path]:
     """Yield the files of a checkpoint that `_is_complete` can check."""
-    for pattern in ("*.safetensors", OPTIMIZER_NAME, SCHEDULER_NAME, "rng_state*.pth"):
+    for pattern in ("*.json", "*.safetensors", OPTIMIZER_NAME, SCHEDULER_NAME, "rng_state*.pth"):
         yield from sorted(folder.glob(pattern))
 
 
 def _is_complete(path: Path) -> bool:
-    """Check that a file is not truncated, without reading all: safetensors name their length, torch's are zips."""
-    if path.suffix != ".safetensors":
-        return zipfile.is_zipfile(path)
+    """Check that a file is not damaged: safetensors name their length, torch's are zips with checksums."""
     try:
+        if path.suffix == ".json":
+            return json.loads(path.read_text(encoding="utf-8")) is not None
+        if path.suffix != ".safetensors":
+            with zipfile.ZipFile(path) as archive:
+                return archive.testzip() is None
         with safe_open(path, framework="pt"):
             return True
-    except (SafetensorError, OSError):
+    except (SafetensorError, OSError, zipfile.BadZipFile, ValueError, NotImplementedError):
         return False
+
+
+def _damage_of_weights(folder: Path) -> str | None:
+    """Say which weights of a model are missing or all zero; adapters and models of other code are not checked."""
+    paths = sorted(folder.glob("model*.safetensors"))
+    for path in paths:
+        with safe_open(path, framework="pt") as weights:
+            for name in weights.keys():  # noqa: SIM118 - it is no dictionary
+                tensor = weights.get_tensor(name)
+                if tensor.ndim > 1 and tensor.is_floating_point() and not tensor.any():
+                    return f"a {path.name} with nothing but zeros in `{name}`"
+    model_class = find_model_class(folder) if (folder / CONFIG_NAME).exists() else None
+    if model_class is None or any(folder.glob("pytorch_model*")):  # FSDP, and pickled weights
+        return None
+    if not paths:
+        return f"no {SAFE_WEIGHTS_NAME}"
+    try:
+        check_model(folder, model_class)
+    except (ValueError, OSError) as error:
+        return f"weights that do not load: {error}"
+    return None

@@ -16,9 +16,9 @@ from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState,
 from transformers.utils import logging
 
 from ..data.files import replacing_file
-from ..hub.pushing_trainer import ResilientPushTrainer
 from .arguments import LOSSES, FinetuningArguments, add_early_stopping
-from .checkpoints import last_complete_checkpoint
+from .checkpointing import VerifiedCheckpointTrainer
+from .checkpoints import checkpoint_to_resume
 from .divergence import StopOnNaNCallback
 from .runs import check_and_save_options, decisive_options, save_final_model, train_to_end
 
@@ -38,7 +38,7 @@ NO_SCORES = ("runtime", "per_second", "epoch")
 SeedScores = dict[str, dict[str, dict[str, float]]]
 
 
-class OrderedEvaluationTrainer(ResilientPushTrainer):
+class OrderedEvaluationTrainer(VerifiedCheckpointTrainer):
     """`Trainer` that evaluates rows in their own order, also if it groups training rows by length.
 
     The stock trainer groups the rows of an evaluation too, and `compute_metrics` can't know their order.
@@ -108,7 +108,7 @@ def train_with_seeds(
         `dict[str, dict[str, dict[str, float]]]`: for each seed, for each evaluation set, its scores.
 
     Raises:
-        ValueError: if `args` or `task_options` differ from those of the run to resume.
+        ValueError: if `args` or `task_options` differ from those of the run to resume, or its checkpoints are damaged.
     """
     runs: dict[int, tuple[FinetuningArguments, str | None]] = {}
     for seed in seeds:
@@ -117,7 +117,7 @@ def train_with_seeds(
         seed_args = replace(args, **changes)
         checkpoint = None
         if task_options is not None:
-            checkpoint = last_complete_checkpoint(folder)
+            checkpoint = checkpoint_to_resume(folder)
             if args.should_save:
                 options = decisive_options({**task_options, **seed_args.to_dict()})
                 check_and_save_options(folder, options, checkpoint)

@@ -22,8 +22,10 @@ from ..data.files import replacing_file
 from ..hub.pushing_trainer import ResilientPushTrainer
 from ..hub.run_settings import save_run_settings
 from ..models.text_batches import TARGET_TOKENIZER
+from .checkpointing import keep_manifests, wait_for_manifests
 from .checkpoints import checkpoint_to_resume, last_complete_checkpoint, read_json_object
 from .divergence import check_finite_weights
+from .signals import exit_on_sigterm, stopping_on_signals
 
 
 logger = logging.get_logger(__name__)
@@ -63,7 +65,8 @@ SEMANTIC_ARGUMENTS = (
 
 # Options of places, logs and speed, which do not change what is learnt, and `precision`, which sets `bf16`.
 NON_SEMANTIC_OPTIONS = re.compile(
-    r"output_dir|results_file|seeds|main_score|disable_tqdm|resume_from_checkpoint|preprocessing_num_workers|local_rank|debug"
+    r"output_dir|force_resume|stop_grace|results_file|seeds|main_score|disable_tqdm|resume_from_checkpoint"
+    r"|preprocessing_num_workers|local_rank|debug"
     r"|report_to|project|run_name|precision|use_cpu|skip_memory_metrics|torch_compile|prediction_loss_only|label_names"
     r"|remove_unused_columns|include_for_metrics|per_device_eval_batch_size|gradient_checkpointing"
     r"|(log|logging|save|push|hub|trackio|dataloader|ddp|torch_compile|torch_empty|eval|do|gradient_checkpointing)_.*"
@@ -84,6 +87,8 @@ MODEL_FILES = re.compile(
 def lock_run_folder(output_dir: str | os.PathLike[str], *, is_main_process: bool = True) -> Iterator[None]:
     """Lock a folder against other runs; the lock ends with its process.
 
+    SIGTERM ends this block with exit code 143, after the folder is unlocked.
+
     Args:
         output_dir (`str`): The folder. A new one is removed again if nothing has been written to it.
         is_main_process (`bool`): Whether to lock; the other processes of a run must not.
@@ -94,10 +99,17 @@ def lock_run_folder(output_dir: str | os.PathLike[str], *, is_main_process: bool
     Raises:
         ValueError: if another run has the lock.
     """
-    if not is_main_process:
-        yield
-        return
-    folder = Path(output_dir)
+    with exit_on_sigterm():
+        if is_main_process:
+            with _lock(Path(output_dir)):
+                yield
+        else:
+            yield
+
+
+@contextmanager
+def _lock(folder: Path) -> Iterator[None]:
+    """Lock a folder."""
     is_new = not folder.exists()
     folder.mkdir(parents=True, exist_ok=True)
     lock = FileLock(folder / LOCK_FILE)
@@ -105,7 +117,7 @@ def lock_run_folder(output_dir: str | os.PathLike[str], *, is_main_process: bool
         lock.acquire(timeout=0)
     except Timeout:
         raise ValueError(
-            f"`output_dir` ({output_dir}) is in use by another run; wait until it has ended, or give another folder."
+            f"`output_dir` ({folder}) is in use by another run; wait until it has ended, or give another folder."
         ) from None
     try:
         yield
@@ -209,14 +221,21 @@ def saved_option(output_dir: str | os.PathLike[str], name: str) -> Any:
 def train_to_end(trainer: Trainer, checkpoint: str | os.PathLike[str] | None = None) -> None:
     """Train, from a checkpoint if there is one, and save the metrics of the training.
 
-    Of a checkpoint that has all updates only the weights are loaded: transformers' `Trainer` would add an update.
+    Of a checkpoint that has all updates only the weights are loaded: transformers' `Trainer` would add an update. The
+    checkpoints get manifests ([`ManifestCallback`]), and SIGTERM or Ctrl-C saves one and ends the training
+    ([`StopOnSignalCallback`]).
 
     Args:
         trainer (`Trainer`): The trainer; all processes must call this.
         checkpoint (`str`, *optional*): The checkpoint to resume from.
     """
     if checkpoint is None or not has_all_updates(checkpoint, trainer.args):
-        result = trainer.train(resume_from_checkpoint=checkpoint)
+        keep_manifests(trainer)
+        with stopping_on_signals(trainer, getattr(trainer.args, "stop_grace", 25.0)):
+            try:
+                result = trainer.train(resume_from_checkpoint=checkpoint)
+            finally:
+                wait_for_manifests()  # after an error too, so that this process can resume
         trainer.log_metrics("train", result.metrics)
         save_metrics(trainer, "train", result.metrics)
         return

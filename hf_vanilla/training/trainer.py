@@ -25,9 +25,9 @@ from transformers.trainer_utils import EvalLoopOutput, SchedulerType, seed_worke
 from transformers.utils import logging
 
 from ..data.batching import LengthSortedBatchSampler, PairLengths, TokenBudgetBatchSampler, measure_pair_lengths
-from ..hub.pushing_trainer import ResilientPushTrainer
 from ..models.checks import IGNORED_LABEL
 from .arguments import VanillaTrainingArguments, add_early_stopping
+from .checkpointing import VerifiedCheckpointTrainer
 from .divergence import StopOnNaNCallback
 from .recipes import inverse_sqrt_schedule_from_one
 
@@ -38,7 +38,7 @@ logger = logging.get_logger(__name__)
 MEASURED_DATASETS_KEPT = 8  # more than a trainer usually has; bounds the memory of a long-lived one
 
 
-class VanillaTrainer(ResilientPushTrainer, Seq2SeqTrainer):
+class VanillaTrainer(VerifiedCheckpointTrainer, Seq2SeqTrainer):
     """`Seq2SeqTrainer` with token-budget batches, the paper's schedule, scheduled sampling and checks for nan.
 
     - `max_tokens_per_batch` makes batches of a number of tokens instead of a number of sentences, in training with
@@ -53,6 +53,8 @@ class VanillaTrainer(ResilientPushTrainer, Seq2SeqTrainer):
     - `early_stopping_patience` adds transformers' `EarlyStoppingCallback`.
     - A loss, gradient norm or weight that is nan or infinite stops the run before anything is saved
       ([`~hf_vanilla.training.StopOnNaNCallback`]).
+    - Checkpoints are written in one step, and verified when a run resumes from them
+      ([`~hf_vanilla.training.VerifiedCheckpointTrainer`]).
 
     Args:
         model (`PreTrainedModel`, *optional*): The model to train, unless `model_init` is among the other arguments.

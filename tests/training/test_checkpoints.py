@@ -2,20 +2,28 @@
 
 import json
 import os
+import re
+import runpy
+import shutil
+import sys
+from pathlib import Path
 
 import pytest
 import torch
 from checkpoint_folders import steps_of, write_checkpoint, write_run
-from safetensors.torch import save_file
-from tiny_translation import tiny_model, tiny_pairs, tiny_tokenizer
+from safetensors.torch import load_file, save_file
+from tiny_translation import tiny_collator, tiny_model, tiny_pairs, tiny_tokenizer, weights_of
+from transformers import Seq2SeqTrainer
 
 from hf_vanilla.training import (
+    ManifestCallback,
     VanillaTrainer,
     VanillaTrainingArguments,
     best_checkpoints,
     checkpoint_to_resume,
     last_checkpoints,
     last_complete_checkpoint,
+    why_not_resumable,
 )
 
 
@@ -136,97 +144,191 @@ def test_best_checkpoint_is_that_of_the_trainer(tmp_path):
     assert steps_of([best]) == [trainer.state.best_global_step]
 
 
-def train_with_checkpoints(folder, **changes):
-    """Train four steps with a checkpoint after each."""
-    quiet = {"use_cpu": True, "disable_tqdm": True, "dataloader_pin_memory": False}
-    arguments = VanillaTrainingArguments(str(folder), max_steps=4, save_steps=1, **quiet, **changes)
-    VanillaTrainer(tiny_model(), arguments, train_dataset=tiny_pairs(9), processing_class=tiny_tokenizer()).train()
+QUIET = {"use_cpu": True, "disable_tqdm": True, "dataloader_pin_memory": False, "report_to": "none"}
 
 
-ODD_STATES = {
-    "[]": "no readable trainer_state.json",
-    "null": "no readable trainer_state.json",
-    "{}": "no step in its trainer_state.json",
-    '{"global_step": "x"}': "no step in its trainer_state.json",
-}
+def make_trainer(folder, trainer_class=VanillaTrainer, model=None, callbacks=(), trainer_options=None, **changes):
+    """Return a trainer for four steps with a checkpoint after each."""
+    arguments = VanillaTrainingArguments(str(folder), **{"max_steps": 4, "save_steps": 1, **QUIET, **changes})
+    model = tiny_model(dropout=0.1) if model is None else model
+    options = {"train_dataset": tiny_pairs(9), "processing_class": tiny_tokenizer(), **(trainer_options or {})}
+    return trainer_class(model, arguments, tiny_collator(model), callbacks=list(callbacks), **options)
 
 
-def delete_state(folder):
-    (folder / "trainer_state.json").unlink()
+@pytest.fixture(scope="module", params=["manifest", "none"])
+def written_run(request, tmp_path_factory):
+    """A run of four checkpoints: with manifests, or as an earlier version or the stock trainer leaves them."""
+    folder = tmp_path_factory.mktemp("run")
+    make_trainer(folder, VanillaTrainer if request.param == "manifest" else Seq2SeqTrainer).train()
+    return folder
 
 
-def truncate_state(folder):
-    state = folder / "trainer_state.json"
-    state.write_text(state.read_text()[:100])
+def truncate(name, missing):
+    return lambda folder: os.truncate(folder / name, (folder / name).stat().st_size - missing)
 
 
-def delete_optimizer(folder):
-    (folder / "optimizer.pt").unlink()
+def delete(name):
+    return lambda folder: (folder / name).unlink()
 
 
-def delete_schedule(folder):
-    (folder / "scheduler.pt").unlink()
+def flip(name):
+    def damage(folder):
+        content = bytearray((folder / name).read_bytes())
+        content[len(content) // 2] ^= 4
+        (folder / name).write_bytes(content)
+
+    return damage
 
 
-def truncate_weights(folder):
-    os.truncate(folder / "model.safetensors", (folder / "model.safetensors").stat().st_size - 4)
+def change_weights(change):
+    def damage(folder):
+        tensors = load_file(folder / "model.safetensors")
+        change(tensors)
+        save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+
+    return damage
 
 
-def truncate_optimizer(folder):
-    os.truncate(folder / "optimizer.pt", (folder / "optimizer.pt").stat().st_size - 30)
+def zero(tensors):
+    tensors["model.encoder.layers.0.feed_forward.fc1.weight"].zero_()
 
 
-def truncate_random_state(folder):
-    os.truncate(folder / "rng_state.pth", (folder / "rng_state.pth").stat().st_size - 30)
+def drop(tensors):
+    del tensors["model.encoder.layers.0.feed_forward.fc1.weight"]
 
 
 def write_state(text):
     return lambda folder: (folder / "trainer_state.json").write_text(text)
 
 
-@pytest.mark.parametrize(
-    ("damage", "reason"),
-    [
-        (delete_state, "no readable trainer_state.json"),
-        (truncate_state, "no readable trainer_state.json"),
-        (delete_optimizer, "no state of the optimizer"),
-        (delete_schedule, "no scheduler.pt"),
-        (truncate_weights, "a truncated or broken model.safetensors"),
-        (truncate_optimizer, "a truncated or broken optimizer.pt"),
-        (truncate_random_state, "a truncated or broken rng_state.pth"),
-        *((write_state(text), reason) for text, reason in ODD_STATES.items()),
-    ],
-    ids=[
-        "no state",
-        "half a state",
-        "no optimizer",
-        "no schedule",
-        "half the weights",
-        "half an optimizer",
-        "half a random state",
-        *ODD_STATES,
-    ],
-)
-def test_run_resumes_from_the_last_complete_checkpoint(tmp_path, caplog, damage, reason):
-    train_with_checkpoints(tmp_path)
-    assert last_complete_checkpoint(tmp_path) == str(tmp_path / "checkpoint-4")
-    damage(tmp_path / "checkpoint-4")
-    assert last_complete_checkpoint(tmp_path) == str(tmp_path / "checkpoint-3")
-    (warning,) = caplog.messages
-    assert "checkpoint-4: a run can't be resumed from it" in warning
-    assert warning.endswith(f"because it has {reason}.")
-    with pytest.raises(ValueError, match=f"`resume_from_checkpoint` must be .*checkpoint-4 has {reason}; give"):
-        checkpoint_to_resume(tmp_path, str(tmp_path / "checkpoint-4"))
-    assert checkpoint_to_resume(tmp_path, str(tmp_path / "checkpoint-2")) == str(tmp_path / "checkpoint-2")
-    assert checkpoint_to_resume(tmp_path) == str(tmp_path / "checkpoint-3")
+DAMAGES = {
+    "no state": (delete("trainer_state.json"), "no trainer_state.json"),
+    "half a state": (truncate("trainer_state.json", 200), "trainer_state.json"),
+    "half a config": (truncate("config.json", 200), "config.json"),
+    "no optimizer": (delete("optimizer.pt"), "no (optimizer.pt|state of the optimizer)"),
+    "no schedule": (delete("scheduler.pt"), "no scheduler.pt"),
+    "no random state": (delete("rng_state.pth"), "no rng_state.pth"),
+    "no weights": (delete("model.safetensors"), "no model.safetensors"),
+    "half the weights": (truncate("model.safetensors", 4), "a truncated or broken model.safetensors"),
+    "half an optimizer": (truncate("optimizer.pt", 30), "a truncated or broken optimizer.pt"),
+    "half a random state": (truncate("rng_state.pth", 30), "a truncated or broken rng_state.pth"),
+    "a flipped bit": (flip("optimizer.pt"), "broken optimizer.pt"),
+    "zero weights": (change_weights(zero), "model.safetensors.*(changed|nothing but zeros in `.*fc1.weight`)"),
+    "a dropped tensor": (change_weights(drop), "model.safetensors|do not load: .*missing_keys .*fc1.weight"),
+    **{text: (write_state(text), "trainer_state.json") for text in ("[]", "null", "{}", '{"global_step": "x"}')},
+}
+
+
+@pytest.mark.parametrize(("damage", "reason"), DAMAGES.values(), ids=DAMAGES)
+def test_run_resumes_from_the_newest_good_checkpoint(written_run, tmp_path, caplog, damage, reason):
+    run = tmp_path / "run"
+    shutil.copytree(written_run, run)
+    assert checkpoint_to_resume(run) == str(run / "checkpoint-4")
+    damage(run / "checkpoint-4")
+    assert checkpoint_to_resume(run) == last_complete_checkpoint(run) == str(run / "checkpoint-3")
+    assert re.search(f"checkpoint-4: a run can't be resumed from it, because it has .*{reason}", caplog.messages[-1])
+    with pytest.raises(ValueError, match=f"`resume_from_checkpoint` must be .*checkpoint-4 has .*{reason}.*; give"):
+        checkpoint_to_resume(run, str(run / "checkpoint-4"))
+    assert checkpoint_to_resume(run, str(run / "checkpoint-2")) == str(run / "checkpoint-2")
+
+
+def test_unknown_checkpoint_raises(tmp_path):
     with pytest.raises(ValueError, match="must be the folder of a checkpoint, but there is no folder nowhere"):
         checkpoint_to_resume(tmp_path, "nowhere")
 
 
+def test_run_with_damaged_checkpoints_alone_does_not_start_anew(written_run, tmp_path):
+    run = tmp_path / "run"
+    shutil.copytree(written_run, run)
+    for step in (1, 2, 3, 4):
+        flip("optimizer.pt")(run / f"checkpoint-{step}")
+    with pytest.raises(ValueError, match="but damaged ones: checkpoint-4 has .*; checkpoint-1 has .* remove them"):
+        checkpoint_to_resume(run)
+    assert last_complete_checkpoint(run) is None
+
+
+def test_unfinished_checkpoints_are_no_damage(tmp_path, caplog):
+    make_trainer(tmp_path, max_steps=1).train()
+    (tmp_path / "checkpoint-1" / "manifest.json").unlink()  # as if killed before it was written
+    (tmp_path / ".staging" / "checkpoint-2").mkdir(parents=True)
+    assert checkpoint_to_resume(tmp_path) is None
+    assert "it has no manifest.json, which is written last" in caplog.messages[-1]
+    with pytest.raises(ValueError, match="has no checkpoint to resume from"):
+        make_trainer(tmp_path).train(resume_from_checkpoint=True)
+    make_trainer(tmp_path).train()
+    assert not (tmp_path / ".staging").exists()
+    assert checkpoint_to_resume(tmp_path) == str(tmp_path / "checkpoint-4")
+
+
+@pytest.mark.parametrize("trainer_class", [VanillaTrainer, Seq2SeqTrainer])
+def test_trainer_resumes_to_the_same_bits_and_refuses_another_training(tmp_path, caplog, trainer_class):
+    def start(checkpoint, **changes):
+        callbacks = [] if trainer_class is VanillaTrainer else [ManifestCallback(changes.get("force_resume", False))]
+        trainer = make_trainer(tmp_path, trainer_class, callbacks=callbacks, **changes)
+        trainer.train(resume_from_checkpoint=checkpoint)
+        return weights_of(trainer)
+
+    expected = start(None)
+    assert [why_not_resumable(tmp_path / f"checkpoint-{step}") for step in (1, 2, 3, 4)] == [None] * 4
+    shutil.rmtree(tmp_path / "checkpoint-4")
+    shutil.rmtree(tmp_path / "checkpoint-3")
+    actual = start(True)
+    assert all(torch.equal(actual[name], weight) for name, weight in expected.items())
+    changed = {
+        "`seed` is 7, not 42": {"seed": 7},
+        "`per_device_train_batch_size` is 4, not 8": {"per_device_train_batch_size": 4},
+        "configuration has changed .config.json: `dropout` is 0.3, not 0.1": {"model": tiny_model(dropout=0.3)},
+        "the training data has changed": {"trainer_options": {"train_dataset": tiny_pairs(9, seed=6)}},
+        "the tokenizer has changed": {"trainer_options": {"processing_class": with_another_token(tiny_tokenizer())}},
+    }
+    checkpoint = str(tmp_path / "checkpoint-2")
+    for message, changes in changed.items():
+        with pytest.raises(ValueError, match=f"not the training that saved .*checkpoint-2: .*{message}.* --force"):
+            start(checkpoint, **changes)
+    start(checkpoint, seed=7, force_resume=True)
+    assert "checkpoint-2 although `seed` is 7, not 42" in caplog.text
+
+
+def with_another_token(tokenizer):
+    tokenizer.add_tokens("30")
+    return tokenizer
+
+
+def test_changed_versions_and_processes_are_named(tmp_path, caplog):
+    make_trainer(tmp_path, max_steps=2).train()
+    path = tmp_path / "checkpoint-2" / "manifest.json"
+    manifest = json.loads(path.read_text())
+    manifest["versions"]["torch"] = "2.4"
+    path.write_text(json.dumps(manifest))
+    make_trainer(tmp_path).train(resume_from_checkpoint=True)
+    assert f"was saved: torch (2.4, now {torch.__version__})" in caplog.text
+    path.write_text(json.dumps({**manifest, "world_size": 3}))
+    with pytest.raises(ValueError, match="the number of processes is 1, not 3"):
+        make_trainer(tmp_path).train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
+
+
+def test_rotation_keeps_the_newest_and_the_best(tmp_path):
+    ranks = iter((4, 1, 2, 3))
+    evaluation = {"eval_dataset": tiny_pairs(3), "compute_metrics": lambda prediction: {"rank": next(ranks)}}
+    best = {"eval_strategy": "steps", "eval_steps": 1, "metric_for_best_model": "rank", "load_best_model_at_end": True}
+    make_trainer(tmp_path, trainer_options=evaluation, save_total_limit=2, greater_is_better=True, **best).train()
+    assert sorted(path.name for path in tmp_path.glob("*checkpoint*")) == ["checkpoint-1", "checkpoint-4"]
+    assert not (tmp_path / ".staging").exists()
+    state = json.loads((tmp_path / "checkpoint-4" / "trainer_state.json").read_text())
+    assert state["best_model_checkpoint"] == str(tmp_path / "checkpoint-1")
+    # Checkpoints of later steps, skipped by a resume, go first.
+    flip("optimizer.pt")(tmp_path / "checkpoint-4")
+    make_trainer(tmp_path, save_total_limit=2, max_steps=3).train(resume_from_checkpoint=True)
+    assert sorted(path.name for path in tmp_path.glob("*checkpoint*")) == ["checkpoint-1", "checkpoint-3"]
+
+
 def test_checkpoints_without_optimizer_are_not_resumed(tmp_path):
-    train_with_checkpoints(tmp_path, save_only_model=True)
+    make_trainer(tmp_path, save_only_model=True).train()
     assert steps_of(last_checkpoints(tmp_path, 4)) == [1, 2, 3, 4]
     assert last_complete_checkpoint(tmp_path) is None
+
+
+RANDOM_STATES = {"rng_state_0.pth", "rng_state_1.pth"}
 
 
 @pytest.mark.parametrize(
@@ -241,16 +343,37 @@ def test_checkpoints_without_optimizer_are_not_resumed(tmp_path):
 )
 def test_checkpoints_of_other_formats_can_be_resumed(tmp_path, names):
     checkpoint = tmp_path / "checkpoint-7"
-    for name in (*names, "trainer_state.json"):
+    for name in (*names, "trainer_state.json", *RANDOM_STATES):
         (checkpoint / name).parent.mkdir(parents=True, exist_ok=True)
         (checkpoint / name).write_text('{"global_step": 7}')
-    for name in {"optimizer.pt", "scheduler.pt", "adapter_model.safetensors"} & set(names):
+    for name in {"optimizer.pt", "scheduler.pt", "adapter_model.safetensors"} & set(names) | RANDOM_STATES:
         save = save_file if name.endswith("safetensors") else torch.save
         save({"weight": torch.ones(3)}, checkpoint / name)
     assert last_complete_checkpoint(tmp_path) == str(checkpoint)
+    (checkpoint / "rng_state_0.pth").unlink()
+    assert why_not_resumable(checkpoint) == "no rng_state_0.pth"
 
 
 def test_run_without_checkpoints_is_not_resumed(tmp_path):
     (tmp_path / "checkpoint-final").mkdir()
     assert last_complete_checkpoint(tmp_path) is None
     assert last_complete_checkpoint(tmp_path / "nowhere") is None
+
+
+def test_script_verifies_a_run_and_a_checkpoint(written_run, tmp_path, capsys, monkeypatch):
+    run = tmp_path / "run"
+    shutil.copytree(written_run, run)
+
+    def verify(folder):
+        monkeypatch.setattr(sys, "argv", ["verify_checkpoint.py", str(folder)])
+        with pytest.raises(SystemExit) as ending:
+            runpy.run_path(str(Path(__file__).parents[2] / "scripts" / "verify_checkpoint.py"), run_name="__main__")
+        return ending.value.code, capsys.readouterr()
+
+    assert verify(run)[0] == 0
+    flip("optimizer.pt")(run / "checkpoint-2")
+    code, output = verify(run)
+    assert (code, output.out.count("NOT GOOD")) == (1, 1)
+    assert "1 of 4 checkpoints can't be resumed from" in output.err
+    assert verify(run / "checkpoint-3")[0] == 0
+    assert verify(run / "nowhere")[0] == 1

@@ -1,0 +1,319 @@
+"""Checkpoints that are written in one step, described by a manifest, and checked before a run resumes from them.
+
+.staging/checkpoint-500/*      the trainer writes; a process killed here leaves checkpoint-500 as it was
+checkpoint-500                 one rename by one process; not resumed from before it has its manifest
+checkpoint-500/manifest.json   written by a thread beside the training: all files on the disk, and their hashes
+checkpoint-400                 removed, if `save_total_limit` says so
+"""
+
+import os
+import shutil
+import threading
+from pathlib import Path
+from typing import Any
+
+from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers.trainer import TRAINER_STATE_NAME
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, HubStrategy, TrainOutput
+from transformers.utils import logging
+
+from ..hub.pushing_trainer import ResilientPushTrainer
+from .checkpoints import MANIFEST_MARK, checkpoint_to_resume, folders_by_step, why_not_resumable
+from .manifest import changes, harmless_changes, read_manifest, training_facts, write_manifest
+
+
+logger = logging.get_logger(__name__)
+
+
+STAGING_FOLDER = ".staging"  # of a run: the checkpoint that is being written, and one that is being removed
+_writing: list[threading.Thread] = []
+
+
+class EvaluationStopped(Exception):  # noqa: N818 - no error
+    """Raised by a callback to have the trainer leave an evaluation and save a checkpoint."""
+
+
+class ManifestCallback(TrainerCallback):
+    """Writes a manifest for each checkpoint of any `Trainer`, and checks the checkpoint that a run resumes from.
+
+    The manifest is written by a thread while training continues. A damaged checkpoint is refused, and so is a training
+    with another number of processes, order of examples, configuration, tokenizer or training data than the one that
+    saved it. Changes of the code and of versions are a warning. Add it after callbacks that save files of their own in
+    a checkpoint. [`VanillaTrainer`] has it already.
+
+    ```python
+    trainer = Trainer(model, args, callbacks=[ManifestCallback()], ...)
+    trainer.train(resume_from_checkpoint=checkpoint_to_resume(args.output_dir))
+    ```
+
+    Args:
+        force (`bool`): Whether to resume despite such changes, with a warning.
+
+    Raises:
+        ValueError: from `Trainer.train`, with what is damaged or has changed.
+    """
+
+    def __init__(self, force: bool = False) -> None:
+        self.force = force
+        self.resumed: Path | None = None  # set by a trainer that knows it, and has checked its files
+        self.saved: Path | None = None  # set by a trainer that leaves the removal of old ones to this callback
+        self._facts: dict[str, Any] = {}
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Check the checkpoint that the run resumes from."""
+        model, processing_class = kwargs.get("model"), kwargs.get("processing_class")
+        dataset = getattr(kwargs.get("train_dataloader"), "dataset", None)
+        self._facts = training_facts(args, model, processing_class, dataset)
+        if state.global_step > 0:
+            self._check_resumed(self.resumed or _folder_of(args, state), model)
+        self.resumed = None
+        # A checkpoint whose state has this mark is complete only with its manifest.
+        state.stateful_callbacks[MANIFEST_MARK] = {"args": {"force": self.force}, "attributes": {}}
+
+    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        """Write the manifest in a thread."""
+        if args.world_size > 1:
+            args.distributed_state.wait_for_everyone()  # other processes write random states
+        is_own, folder, self.saved = self.saved is not None, self.saved or _folder_of(args, state), None
+        if args.should_save and folder.is_dir():
+            wait_for_manifests()
+            best = state.best_model_checkpoint
+            rotation = (args.save_total_limit, best) if is_own else None
+            job = threading.Thread(target=self.write, args=(folder, rotation), name="manifest")
+            _writing.append(job)
+            job.start()
+
+    def on_step_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Wait before the next checkpoint, after which the stock trainer removes old ones."""
+        if control.should_save:
+            wait_for_manifests()
+
+    on_epoch_end = on_step_end
+
+    def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        """Wait at the end of the training, before the trainer removes checkpoints."""
+        if "train_runtime" in (kwargs.get("logs") or {}):
+            wait_for_manifests()
+
+    def write(self, folder: Path, rotation: tuple[int | None, str | None] | None = None) -> None:
+        """Write the manifest of a checkpoint, and then remove the oldest ones.
+
+        An error is a warning: the run can't resume from that checkpoint, but from earlier ones.
+
+        Args:
+            folder (`Path`): The checkpoint.
+            rotation (`tuple[int | None, str | None]`, *optional*): How many checkpoints to keep, and the best one;
+                by default the trainer itself removes old ones.
+        """
+        try:
+            write_manifest(folder, {"step": int(folder.name.rpartition("-")[2]), **self._facts})
+            if rotation is not None:
+                rotate_checkpoints(folder, *rotation)
+        except (OSError, ValueError) as error:
+            logger.warning(f"{folder} has no manifest, so the run can't be resumed from it: {error}")
+
+    def _check_resumed(self, folder: Path, model: Any) -> None:
+        """Check the files of a checkpoint unless that is done, and that the training is the one that it is of."""
+        reason = why_not_resumable(folder) if self.resumed is None and folder.is_dir() else None
+        if reason is not None:
+            raise ValueError(f"The run can't be resumed from {folder}, because it has {reason}.")
+        manifest = read_manifest(folder)
+        if manifest is None:
+            return
+        differing = changes(folder, manifest, self._facts, model)
+        if differing and not self.force:
+            raise ValueError(
+                f"This is not the training that saved {folder}: {'; '.join(differing)}. Resume with the same, give "
+                "another `output_dir`, or continue all the same with --force (`force_resume=True`)."
+            )
+        if differing:
+            logger.warning(f"Resuming from {folder} although {'; '.join(differing)}: not the run it was.")
+        harmless = harmless_changes(manifest, self._facts)
+        if harmless:
+            logger.warning(
+                f"Changed since {folder} was saved: {', '.join(harmless)}. The last bits of the run may differ."
+            )
+
+
+class VerifiedCheckpointTrainer(ResilientPushTrainer):
+    """A `Trainer` whose checkpoints appear complete or not at all, and are verified when a run resumes from them.
+
+    - A checkpoint is written in a hidden folder beside its place, moved there in one step by one process, and
+      described by a manifest ([`ManifestCallback`]). Older ones beyond `save_total_limit` are removed after that.
+    - `train(resume_from_checkpoint=True)` resumes from the newest checkpoint that is complete and undamaged, names
+      those that it skips, and refuses to start anew if all are damaged.
+    - `force_resume` in the training arguments resumes although configuration, tokenizer, data or processes changed.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._staging: str | None = None
+        if not any(isinstance(each, ManifestCallback) for each in self.callback_handler.callbacks):
+            self.add_callback(ManifestCallback(force=getattr(self.args, "force_resume", False)))
+
+    def train(
+        self, resume_from_checkpoint: str | os.PathLike | bool | None = None, *args: Any, **kwargs: Any
+    ) -> TrainOutput:
+        """Train, from a checkpoint that is verified first.
+
+        Args:
+            resume_from_checkpoint (`str` or `bool`, *optional*): The checkpoint; `True` takes the newest good one in
+                `output_dir`.
+            *args (`Any`): The other arguments of `Trainer.train`.
+            **kwargs (`Any`): Likewise.
+
+        Returns:
+            `TrainOutput`: step, loss and metrics.
+
+        Raises:
+            ValueError: if there is no checkpoint, if all or the given one are damaged, or if the training is another
+                than the one that saved it.
+        """
+        if isinstance(resume_from_checkpoint, bool) or resume_from_checkpoint is None:
+            given = checkpoint_to_resume(str(self.args.output_dir)) if resume_from_checkpoint else None
+            if resume_from_checkpoint and given is None:
+                raise ValueError(
+                    f"`resume_from_checkpoint` is True, but {self.args.output_dir} has no checkpoint to resume from; "
+                    "leave it out to start anew."
+                )
+        else:
+            given = checkpoint_to_resume(str(self.args.output_dir), os.fspath(resume_from_checkpoint))
+        manifest = self._manifest_callback()
+        if manifest is not None:
+            manifest.resumed = None if given is None else Path(given)
+        try:
+            return super().train(given, *args, **kwargs)
+        finally:
+            wait_for_manifests()  # after an error too, so that this process can resume
+
+    def _manifest_callback(self) -> ManifestCallback | None:
+        """Return the callback; a run may have removed it."""
+        found = (each for each in self.callback_handler.callbacks if isinstance(each, ManifestCallback))
+        return next(found, None)
+
+    def _get_output_dir(self, trial: Any) -> str:
+        """Return the folder of checkpoints, which is another one while one is written."""
+        return self._staging or super()._get_output_dir(trial)
+
+    def _maybe_log_save_evaluate(self, *args: Any, **kwargs: Any) -> None:
+        """Save a checkpoint even if a callback stops the evaluation before it."""
+        try:
+            super()._maybe_log_save_evaluate(*args, **kwargs)
+        except EvaluationStopped:
+            self.control.should_evaluate = False
+            self.control.should_save = self.control.should_training_stop = True
+            super()._maybe_log_save_evaluate(*args, **kwargs)
+
+    def _save_checkpoint(self, model: Any, trial: Any) -> None:
+        """Write a checkpoint in the staging folder, move it to its place, and push it."""
+        wait_for_manifests()
+        run_dir = super()._get_output_dir(trial)
+        staging = Path(run_dir, STAGING_FOLDER)
+        name = f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
+        if self.args.local_process_index == 0:
+            shutil.rmtree(staging, ignore_errors=True)  # of a process that was killed
+        self.accelerator.wait_for_everyone()
+        self._staging = str(staging)
+        try:
+            super()._save_checkpoint(model, trial)
+            self._name_best_checkpoint(staging / name, Path(run_dir, name))
+        except BaseException:
+            if self.args.should_save:
+                shutil.rmtree(staging, ignore_errors=True)
+            raise
+        finally:
+            self._staging = None
+        self.accelerator.wait_for_everyone()
+        if self.args.should_save:
+            move_checkpoint(staging / name, Path(run_dir, name))
+        self.accelerator.wait_for_everyone()
+        manifest = self._manifest_callback()
+        if manifest is not None:
+            manifest.saved = Path(run_dir, name)
+        if self.args.push_to_hub:
+            # With the state to resume from, the manifest has to be in the push.
+            if manifest is not None and self.args.should_save and self.args.hub_strategy in _PUSHING_STATE:
+                manifest.write(Path(run_dir, name))
+            self._push_from_checkpoint(os.path.join(run_dir, name))
+
+    def _name_best_checkpoint(self, staged: Path, folder: Path) -> None:
+        """Have the state name the place of this checkpoint instead of the staging folder, if it is the best."""
+        if self.state.best_model_checkpoint == str(staged):
+            self.state.best_model_checkpoint = str(folder)
+            if self.args.should_save:
+                self.state.save_to_json(str(staged / TRAINER_STATE_NAME))
+
+    def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
+        """Push a checkpoint once it is in its place."""
+        if self._staging is None:
+            super()._push_from_checkpoint(checkpoint_folder)
+
+
+_PUSHING_STATE = (HubStrategy.CHECKPOINT, HubStrategy.ALL_CHECKPOINTS)
+
+
+def wait_for_manifests() -> None:
+    """Wait until the manifests of all checkpoints of this process are written."""
+    while _writing:
+        _writing[0].join()
+        _writing.pop(0)
+
+
+def move_checkpoint(staged: Path, folder: Path) -> None:
+    """Move a complete checkpoint to its place, in one step; an earlier one there is replaced.
+
+    Args:
+        staged (`Path`): The checkpoint in the staging folder of its run, which is removed then.
+        folder (`Path`): Its place, on the same file system.
+    """
+    if folder.exists():
+        os.replace(folder, staged.with_name("replaced"))
+    os.replace(staged, folder)
+    shutil.rmtree(staged.parent, ignore_errors=True)
+
+
+def rotate_checkpoints(newest: Path, limit: int | None, best: str | None) -> None:
+    """Remove the oldest checkpoints of a run, but never the newest and the best one.
+
+    Checkpoints of later steps than the newest are of an attempt that was given up, and are removed first.
+
+    Args:
+        newest (`Path`): The checkpoint saved last, which is complete.
+        limit (`int`, *optional*): How many to keep; all by default.
+        best (`str`, *optional*): The best one.
+    """
+    if limit is None or limit < 1:
+        return
+    folders = folders_by_step(newest.parent)
+    step = next((step for step, folder in folders.items() if folder == newest), 0)
+    kept = {newest.resolve(), *([Path(best).resolve()] if best else [])}
+    others = [each for each in folders if folders[each].resolve() not in kept]
+    others.sort(key=lambda each: (each < step, each))
+    trash = newest.parent / STAGING_FOLDER
+    for each in others[: max(0, len(folders) - max(limit, len(kept)))]:
+        trash.mkdir(exist_ok=True)
+        # Moved away in one step: a process killed here leaves no half checkpoint.
+        os.replace(folders[each], trash / f"removed-{each}")
+    shutil.rmtree(trash, ignore_errors=True)
+
+
+def _folder_of(args: TrainingArguments, state: TrainerState) -> Path:
+    """Return the folder of the checkpoint of the current step."""
+    return Path(str(args.output_dir), f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}")
+
+
+def keep_manifests(trainer: Trainer) -> None:
+    """Add a [`ManifestCallback`] to a trainer that has none.
+
+    Args:
+        trainer (`Trainer`): The trainer.
+    """
+    if not any(isinstance(each, ManifestCallback) for each in trainer.callback_handler.callbacks):
+        trainer.add_callback(ManifestCallback(force=getattr(trainer.args, "force_resume", False)))
+
+
+__all__ = ["ManifestCallback", "VerifiedCheckpointTrainer"]

@@ -1,0 +1,131 @@
+"""Trainings that get SIGTERM or Ctrl-C: saved, ended in time with the right code, and resumed to the same bits."""
+
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import time
+from multiprocessing import forkserver
+
+import pytest
+import run_with_signals
+import torch
+import transformers
+from packaging.version import Version
+
+from hf_vanilla.training import StopOnSignalCallback, checkpoint_to_resume, why_not_resumable
+
+
+TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", run_with_signals.__file__)
+# Forks of a process that has imported all: they start at once.
+PROCESSES = multiprocessing.get_context("forkserver")
+PROCESSES.set_forkserver_preload(["run_with_signals"])
+
+
+@pytest.fixture(scope="module", autouse=True)
+def fork_server():
+    """Start the server with this process's path: before Python 3.13 it does not get it, and imports nothing."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
+        forkserver.ensure_running()
+
+
+def start(folder, place="nowhere", kind="vanilla"):
+    process = PROCESSES.Process(target=run_with_signals.main, args=(kind, folder, place))
+    process.start()
+    return process
+
+
+def wait_for(condition):
+    until = time.monotonic() + 120
+    while not condition():
+        assert time.monotonic() < until
+        time.sleep(0.02)
+
+
+def code_of(process):
+    process.join(120)
+    return process.exitcode
+
+
+def weights_after(folder, **options):
+    code = code_of(start(folder, **options))
+    assert code == 0, (folder / "log").read_text()[-4000:]
+    return torch.load(folder / "weights.pt")
+
+
+@pytest.fixture(scope="module")
+def expected(tmp_path_factory):
+    return {kind: weights_after(tmp_path_factory.mktemp(kind), kind=kind) for kind in ("vanilla", "stock")}
+
+
+@pytest.mark.parametrize(
+    ("number", "place", "kind", "code", "step"),
+    [
+        (signal.SIGTERM, "step", "vanilla", 143, 3),
+        (signal.SIGTERM, "step", "stock", 143, 3),
+        (signal.SIGINT, "step", "vanilla", 130, 3),
+        (signal.SIGTERM, "save", "vanilla", 143, 4),
+        (signal.SIGINT, "evaluation", "vanilla", 130, 4),
+        (signal.SIGTERM, "long step", "vanilla", 143, None),  # the grace is over before the step
+        (signal.SIGTERM, "data", "vanilla", 143, None),
+    ],
+)
+def test_signal_saves_and_ends_within_the_grace(tmp_path, expected, number, place, kind, code, step):
+    process = start(tmp_path, place, kind)
+    wait_for((tmp_path / "slow").exists)
+    os.kill(process.pid, number)
+    since = time.monotonic()
+    assert code_of(process) == code, (tmp_path / "log").read_text()[-4000:]
+    assert time.monotonic() - since < 20  # the grace of 3 s, and a busy machine
+    found = checkpoint_to_resume(tmp_path)
+    assert found == (None if step is None else str(tmp_path / f"checkpoint-{step}"))
+    actual = weights_after(tmp_path, kind=kind)
+    assert all(torch.equal(actual[name], weight) for name, weight in expected[kind].items())
+
+
+def test_second_signal_ends_at_once(tmp_path):
+    process = start(tmp_path, "long step")
+    wait_for((tmp_path / "slow").exists)
+    os.kill(process.pid, signal.SIGINT)
+    wait_for(lambda: "SIGINT: saving at the end of this step" in (tmp_path / "log").read_text())
+    os.kill(process.pid, signal.SIGTERM)
+    assert (code_of(process), checkpoint_to_resume(tmp_path)) == (143, None)
+    assert "SIGTERM: second signal; ended without saving this step." in (tmp_path / "log").read_text()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    Version(transformers.__version__) < Version("5.18"), reason="5.17 can't resume several processes on CPU"
+)
+def test_two_processes_stop_at_the_same_step(tmp_path):
+    def launch(folder, place="nowhere"):
+        return subprocess.Popen([sys.executable, *TORCHRUN, "vanilla", str(folder), place])
+
+    whole, run = tmp_path / "whole", tmp_path / "run"
+    assert launch(whole).wait(300) == 0
+    process = launch(run, "step")
+    wait_for((run / "slow").exists)
+    process.send_signal(signal.SIGTERM)  # torchrun passes it on
+    assert process.wait(60) != 0
+    assert (run / "log").read_text().count("SIGTERM: saved the state of step 3") == 2
+    assert why_not_resumable(run / "checkpoint-3") is None
+    assert code_of(start(run)) == 1
+    assert "the number of processes is 1, not 2" in (run / "log").read_text()
+    assert launch(run).wait(300) == 0
+    expected = torch.load(whole / "weights.pt")
+    actual = torch.load(run / "weights.pt")
+    assert all(torch.equal(actual[name], weight) for name, weight in expected.items())
+
+
+def test_handlers_are_restored():
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    callback = StopOnSignalCallback()
+    args = transformers.TrainingArguments(use_cpu=True, report_to="none")
+    callback.on_train_begin(args, transformers.TrainerState(), transformers.TrainerControl())
+    assert signal.getsignal(signal.SIGTERM) == callback._receive
+    callback.on_train_end(args, transformers.TrainerState(), transformers.TrainerControl())
+    assert {number: signal.getsignal(number) for number in before} == before
+    with pytest.raises(ValueError, match="`grace` must be a positive number of seconds, got 0"):
+        StopOnSignalCallback(grace=0)
