@@ -133,7 +133,7 @@ def test_interrupted_training_says_how_to_resume(tmp_path, capsys, is_saved):
     if is_saved:
         (tmp_path / "checkpoint-40").mkdir()
         (tmp_path / "checkpoint-40" / "trainer_state.json").write_text('{"global_step": 40}')
-        for name in ("optimizer.pt", "scheduler.pt"):
+        for name in ("optimizer.pt", "scheduler.pt", "rng_state.pth"):
             torch.save({}, tmp_path / "checkpoint-40" / name)
 
     def train():

@@ -135,9 +135,10 @@ def test_run_is_resumed_with_its_tokenizer(tmp_path, folder):
     tokenizer.save_pretrained(tmp_path / "run" / folder)
     tokenizer(["a b c"], truncation=True, max_length=2)  # its file remembers this
     tokenizer.save_pretrained(checkpoint / folder)
-    names = {"trainer_state.json": '{"global_step": 2}', "scheduler.pt": "", "global_step2": ""}
-    for name, content in names.items():
-        (checkpoint / name).write_text(content)
+    (checkpoint / "trainer_state.json").write_text('{"global_step": 2}')
+    (checkpoint / "global_step2").touch()
+    for name in ("scheduler.pt", "rng_state.pth"):
+        torch.save({}, checkpoint / name)
     args = VanillaTrainingArguments(tmp_path / "run", use_cpu=True)
     assert begin_run(args)[0] == str(checkpoint)
     path = tmp_path / "run" / folder / "tokenizer.json"
