@@ -414,7 +414,7 @@ def test_empty_source_gives_start_and_first_end_token(ends, expected):
         (dict(max_new_tokens=-3), "`max_new_tokens` must be greater than 0, but is -3"),
         (dict(max_length=1), "`max_length` is set to 1"),
         (dict(do_sample=True, temperature=0.0), r"`temperature` \(=0.0\) has to be a strictly positive float"),
-        (dict(do_sample=True, temperature=float("nan")), r"`temperature` \(=nan\) has to be a strictly positive"),
+        (dict(do_sample=True, temperature=float("nan")), "`temperature` must be finite, got nan"),
         (dict(do_sample=True, top_k=-1), "`top_k` has to be a strictly positive integer, but is -1"),
         (dict(num_beam=3), r"not used by the model: \['num_beam'\]"),
     ],
