@@ -21,11 +21,14 @@ COMPUTING := tests/models tests/generation tests/training tests/test_pipelines.p
 AVX2 := ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2
 KERNELS ?= $(if $(filter x86_64 amd64,$(shell uname -m)),$(AVX2),ATEN_CPU_CAPABILITY=default)
 
+# What `make docs` describes: modules whose names are meant to be imported, and the paper's layers.
+DOCUMENTED := hf_vanilla $(addprefix hf_vanilla., data data.tokenization generation hub metrics models.layers training visualization)
+
 # Cases of each test of `make fuzz`.
 CASES ?= 1000
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo demo-bert demo-vit test test-kernels test-slow fuzz check format options benchmark
+.PHONY: help venv demo demo-bert demo-vit test test-kernels test-slow fuzz check format options docs release benchmark
 
 help:  ## List these commands.
 	@awk -F ':.*  ## ' '/^[a-z-]+:.*  ## / { printf "%-14s%s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -65,6 +68,22 @@ format: $(INSTALLED)  ## Format the code and apply the safe fixes of the linter.
 
 options: $(INSTALLED)  ## Write the table of options that --help reads, after a change of an option.
 	$(OFFLINE) $(VENV_PYTHON) tests/command_line/regenerate_options.py
+
+docs: $(INSTALLED)  ## Write the API reference into docs_output/ and check its links.
+	$(VENV_PYTHON) -m pip install --quiet -c constraints.txt -e ".[docs]"
+	$(OFFLINE) $(VENV_PYTHON) -m pdoc --docformat google -o docs_output $(DOCUMENTED)
+	$(VENV_PYTHON) tests/check_links.py docs_output
+
+# The wheel is built from the sdist. Nothing is uploaded: `twine upload dist/*` does that.
+release: $(INSTALLED)  ## Build sdist and wheel into dist/, check them, and run the demo of the wheel in a new environment.
+	$(VENV_PYTHON) -m pip install --quiet -c constraints.txt -e ".[release]"
+	rm -rf dist release_output
+	$(VENV_PYTHON) -m build --no-isolation --outdir dist
+	$(VENV_PYTHON) -m twine check --strict dist/*
+	$(VENV_PYTHON) -m venv release_output
+	release_output/bin/python -m pip install --quiet -c constraints.txt torch
+	release_output/bin/python -m pip install --quiet -c constraints.txt "$$(echo $(CURDIR)/dist/*.whl)[viz]"
+	cd release_output && bin/hf-vanilla --version && $(OFFLINE) bin/hf-vanilla demo
 
 # search_agreement.py needs a trained model, ngram_baseline.py KenLM.
 BENCHMARKS := $(filter-out %/measuring.py %/search_agreement.py %/ngram_baseline.py,$(wildcard scripts/benchmark/*.py)) \

@@ -1,4 +1,4 @@
-"""The Transformer of 2017, BERT and GPT as first-class Hugging Face models. Importing the package registers them."""
+"""The Transformer of 2017, BERT, GPT and ViT as first-class Hugging Face models. The import registers them."""
 
 from .hub.publish import Publication, publish, roll_back
 from .models.configuration_vanilla_bert import VanillaBertConfig
@@ -36,7 +36,7 @@ from .models.modeling_vanilla_vit import (
 from .registration import register
 
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "Publication",

@@ -25,7 +25,7 @@ PACKAGE = ROOT / "hf_vanilla"
 
 # Folders of the source tree, and what they are in the wheel; the benchmarks stay out.
 PACKAGES = {"hf_vanilla": "hf_vanilla", "hf_vanilla_cli": "hf_vanilla_cli", "scripts": "hf_vanilla/scripts"}
-UNPACKAGED = shutil.ignore_patterns("__pycache__", "benchmark")
+UNPACKAGED = shutil.ignore_patterns("__pycache__", "benchmark", "README.md")
 
 
 @pytest.fixture(scope="module")
@@ -74,7 +74,7 @@ def test_wheel_has_the_package_the_command_and_the_scripts(wheel):
     names = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
     expected = set()
     for folder, place in PACKAGES.items():
-        ignored = {"__pycache__", "benchmark"}
+        ignored = {"__pycache__", "benchmark", "README.md"}
         files = [path.relative_to(ROOT / folder) for path in (ROOT / folder).rglob("*") if path.is_file()]
         expected |= {f"{place}/{path.as_posix()}" for path in files if not ignored & set(path.parts)}
     assert names == expected
@@ -214,7 +214,7 @@ def test_constraints_pin_every_requirement():
 
 COMMANDS = [
     *("help", "venv", "demo", "demo-bert", "demo-vit", "test", "test-kernels", "test-slow", "check", "format"),
-    *("options", "benchmark"),
+    *("options", "docs", "release", "benchmark"),
 ]
 
 

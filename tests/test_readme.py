@@ -1,111 +1,160 @@
-"""The README is correct: its code runs, its files exist, its numbers are those of the results."""
+"""All READMEs are correct: programs run, commands have their options, numbers are those of the results."""
 
 import ast
 import json
 import re
+import shlex
+import shutil
 import subprocess
 import sys
+import tomllib
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
-from hf_vanilla import (
-    VanillaBertConfig,
-    VanillaBertForPreTraining,
-    VanillaBertForQuestionAnswering,
-    VanillaBertForSequenceClassification,
-    VanillaTransformerConfig,
-    VanillaTransformerForConditionalGeneration,
-)
+import hf_vanilla
+from hf_vanilla import VanillaBertConfig, VanillaTransformerConfig
 from hf_vanilla.data.tokenization import train_tokenizer, train_wordpiece_tokenizer
 from hf_vanilla.training import noam_learning_rate
 from hf_vanilla.training.recipes import HIGHEST_PEAK
+from hf_vanilla_cli.options import answer, load_table
 
 
 ROOT = Path(__file__).parents[1]
-README = (ROOT / "README.md").read_text(encoding="utf-8")
-TOKENIZER = train_wordpiece_tokenizer(["the dog and the cat", "Ben has two dogs ."] * 3, 60, show_progress=False)
+FOLDERS = (".", "hf_vanilla/models", "model_cards", "scripts", "scripts/benchmark")
+TEXTS = {folder: (ROOT / folder / "README.md").read_text(encoding="utf-8") for folder in FOLDERS}
+README, SCRIPTS, SCORES, SPEEDS = (TEXTS[name] for name in (".", "scripts", "model_cards", "scripts/benchmark"))
+TEXTS["CONTRIBUTING"] = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+MAKEFILE = (ROOT / "Makefile").read_text(encoding="utf-8")
+EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
+TABLE = load_table()
 RESULTS = sorted((ROOT / "model_cards" / "results").glob("*.json"))
 BENCHMARKS = sorted((ROOT / "scripts" / "benchmark" / "results").glob("*.json"))
+WIDTH = 12
+BERTS = {
+    "bert": "VanillaBertForPreTraining",
+    "reviews/seed-1": "VanillaBertForSequenceClassification",
+    "squad/seed-42": "VanillaBertForQuestionAnswering",
+}
 
 
-def code_of(heading):
-    """Return the first program below a heading."""
-    block = README[README.index(f"## {heading}\n") :]
-    return re.search(r"```python\n(.*?)```", block, flags=re.DOTALL).group(1)
+def blocks(python):
+    """The code blocks of all texts, programs or commands, with names for their tests."""
+    for name, text in TEXTS.items():
+        for number, (language, code) in enumerate(re.findall(r"^```(\w*)\n(.*?)^```$", text, flags=re.M | re.S)):
+            assert language in ("", "bash", "python")
+            if (language == "python") == python:
+                yield pytest.param(code, id=f"{name}-{number}")
 
 
-def program_of(heading):
-    """Return the first program below a heading, compiled."""
-    return compile(code_of(heading), "README.md", "exec")
+def commands():
+    """The command lines of all texts, each with the commands of a block joined."""
+    for block in blocks(python=False):
+        for line in block.values[0].replace("\\\n", " ").splitlines():
+            if words := shlex.split(line, comments=True):
+                yield pytest.param(words, id=" ".join(words)[:60])
 
 
-def test_first_lines_run(capsys):
-    names = {}
-    exec(program_of("In a few lines"), names)
-    assert re.fullmatch(r"loss \d\.\d\d, translations \[\[.*\]\]\n", capsys.readouterr().out)
-    assert names["loss"].item() > 0
-    assert names["model"].model.encoder.embed_tokens.weight.grad.abs().sum() > 0
-    assert names["translations"].shape[0] == 2
-
-
-def save_translator(folder):
-    config = VanillaTransformerConfig(
-        vocab_size=280, d_model=12, d_ff=20, num_heads=3, encoder_layers=1, decoder_layers=1
+@pytest.fixture(scope="module")
+def workplace(tmp_path_factory):
+    """A folder with the files and models that the programs name, all tiny."""
+    folder = tmp_path_factory.mktemp("workplace")
+    (folder / "train.en").write_text("the dog likes the cat\n" * 3)
+    (folder / "train.de").write_text("der hund mag die katze\n" * 3)
+    tokenizer = train_tokenizer(["the dog likes the cat"] * 3, 280, show_progress=False)
+    sizes = dict(d_model=WIDTH, d_ff=20, num_heads=3, encoder_layers=1, decoder_layers=1)
+    translator = hf_vanilla.VanillaTransformerForConditionalGeneration(
+        VanillaTransformerConfig(vocab_size=280, **sizes)
     )
-    VanillaTransformerForConditionalGeneration(config).save_pretrained(folder)
-    train_tokenizer(["the dog likes the cat"] * 3, 280, show_progress=False).save_pretrained(folder)
+    for name in ("runs/en-de", "demo_output", "my-name/en-de"):  # the last one in place of a repository
+        translator.save_pretrained(folder / name)
+        tokenizer.save_pretrained(folder / name)
+    tokenizer = train_wordpiece_tokenizer(["the dog and the cat", "Ben has two dogs ."] * 3, 60, show_progress=False)
+    sizes = dict(hidden_size=WIDTH, num_hidden_layers=1, num_attention_heads=3, intermediate_size=20)
+    config = VanillaBertConfig(vocab_size=len(tokenizer), initializer_range=0.5, **sizes)
+    for name, model_class in BERTS.items():
+        getattr(hf_vanilla, model_class)(config).save_pretrained(folder / "runs" / name)
+        tokenizer.save_pretrained(folder / "runs" / name)
+    return folder
 
 
-def test_published_model_works_without_the_package_and_asks_nothing(tmp_path):
-    """A folder of the same name replaces the repository."""
-    save_translator(tmp_path / "my-name" / "en-de")
-    program = 'import sys; sys.modules["hf_vanilla"] = None\n' + code_of("Publish on the Hub")
+@pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")  # PEFT uses an earlier name
+@pytest.mark.filterwarnings("ignore:.*pin_memory:UserWarning")  # torch, without a GPU
+@pytest.mark.parametrize("code", list(blocks(python=True)))
+def test_programs_run(code, workplace, monkeypatch, capsys):
+    monkeypatch.chdir(workplace)
+    missing = [name for name in re.findall(r"^(?:from|import) (\w+)", code, flags=re.M) if find_spec(name) is None]
+    assert not missing
+    if "trust_remote_code" not in code:
+        exec(compile(code, "README.md", "exec"), {})
+        assert capsys.readouterr().out
+        return
+    program = 'import sys; sys.modules["hf_vanilla"] = None\n' + code  # without the package, and nothing is asked
     finished = subprocess.run(
-        [sys.executable, "-c", program], cwd=tmp_path, stdin=subprocess.DEVNULL, capture_output=True, text=True,
-        timeout=300, check=False,
+        [sys.executable, "-c", program], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=300,
+        check=False,
     )  # fmt: skip
     assert finished.returncode == 0, finished.stderr
     assert [sorted(each) for each in ast.literal_eval(finished.stdout)] == [["score", "translation_text"]] * 2
     assert "Do you wish to run the custom code?" not in finished.stdout + finished.stderr
 
 
-def test_pipelines_run(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    sizes = dict(hidden_size=12, num_hidden_layers=1, num_attention_heads=3, intermediate_size=20)
-    for folder, model_class in (
-        ("bert", VanillaBertForPreTraining),
-        ("reviews/seed-1", VanillaBertForSequenceClassification),
-        ("squad/seed-42", VanillaBertForQuestionAnswering),
-    ):
-        TOKENIZER.save_pretrained(f"runs/{folder}")
-        config = VanillaBertConfig(vocab_size=len(TOKENIZER), initializer_range=0.5, **sizes)
-        model_class(config).save_pretrained(f"runs/{folder}")
-    save_translator("runs/en-de")
-    exec(program_of("Pipelines"), {})
-    translations, guesses, classes, answer = map(ast.literal_eval, capsys.readouterr().out.splitlines())
-    assert [sorted(each) for each in translations] == [["score", "translation_text"]] * 2
-    assert len(guesses) == 5
-    assert classes[0]["label"] in ("LABEL_0", "LABEL_1")
-    assert answer["answer"] in "Ben has two dogs and a cat."
+def options_of_script(name, arguments):
+    """Check the options of a benchmark, which has no entry in the table, against its source and its helpers."""
+    path = ROOT / "scripts" / "benchmark" / name
+    source = path.read_text(encoding="utf-8") + path.with_name("measuring.py").read_text(encoding="utf-8")
+    for option in arguments:
+        assert not option.startswith("--") or f"\n    {option[2:]}: " in source
 
 
-def test_estimate_runs(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    Path("train.en").write_text("the dog likes the cat\n" * 3)
-    Path("train.de").write_text("der hund mag die katze\n" * 3)
-    names = {}
-    exec(program_of("Speed"), names)
-    shown = capsys.readouterr().out
-    model = VanillaTransformerForConditionalGeneration(names["config"])
-    assert shown.startswith(f"{model.num_parameters():,} parameters, ")
-    assert re.search(r"[\d.]+ GB of memory, \d+:\d\d:\d\d \(h:mm:ss\)\n$", shown)
+@pytest.mark.parametrize("words", list(commands()))
+def test_commands_are_right(words, workplace, monkeypatch, capsys):
+    monkeypatch.chdir(workplace)
+    words = [word.replace(".venv/bin/python", "python") for word in words]
+    program, *arguments = words
+    if program == "torchrun":
+        program, arguments = "hf-vanilla", arguments[arguments.index("-m") + 1 :]
+        arguments[0] = arguments[0].removeprefix("hf_vanilla.scripts.").replace("_", "-")
+    if program == "hf-vanilla" and arguments != ["--help"]:
+        answer(TABLE["commands"][arguments[0]], arguments[1:], "hf-vanilla", TABLE["trainers"])
+    elif program == "make":
+        targets = [argument for argument in arguments if "=" not in argument]
+        assert all(re.search(rf"^{target}:", MAKEFILE, flags=re.M) for target in targets)
+    elif arguments[:1] and arguments[0].startswith("scripts/benchmark/"):
+        options_of_script(Path(arguments[0]).name, arguments[1:])
+    elif "pip" in words and "install" in words:
+        assert set(re.findall(r"\w+", "".join(re.findall(r"\[([\w,]+)\]", " ".join(words))))) <= EXTRAS.keys()
+    else:
+        assert words in (["hf-vanilla", "--help"], ["python3", "-m", "venv", ".venv"])
+
+
+def test_wrong_option_is_found(capsys):
+    with pytest.raises(SystemExit):
+        answer(TABLE["commands"]["translate"], ["--model", "x", "--beams", "4"], "hf-vanilla", TABLE["trainers"])
+    with pytest.raises(AssertionError):
+        options_of_script("growth.py", ["--no_such_option"])
+
+
+@pytest.mark.slow
+def test_first_training_and_translation_run(workplace, monkeypatch):
+    """The commands of the first block of "Train on your own two text files", with three updates."""
+    monkeypatch.chdir(workplace)
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    shutil.copy("train.en", "test.en")
+    shutil.copy("train.de", "test.de")
+    block = re.search(r"```\n(hf-vanilla train-translation.*?)```", README, flags=re.S)[1]
+    for line in block.replace("\\\n", " ").replace("--max_steps 600", "--max_steps 3").splitlines():
+        command = [sys.executable, "-m", "hf_vanilla_cli", *shlex.split(line)[1:]]
+        finished = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+        assert finished.returncode == 0, finished.stderr
+    assert len(Path("test.out").read_text(encoding="utf-8").splitlines()) == 3
 
 
 def options_of_trainings():
     """Return the options of the commands that train a translator: a small one, and the base model."""
-    commands = README.split("python scripts/train_translation.py")[1:]
-    return [dict(re.findall(r"--(\w+) ([\w./-]+)", command.partition("```")[0])) for command in commands]
+    commands = README.split("\nhf-vanilla train-translation")[1:]
+    return [dict(re.findall(r"--(\w+) ([\w./-]+)", re.split("```|\nhf-", command)[0])) for command in commands]
 
 
 def test_small_training_has_a_sound_learning_rate():
@@ -117,21 +166,24 @@ def test_small_training_has_a_sound_learning_rate():
 
 def test_best_checkpoints_of_the_training_can_be_averaged():
     _, options = options_of_trainings()
-    best = int(re.search(r"average_checkpoints.py --run_dir runs/en-de --best (\d+)", README).group(1))
+    best = int(re.search(r"average-checkpoints --run_dir runs/en-de --best (\d+)", SCRIPTS).group(1))
     assert (options["eval_strategy"], options["eval_steps"]) == ("steps", options["save_steps"])
     assert best < int(options["save_total_limit"]) <= int(options["max_steps"]) / int(options["save_steps"])
 
 
 def cells_of(result):
-    """Return the cells that the README's row of a result must have, for any kind of result."""
+    """Return the cells that the row of a result must have, for any kind of result."""
     if "bleu" in result:
         return [f"{result['bleu']}", f"{result['chrf']}", f"{result['notes']['training_minutes']} min"]
     if "files" in result:
-        names = ("mlm_accuracy", "nsp_accuracy")
-        cells = [f"{figures[name]:.1%}" for figures in result["files"].values() for name in names]
-        return [*cells, *(f"{figures['mlm_loss']:.2f}" for figures in result["files"].values())]
+        shown = {"mlm_accuracy": "{:.1%}", "nsp_accuracy": "{:.1%}", "mlm_loss": "{:.2f}"}
+        shown |= {"perplexity_per_word": "{:.1f}", "bits_per_byte": "{:.3f}"}
+        rows = result["files"].values()
+        return [form.format(row[name]) for row in rows for name, form in shown.items() if name in row]
     if "scores" in result:
         return [f"{percent(figures['accuracy']):.1f}" for figures in result["scores"].values()]
+    if "ratios" in result:
+        return [f"{ratio['median']:.2f}" for ratio in result["ratios"].values()]
     return [f"{percent(figures['median']):.1f}" for figures in result["summary"].values()]
 
 
@@ -140,28 +192,50 @@ def percent(score):
     return score if score > 1 else 100 * score
 
 
+def rows_of(text, name):
+    """Return the cells of each row that names a result."""
+    return [
+        [cell.strip() for cell in line.split("|")]
+        for line in text.splitlines()
+        if f"`{name}`" in line and line.startswith("|")
+    ]
+
+
 @pytest.mark.parametrize("path", RESULTS, ids=lambda path: path.stem)
-def test_numbers_match_the_results(path):
-    result = json.loads(path.read_text(encoding="utf-8"))
-    rows = [line for line in README.splitlines() if f"`{path.name}`" in line]
-    assert rows
-    cells = [cell.strip() for row in rows for cell in row.split("|")]
-    for cell in cells_of(result):
+def test_scores_match_the_results(path):
+    cells = [cell for row in rows_of(SCORES, path.name) for cell in row]
+    expected = cells_of(json.loads(path.read_text(encoding="utf-8")))
+    assert expected
+    for cell in expected:
         assert cell in cells
+
+
+def test_headline_numbers_match_the_results():
+    paths = {path.name: path for path in [*RESULTS, *BENCHMARKS]}
+    rows = [line.split("|")[1:-1] for line in README.splitlines() if re.search(r"`\w+\.json` \|$", line)]
+    assert len(rows) > 8
+    for _, figures, _, names in rows:
+        results = [json.loads(paths[name].read_text(encoding="utf-8")) for name in re.findall(r"`(\S+?)`", names)]
+        known = {cell for result in results for cell in cells_of(result)}
+        assert {figure.strip() for figure in figures.split(",")} <= known
+    for paragraph in re.split(r"\n\n", README):
+        if "multi30k_try_out.json" in paragraph:
+            bleu, _, minutes = cells_of(json.loads(paths["multi30k_try_out.json"].read_text(encoding="utf-8")))
+            assert f"{bleu} BLEU" in paragraph
+            assert minutes in paragraph
 
 
 @pytest.mark.parametrize("path", BENCHMARKS, ids=lambda path: path.stem)
 def test_ratios_match_the_benchmarks(path):
     result = json.loads(path.read_text(encoding="utf-8"))
-    rows = [[cell.strip() for cell in line.split("|")] for line in README.splitlines() if f"`{path.name}`" in line]
-    assert rows or f"`{path.name}`" in README
+    assert f"`{path.name}`" in SPEEDS
     with_tcmalloc = path.parent / "tcmalloc" / path.name
     others = json.loads(with_tcmalloc.read_text(encoding="utf-8"))["ratios"] if with_tcmalloc.exists() else {}
     assert result.get("ratios", {}).keys() >= others.keys()
     for name, ratio in result.get("ratios", {}).items():
         figures = [f"{ratio['median']:.2f}", f"{ratio['lowest']:.2f} to {ratio['highest']:.2f}"]
         figures.append(f"{ratio['target']:g}" if "target" in ratio else "–")
-        [row] = [row for row in rows if row[3:6] == figures]
+        [row] = [row for row in rows_of(SPEEDS, path.name) if row[3:6] == figures]
         assert row[7] == (f"{others[name]['median']:.2f}" if name in others else "–")
         medians = [side["median"] for side in result["sides"].values()]
         assert row[6] == "–" or any(
@@ -172,28 +246,14 @@ def test_ratios_match_the_benchmarks(path):
 @pytest.mark.parametrize("name", ["search_agreement.json", "search_agreement_greedy.json"])
 def test_agreement_matches_the_searches(name):
     compared = json.loads((BENCHMARKS[0].parent / name).read_text(encoding="utf-8"))["compared"]
-    [paragraph] = [part for part in README.split("\n\n") if f"`{name}`" in part]
+    [paragraph] = [part for part in SPEEDS.split("\n\n") if f"(`{name}`)" in part]
     counts = [compared[name]["hypotheses_that_differ"] for name in compared]
     assert [int(number) for number in re.findall(r" (\d+) (?:differ|in|of)", paragraph)] == counts
 
 
-def test_named_results_are_the_recorded_ones():
-    named = re.findall(r"`(\w+\.json)`", README)
-    assert sorted(set(named)) == sorted(path.name for path in [*RESULTS, *BENCHMARKS])
-
-
-def test_named_files_exist():
-    named = set(re.findall(r"`((?:hf_vanilla|scripts)/[\w/]+\.py)`", README))
-    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
-    in_makefile = set(re.findall(r"\b(?:scripts|tests)/[\w/]+(?:\.py)?", makefile))
-    assert len(named) > 8
-    assert {"tests/models", "tests/test_pipelines.py"} <= in_makefile
-    assert [path for path in sorted(named | in_makefile) if not (ROOT / path).exists()] == []
-
-
 def test_ceilings_match_the_profiles():
     results = BENCHMARKS[0].parent
-    text = (results.parent / "README.md").read_text(encoding="utf-8").partition("## What is left\n")[2]
+    text = SPEEDS.partition("## What is left\n")[2]
     rows = [[cell.strip() for cell in line.split("|")] for line in text.splitlines() if line.startswith("|")][2:8]
     profiles = json.loads((results / "step_profile.json").read_text(encoding="utf-8"))["profiles"]
     named = ["encoder_decoder"] * 2 + ["bert_mini", "bert_base"] + ["decoding"] * 2
@@ -210,3 +270,24 @@ def test_ceilings_match_the_profiles():
             f"{ratio['median'] * profile['ceiling']:.1f}",
         ]
         assert row[5:9] == [f"{share:.0%}" for share in expected]
+
+
+def test_named_files_and_links_exist():
+    visible = {name: re.sub("<!--.*?-->", "", text, flags=re.S) for name, text in TEXTS.items()}
+    named = set(re.findall(r"`((?:hf_vanilla|scripts)/[\w/]+\.py)`", " ".join(visible.values())))
+    in_makefile = set(re.findall(r"\b(?:scripts|tests)/[\w/]+(?:\.py)?", MAKEFILE))
+    assert len(named) > 8
+    assert {"tests/models", "tests/test_pipelines.py"} <= in_makefile
+    links = {(ROOT / name, link) for name in FOLDERS for link in re.findall(r"\]\((?!http)([^)#]+)", visible[name])}
+    assert len(links) > 8
+    paths = [ROOT / path for path in named | in_makefile] + [folder / link for folder, link in links]
+    assert [path for path in paths if not path.exists()] == []
+    results = {path.name for path in [*RESULTS, *BENCHMARKS]}
+    assert set(re.findall(r"`(\w+\.json)`", " ".join(visible[name] for name in FOLDERS))) <= results
+
+
+def test_front_page_is_short_and_names_every_extra():
+    assert len(README.splitlines()) <= 200
+    table = README.partition("| extra | for |")[2].partition("\n\n")[0]
+    rows = [line.split("|")[1] for line in table.splitlines()[2:]]
+    assert {name for row in rows for name in re.findall(r"`(\w+)`", row)} == EXTRAS.keys()

@@ -159,4 +159,4 @@ def _batch_nats(model: Any, windows: list[tuple[list[int], int]]) -> float:
         ignore_index=IGNORED_LABEL,
         reduction="none",
     )
-    return float(losses.double().sum())
+    return float(losses.cpu().double().sum())  # Apple's GPUs have no float64
