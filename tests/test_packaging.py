@@ -213,7 +213,7 @@ def test_constraints_pin_every_requirement():
 
 
 COMMANDS = [
-    *("help", "venv", "demo", "demo-bert", "demo-vit", "test", "test-kernels", "test-slow", "check", "format"),
+    *("help", "venv", "demo", "demo-bert", "demo-vit", "test", "test-kernels", "test-slow", "fuzz", "check", "format"),
     *("options", "docs", "release", "benchmark"),
 ]
 
