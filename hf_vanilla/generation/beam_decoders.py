@@ -351,7 +351,9 @@ class Seq2SeqDecoder(SideBySideDecoder):
 
 
 class CausalDecoder(SideBySideDecoder):
-    """A decoder-only model, which reads each prompt once for all its beams. Padding of the prompts gets no slots.
+    """A decoder-only model, which reads each prompt once for all its beams.
+
+    Padding of the prompts is hidden, and leaves the cache when slots are reused.
 
     Args:
         model (`PreTrainedModel`): A model whose class declares `supports_fast_search`. Its base model has `layers`,

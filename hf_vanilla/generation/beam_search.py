@@ -13,7 +13,7 @@ r"""Beam search for `generate()` with the paper's length penalty, faster than tr
 What makes it fast, with equal results:
 - The beams of a sentence are side by side in one row of the batch. Keys and values are written once and not moved when
   beams are reordered: a mask of their ancestors defines what each beam attends to.
-- Source keys and values are computed and stored once per sentence.
+- Source keys and values, or those of a decoder-only model's prompt, are computed and stored once per sentence.
 - The best tokens are found among logits; the only pass over the vocabulary is one log-sum-exp.
 - Finished sentences leave the batch.
 
