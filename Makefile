@@ -88,7 +88,9 @@ release: $(INSTALLED)  ## Build sdist and wheel into dist/, check them, and run 
 # search_agreement.py needs a trained model, ngram_baseline.py KenLM.
 BENCHMARKS := $(filter-out %/measuring.py %/search_agreement.py %/ngram_baseline.py,$(wildcard scripts/benchmark/*.py)) \
 	"scripts/benchmark/bert_pretraining.py --size base --batch_size 16 --steps 3" \
-	"scripts/benchmark/translation_decoding.py --num_beams 1 --sentences 300"
+	"scripts/benchmark/translation_decoding.py --num_beams 1 --sentences 300" \
+	"scripts/benchmark/gpt_decoding.py --num_beams 1" \
+	"scripts/benchmark/gpt_training.py --task pretraining"
 
 benchmark: $(INSTALLED)  ## Measure speed in an hour, into benchmark_output/; OPTIONS=--quick only sees that it runs.
 	@for script in $(BENCHMARKS); do \

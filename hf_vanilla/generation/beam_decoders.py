@@ -19,14 +19,12 @@ from .cpu_layers import for_cpu
 
 # Number of steps after which slots without descendants are reused.
 SPARE_STEPS = 8
-# Inputs prepared by `generate()` that the side-by-side decoder supports.
-_SUPPORTED_INPUTS = {"encoder_outputs", "attention_mask", "past_key_values", "use_cache"}
 
 
 class BeamDecoder(Protocol):
     """The interface between a beam search and a model."""
 
-    can_drop: bool
+    can_drop: bool  # whether sentences can be dropped, which only the side-by-side decoders do
     recorded: dict[str, tuple]
 
     @property
@@ -47,7 +45,7 @@ class PlainDecoder:
     """Calls a model's `forward`, as transformers' beam search does.
 
     Args:
-        model (`PreTrainedModel`): An encoder-decoder model.
+        model (`PreTrainedModel`): An encoder-decoder or a decoder-only model.
         input_ids (`torch.LongTensor` of shape `(batch * num_beams, tgt_len)`): The decoder's prompt.
         generation_config (`GenerationConfig`): The options, with those of what to record in addition to the logits.
         model_kwargs (`dict[str, Any]`): The model's inputs as prepared by `generate()`.
@@ -66,11 +64,13 @@ class PlainDecoder:
         self.input_ids = input_ids
         self.generation_config = generation_config
         self.model_kwargs = model_kwargs
+        self.is_encoder_decoder = model.config.is_encoder_decoder
         self.recorded: dict[str, tuple] = {}
+        prefix = "decoder_" if self.is_encoder_decoder else ""
         if generation_config.return_dict_in_generate and generation_config.output_attentions:
-            self.recorded |= {"decoder_attentions": (), "cross_attentions": ()}
+            self.recorded |= {f"{prefix}attentions": ()} | ({"cross_attentions": ()} if prefix else {})
         if generation_config.return_dict_in_generate and generation_config.output_hidden_states:
-            self.recorded |= {"decoder_hidden_states": ()}
+            self.recorded |= {f"{prefix}hidden_states": ()}
 
     @property
     def past_key_values(self) -> Cache | None:
@@ -124,7 +124,7 @@ class PlainDecoder:
     def _take(self, outputs: ModelOutput) -> torch.Tensor:
         """Record outputs, and return the logits of the last position: (batch, num_beams, vocab)."""
         self.model_kwargs = self.model._update_model_kwargs_for_generation(
-            outputs, self.model_kwargs, is_encoder_decoder=True
+            outputs, self.model_kwargs, is_encoder_decoder=self.is_encoder_decoder
         )
         for name in self.recorded:
             self.recorded[name] += (outputs[name],)
@@ -132,7 +132,7 @@ class PlainDecoder:
 
 
 class SideBySideDecoder:
-    """Runs the decoder's layers on the beams of a sentence side by side, in one row of the batch.
+    """Runs a decoder's layers on the beams of a sentence side by side, in one row of the batch.
 
     Each step writes the keys and values of all beams into new slots, where they stay when beams are reordered: a mask
     marks the ancestors of each beam. When no slots are left, those without descendants are reused, which are most, as
@@ -146,53 +146,46 @@ class SideBySideDecoder:
         beam c sees      x   x                    x     only c descends from b1 and a2, no beam from c1 and c2
     ```
 
+    Subclasses run the layers, and set `position_ids` to those of the prompt, of shape `(batch or 1, tgt_len)`.
+
     Args:
-        model (`PreTrainedModel`): A model whose class declares `supports_fast_search`.
+        decoder (`nn.Module`): The model's decoder.
+        lm_head (`nn.Module`): The projection onto the vocabulary.
         input_ids (`torch.LongTensor` of shape `(batch * num_beams, tgt_len)`): The decoder's prompt, the same for all
             beams of a sentence.
-        generation_config (`GenerationConfig`): The options, with the number of beams.
-        model_kwargs (`dict[str, Any]`): `encoder_outputs` and `attention_mask`, with one row for each sentence.
+        num_beams (`int`): Beams of a sentence.
+        dtype (`torch.dtype`): Type of the hidden states.
     """
 
     can_drop = True
     past_key_values: Cache | None = None
+    supported_inputs: set[str]  # of those that `generate()` prepares
+    position_ids: torch.Tensor
 
     def __init__(
-        self,
-        model: PreTrainedModel,
-        input_ids: torch.Tensor,
-        generation_config: GenerationConfig,
-        model_kwargs: dict[str, Any],
+        self, decoder: nn.Module, lm_head: nn.Module, input_ids: torch.Tensor, num_beams: int, dtype: torch.dtype
     ):
-        self.decoder, self.lm_head = model.model.decoder, model.lm_head
+        self.decoder: Any = decoder
+        self.lm_head = lm_head
         if input_ids.device.type == "cpu":
             rows = len(input_ids)
-            self.decoder, self.lm_head = for_cpu(self.decoder, rows), for_cpu(self.lm_head, rows)
-        self.num_beams = generation_config.num_beams
+            self.decoder, self.lm_head = for_cpu(decoder, rows), for_cpu(lm_head, rows)
+        self.num_beams = num_beams
         self.recorded: dict[str, tuple] = {}
-        self.prompt = input_ids[:: self.num_beams]
-        self.encoder_hidden_states = model_kwargs["encoder_outputs"][0]
-        self.encoder_mask = create_bidirectional_mask(
-            config=model.config,
-            inputs_embeds=self.encoder_hidden_states[:, :1],
-            attention_mask=model_kwargs.get("attention_mask"),
-            encoder_hidden_states=self.encoder_hidden_states,
-        )
-        self.length = 0
+        self.prompt = input_ids[::num_beams]
         self.used = self.prompt.shape[1]  # slots in use per sentence; the mask hides the others
-        self.capacity = self.used + SPARE_STEPS * self.num_beams
+        self.capacity = self.used + SPARE_STEPS * num_beams
         self.slot_layers = [_SlotLayer(self.capacity) for _ in self.decoder.layers]
-        self.source_layers = [DynamicLayer() for _ in self.decoder.layers]
-        self.cache = EncoderDecoderCache(Cache(layers=self.slot_layers), Cache(layers=self.source_layers))
-        hidden = self.encoder_hidden_states
-        self.hides = torch.finfo(hidden.dtype).min  # added to the scores of hidden slots
-        self.mask = hidden.new_full((len(self.prompt), self.num_beams, self.capacity), self.hides)
+        self.hides = torch.finfo(dtype).min  # added to the scores of hidden slots
+        shape = (len(self.prompt), num_beams, self.capacity)
+        self.mask = torch.full(shape, self.hides, dtype=dtype, device=input_ids.device)
         self.mask[:, :, : self.used] = 0
-        self.own_slot = hidden.new_full((self.num_beams, self.num_beams), self.hides).fill_diagonal_(0)
+        self.own_slot = self.mask.new_full((num_beams, num_beams), self.hides).fill_diagonal_(0)
         self.kept: torch.Tensor | None = None
 
-    @staticmethod
+    @classmethod
     def fits(
+        cls,
         model: PreTrainedModel,
         input_ids: torch.Tensor,
         generation_config: GenerationConfig,
@@ -213,10 +206,9 @@ class SideBySideDecoder:
         return (
             getattr(type(model), "supports_fast_search", False)
             and model.config._attn_implementation in ("eager", "sdpa")
-            and model_kwargs.keys() <= _SUPPORTED_INPUTS
+            and model_kwargs.keys() <= cls.supported_inputs
             and cache is not None
             and cache.get_seq_length() == 0
-            and model_kwargs["encoder_outputs"][0].shape[0] * generation_config.num_beams == input_ids.shape[0]
             and not (generation_config.output_attentions or generation_config.output_hidden_states)
             and len(set(getattr(model, "hf_device_map", {}).values())) < 2
         )
@@ -227,10 +219,9 @@ class SideBySideDecoder:
         Returns:
             `torch.Tensor` of shape `(batch, 1, vocab)`: the logits of the first token.
         """
-        length = self.prompt.shape[1]
-        position_ids = torch.arange(length, device=self.prompt.device)[None]
-        causal_mask = self.mask.new_full((1, 1, length, self.capacity), self.hides).triu(1)
-        return self._decode(self.prompt, position_ids, causal_mask)[:, -1:]
+        causal_mask = self.mask.new_full((self.prompt.shape[1], self.capacity), self.hides).triu(1)
+        mask = causal_mask.minimum(self.mask[:, :1, None])  # (batch, 1, tgt_len, slots)
+        return self.lm_head(self._decode(self.prompt, mask)[:, -1:])
 
     def step(self, sequences: torch.Tensor, parents: torch.Tensor) -> torch.Tensor:
         """Reorder the mask, and process the last token of each beam.
@@ -249,8 +240,8 @@ class SideBySideDecoder:
             self.reuse_slots()
         self.mask[:, :, self.used : self.used + num_beams] = self.own_slot
         self.used += num_beams
-        position_ids = torch.full((1, 1), self.length, device=parents.device)
-        return self._decode(sequences[..., -1], position_ids, self.mask[:, None])
+        self.position_ids = self.position_ids[:, -1:] + 1
+        return self.lm_head(self._decode(sequences[..., -1], self.mask[:, None]))
 
     def keep(self, sentences: torch.Tensor) -> None:
         """Drop all sentences except these.
@@ -258,22 +249,14 @@ class SideBySideDecoder:
         Args:
             sentences (`torch.LongTensor`): Their indices in the current batch.
         """
-        self.encoder_hidden_states = self.encoder_hidden_states[sentences]
-        if isinstance(self.encoder_mask, torch.Tensor):
-            self.encoder_mask = self.encoder_mask[sentences]
-        for layer in self.source_layers:
-            layer.batch_select_indices(sentences)
         self.mask = self.mask[sentences]
+        if len(self.position_ids) > 1:
+            self.position_ids = self.position_ids[sentences]
         self.kept = sentences  # their slots are moved in the next step
 
-    def _decode(self, tokens: torch.Tensor, position_ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-        """Run the layers on tokens (batch, length) of these positions, and return logits (batch, length, vocab)."""
-        self.length += position_ids.shape[1]
-        self.decoder._check_length(self.length)
-        hidden_states = self.decoder._embed(self.decoder.embed_tokens(tokens), position_ids)
-        for layer in self.decoder.layers:
-            hidden_states = layer(hidden_states, mask, self.encoder_hidden_states, self.encoder_mask, self.cache)
-        return self.lm_head(self.decoder.norm(hidden_states))
+    def _decode(self, tokens: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        """Run the layers on tokens (batch, length) at `position_ids`: (batch, length, d_model)."""
+        raise NotImplementedError(f"{type(self).__name__} must run the layers.")
 
     def reuse_slots(self) -> None:
         """Keep the slots that have descendants, of the remaining sentences, and replace the others by free ones."""
@@ -287,6 +270,148 @@ class SideBySideDecoder:
         self.kept = None
         for layer in self.slot_layers:
             layer.move(sentences, slots, self.capacity)
+
+
+class Seq2SeqDecoder(SideBySideDecoder):
+    """The decoder of an encoder-decoder, with the source's keys and values computed and stored once per sentence.
+
+    Args:
+        model (`PreTrainedModel`): A model whose class declares `supports_fast_search`.
+        input_ids (`torch.LongTensor` of shape `(batch * num_beams, tgt_len)`): The decoder's prompt, the same for all
+            beams of a sentence.
+        generation_config (`GenerationConfig`): The options, with the number of beams.
+        model_kwargs (`dict[str, Any]`): `encoder_outputs` and `attention_mask`, with one row for each sentence.
+    """
+
+    supported_inputs = {"encoder_outputs", "attention_mask", "past_key_values", "use_cache"}
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        input_ids: torch.Tensor,
+        generation_config: GenerationConfig,
+        model_kwargs: dict[str, Any],
+    ):
+        self.encoder_hidden_states = model_kwargs["encoder_outputs"][0]
+        dtype = self.encoder_hidden_states.dtype
+        super().__init__(model.model.decoder, model.lm_head, input_ids, generation_config.num_beams, dtype)
+        self.encoder_mask = create_bidirectional_mask(
+            config=model.config,
+            inputs_embeds=self.encoder_hidden_states[:, :1],
+            attention_mask=model_kwargs.get("attention_mask"),
+            encoder_hidden_states=self.encoder_hidden_states,
+        )
+        self.length = 0
+        self.position_ids = torch.arange(self.used, device=input_ids.device)[None]
+        self.source_layers = [DynamicLayer() for _ in self.slot_layers]
+        self.cache = EncoderDecoderCache(Cache(layers=self.slot_layers), Cache(layers=self.source_layers))
+
+    @classmethod
+    def fits(
+        cls,
+        model: PreTrainedModel,
+        input_ids: torch.Tensor,
+        generation_config: GenerationConfig,
+        model_kwargs: dict[str, Any],
+    ) -> bool:
+        """Return whether this decoder supports the model and the options.
+
+        Args:
+            model (`PreTrainedModel`): The model.
+            input_ids (`torch.LongTensor` of shape `(batch * num_beams, tgt_len)`): The decoder's prompt.
+            generation_config (`GenerationConfig`): The options.
+            model_kwargs (`dict[str, Any]`): The model's inputs as prepared by `generate()`.
+
+        Returns:
+            `bool`: whether it does.
+        """
+        fits = super().fits(model, input_ids, generation_config, model_kwargs)
+        return fits and len(model_kwargs["encoder_outputs"][0]) * generation_config.num_beams == len(input_ids)
+
+    def keep(self, sentences: torch.Tensor) -> None:
+        """Drop all sentences except these.
+
+        Args:
+            sentences (`torch.LongTensor`): Their indices in the current batch.
+        """
+        super().keep(sentences)
+        self.encoder_hidden_states = self.encoder_hidden_states[sentences]
+        if isinstance(self.encoder_mask, torch.Tensor):
+            self.encoder_mask = self.encoder_mask[sentences]
+        for layer in self.source_layers:
+            layer.batch_select_indices(sentences)
+
+    def _decode(self, tokens: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        self.length += self.position_ids.shape[1]
+        self.decoder._check_length(self.length)
+        hidden_states = self.decoder._embed(self.decoder.embed_tokens(tokens), self.position_ids)
+        for layer in self.decoder.layers:
+            hidden_states = layer(hidden_states, mask, self.encoder_hidden_states, self.encoder_mask, self.cache)
+        return self.decoder.norm(hidden_states)
+
+
+class CausalDecoder(SideBySideDecoder):
+    """A decoder-only model, which reads each prompt once for all its beams.
+
+    Padding of the prompts is hidden, and leaves the cache when slots are reused.
+
+    Args:
+        model (`PreTrainedModel`): A model whose class declares `supports_fast_search`. Its base model has `layers`,
+            and takes positions, a cache, and a mask of four dimensions.
+        input_ids (`torch.LongTensor` of shape `(batch * num_beams, length)`): The prompts, the same for all beams of
+            one; padding on either side.
+        generation_config (`GenerationConfig`): The options, with the number of beams.
+        model_kwargs (`dict[str, Any]`): `position_ids`, and `attention_mask` if there is padding.
+    """
+
+    supported_inputs = {"attention_mask", "position_ids", "past_key_values", "use_cache", "logits_to_keep"}
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        input_ids: torch.Tensor,
+        generation_config: GenerationConfig,
+        model_kwargs: dict[str, Any],
+    ):
+        num_beams = generation_config.num_beams
+        super().__init__(model.base_model, model.get_output_embeddings(), input_ids, num_beams, model.dtype)
+        self.position_ids = model_kwargs["position_ids"][::num_beams]
+        attention_mask = model_kwargs.get("attention_mask")
+        if attention_mask is not None:
+            is_padding = (attention_mask[::num_beams] == 0)[:, None]  # (batch, 1, length)
+            self.mask[:, :, : self.used].masked_fill_(is_padding, self.hides)
+        self.cache = Cache(layers=self.slot_layers)
+
+    @classmethod
+    def fits(
+        cls,
+        model: PreTrainedModel,
+        input_ids: torch.Tensor,
+        generation_config: GenerationConfig,
+        model_kwargs: dict[str, Any],
+    ) -> bool:
+        """Return whether this decoder supports the model and the options.
+
+        Args:
+            model (`PreTrainedModel`): The model.
+            input_ids (`torch.LongTensor` of shape `(batch * num_beams, length)`): The prompts.
+            generation_config (`GenerationConfig`): The options.
+            model_kwargs (`dict[str, Any]`): The model's inputs as prepared by `generate()`.
+
+        Returns:
+            `bool`: whether it does.
+        """
+        fits = super().fits(model, input_ids, generation_config, model_kwargs)
+        return fits and "position_ids" in model_kwargs and generation_config.prefill_chunk_size is None
+
+    def _decode(self, tokens: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        return self.decoder(
+            tokens,
+            attention_mask=mask,
+            position_ids=self.position_ids.expand(-1, tokens.shape[1]),
+            past_key_values=self.cache,
+            return_dict=True,
+        ).last_hidden_state
 
 
 class _SlotLayer(DynamicLayer):
@@ -331,3 +456,22 @@ class _SlotLayer(DynamicLayer):
             )
             for states in (self.keys, self.values)
         )
+
+
+def decoder_for(
+    model: PreTrainedModel, input_ids: torch.Tensor, generation_config: GenerationConfig, model_kwargs: dict[str, Any]
+) -> BeamDecoder:
+    """Return the fastest decoder that supports the model and the options.
+
+    Args:
+        model (`PreTrainedModel`): The model.
+        input_ids (`torch.LongTensor` of shape `(batch * num_beams, tgt_len)`): The decoder's prompt.
+        generation_config (`GenerationConfig`): The options.
+        model_kwargs (`dict[str, Any]`): The model's inputs as prepared by `generate()`.
+
+    Returns:
+        `BeamDecoder`: the decoder.
+    """
+    inputs = (model, input_ids, generation_config, model_kwargs)
+    side_by_side = Seq2SeqDecoder if model.config.is_encoder_decoder else CausalDecoder
+    return side_by_side(*inputs) if side_by_side.fits(*inputs) else PlainDecoder(*inputs)

@@ -13,7 +13,7 @@ r"""Beam search for `generate()` with the paper's length penalty, faster than tr
 What makes it fast, with equal results:
 - The beams of a sentence are side by side in one row of the batch. Keys and values are written once and not moved when
   beams are reordered: a mask of their ancestors defines what each beam attends to.
-- Source keys and values are computed and stored once per sentence.
+- Source keys and values, or those of a decoder-only model's prompt, are computed and stored once per sentence.
 - The best tokens are found among logits; the only pass over the vocabulary is one log-sum-exp.
 - Finished sentences leave the batch.
 
@@ -25,12 +25,13 @@ import math
 from dataclasses import dataclass
 from functools import partial
 from numbers import Integral
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 from torch import nn
 from transformers.generation import (
     EosTokenCriteria,
+    GenerateBeamDecoderOnlyOutput,
     GenerateBeamEncoderDecoderOutput,
     GenerationConfig,
     LogitsProcessorList,
@@ -43,7 +44,7 @@ from transformers.utils import ModelOutput
 
 from ..models.checks import check_input_ids
 from ..models.translating import NOT_FOUND, length_penalty_of
-from .beam_decoders import BeamDecoder, PlainDecoder, SideBySideDecoder
+from .beam_decoders import BeamDecoder, decoder_for
 
 
 if TYPE_CHECKING:
@@ -77,6 +78,8 @@ BLOCK_SIZE = 2**18
 # Share of finished sentences at which they are dropped: dropping copies all others.
 DROPPED_SHARE = 1 / 8
 
+SearchOutput: TypeAlias = GenerateBeamEncoderDecoderOutput | GenerateBeamDecoderOnlyOutput
+
 
 def beam_search(
     model: PreTrainedModel,
@@ -89,7 +92,7 @@ def beam_search(
     max_length_offset: int | None = None,
     streamer: "BaseStreamer | None" = None,
     **model_kwargs: Any,
-) -> GenerateBeamEncoderDecoderOutput | torch.Tensor:
+) -> SearchOutput | torch.Tensor:
     """Beam search, to be passed to `generate()` as its `custom_generate`.
 
     All of `generate()`'s options for beams work as usual: `early_stopping`, `max_length`, `min_length`,
@@ -103,8 +106,8 @@ def beam_search(
     ```
 
     Args:
-        model (`PreTrainedModel`): An encoder-decoder model. The faster search is for models of this package; others
-            work, too.
+        model (`PreTrainedModel`): An encoder-decoder or a decoder-only model. The faster search is for models of this
+            package; others work, too.
         input_ids (`torch.LongTensor` of shape `(batch * num_beams, tgt_len)`): The decoder's prompt.
         logits_processor (`LogitsProcessorList`): Processors of the log probabilities.
         stopping_criteria (`StoppingCriteriaList`): Criteria for the end of a sequence.
@@ -114,7 +117,8 @@ def beam_search(
         length_penalty_type (`str`, defaults to `"power"`): `"power"` divides log probabilities by
             length^length_penalty as in transformers, `"gnmt"` by ((5 + length) / 6)^length_penalty as in the paper.
         max_length_offset (`int`, *optional*): How many tokens longer than its own source, without padding, a sequence
-            may be. `max_length`, which is the same for all sentences of a batch, also applies.
+            may be; only for encoder-decoders. `max_length`, which is the same for all sentences of a batch and counts
+            the prompt, also applies.
         streamer (`BaseStreamer`, *optional*): Gets the new token of each sentence, of shape `(batch,)`, after each
             step; only for `num_beams=1`. `generate()` of other libraries' models doesn't pass it on, so bind it, too:
             `model.generate(..., streamer=streamer, custom_generate=partial(beam_search, streamer=streamer))`.
@@ -122,18 +126,22 @@ def beam_search(
 
     Returns:
         `torch.LongTensor` of shape `(batch * num_return_sequences, tgt_len)`: the sequences, best first; or with
-        `return_dict_in_generate` a `GenerateBeamEncoderDecoderOutput`, always with `sequences_scores`.
+        `return_dict_in_generate` a `GenerateBeamEncoderDecoderOutput` or `GenerateBeamDecoderOnlyOutput`, always with
+        `sequences_scores`.
 
     Raises:
-        ValueError: if the model is not an encoder-decoder, an option is out of its range or of another generation
-            mode, an id is outside the vocabulary, or a streamer is combined with several beams.
+        ValueError: if an option is out of its range or of another generation mode, an id is outside the vocabulary,
+            a streamer is combined with several beams, or `max_length_offset` is given for a decoder-only model.
         TypeError: if ids or numbers of beams are not integers.
 
     Source: Vaswani et al. 2017, 6.1; Wu et al. 2016, 7.
     """
     length_penalty_of(1, 1.0, length_penalty_type)
-    if not model.config.is_encoder_decoder:
-        raise ValueError(f"`model` must be an encoder-decoder, got {type(model).__name__}.")
+    if max_length_offset is not None and not model.config.is_encoder_decoder:
+        raise ValueError(
+            "`max_length_offset` counts from a source, which a decoder-only model does not have; limit the length "
+            "with `max_new_tokens` instead."
+        )
     if max_length_offset is not None and max_length_offset < 0:
         raise ValueError(f"`max_length_offset` must not be negative, got {max_length_offset}.")
     _check_mode(generation_config, streamer)
@@ -145,17 +153,14 @@ def beam_search(
     )
     options = _Options(generation_config, logits_processor, stopping_criteria, penalty, input_ids)
     limits = _length_limits(input_ids, options, max_length_offset, model_kwargs)
-    is_fast = SideBySideDecoder.fits(model, input_ids, generation_config, model_kwargs)
-    decoder: BeamDecoder = (SideBySideDecoder if is_fast else PlainDecoder)(
-        model, input_ids, generation_config, model_kwargs
-    )
+    decoder = decoder_for(model, input_ids, generation_config, model_kwargs)
     record = _Record(options, streamer, len(input_ids))
     # A streamer may change in place what it gets, which inference mode forbids.
-    with torch.inference_mode(is_fast and options.is_bare and streamer is None):
+    with torch.inference_mode(decoder.can_drop and options.is_bare and streamer is None):
         finished = _search(decoder, _Beams.start(input_ids, limits, options), options, record)
     if streamer is not None:
         streamer.end()
-    return _output(finished, options, record, decoder, model_kwargs["encoder_outputs"])
+    return _output(finished, options, record, decoder, model_kwargs.get("encoder_outputs"))
 
 
 def _check_mode(config: GenerationConfig, streamer: "BaseStreamer | None") -> None:
@@ -196,7 +201,9 @@ def _check_ids(model: PreTrainedModel, config: GenerationConfig, input_ids: torc
                 raise TypeError(f"`{name}` must be token ids, which are integers, got {token_id!r}.")
             if not 0 <= int(token_id) < size:
                 raise ValueError(f"`{name}` must be in [0, {size}), the ids of the target vocabulary; got {token_id}.")
-    check_input_ids("decoder_input_ids", input_ids[:: config.num_beams], size)
+    check_input_ids(
+        "decoder_input_ids" if model.config.is_encoder_decoder else "input_ids", input_ids[:: config.num_beams], size
+    )
 
 
 class _Options:
@@ -246,7 +253,9 @@ class _Options:
 
 
 def _padding(config: GenerationConfig) -> int:
-    """Return the padding of finished sequences: as in transformers, `</s>` if the padding id is 0."""
+    """Return the padding of finished sequences: as in transformers, of several beams `</s>` if the padding id is 0."""
+    if config.num_beams == 1 and config._pad_token_tensor is not None:
+        return int(config._pad_token_tensor)
     if config._eos_token_tensor is None or len(config._eos_token_tensor) == 0:
         return -1
     return int(config._pad_token_tensor or config._eos_token_tensor[0])
@@ -503,8 +512,12 @@ class _Record:
 
 
 def _output(
-    finished: list[_Beams], options: _Options, record: _Record, decoder: BeamDecoder, encoder_outputs: ModelOutput
-) -> GenerateBeamEncoderDecoderOutput | torch.Tensor:
+    finished: list[_Beams],
+    options: _Options,
+    record: _Record,
+    decoder: BeamDecoder,
+    encoder_outputs: ModelOutput | None,
+) -> SearchOutput | torch.Tensor:
     """Return the best hypotheses of all sentences in the output format of `generate()`."""
     config, prompt_length = options.config, options.prompt_length
     length = max(beams.length for beams in finished)
@@ -522,16 +535,21 @@ def _output(
         return sequences
     first_row = options.num_beams * torch.arange(count, device=parents.device)
     first_row = first_row.repeat_interleave(config.num_return_sequences)[:, None]
+    fields: dict[str, Any] = {
+        "sequences": sequences,
+        "sequences_scores": scores.flatten(),
+        "scores": record.scores,
+        "logits": record.logits,
+        "beam_indices": torch.where(parents >= 0, parents + first_row, parents).int(),
+        "past_key_values": decoder.past_key_values,
+        **decoder.recorded,
+    }
+    if encoder_outputs is None:
+        return GenerateBeamDecoderOnlyOutput(**fields)
     return GenerateBeamEncoderDecoderOutput(
-        sequences=sequences,
-        sequences_scores=scores.flatten(),
-        scores=record.scores,
-        logits=record.logits,
-        beam_indices=torch.where(parents >= 0, parents + first_row, parents).int(),
+        **fields,
         encoder_attentions=encoder_outputs.get("attentions") if config.output_attentions else None,
         encoder_hidden_states=encoder_outputs.get("hidden_states") if config.output_hidden_states else None,
-        past_key_values=decoder.past_key_values,
-        **decoder.recorded,
     )
 
 

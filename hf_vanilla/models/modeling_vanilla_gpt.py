@@ -34,7 +34,7 @@ from torch import Tensor, nn
 from transformers import initialization as init
 from transformers.cache_utils import Cache, DynamicCache
 from transformers.core_model_loading import WeightTransform
-from transformers.generation import GenerationConfig, GenerationMixin
+from transformers.generation import GenerationConfig
 from transformers.masking_utils import create_causal_mask
 from transformers.modeling_outputs import (
     BaseModelOutputWithPast,
@@ -63,7 +63,7 @@ from .dropout import dropout
 from .layers import EncoderLayer, SelfAttention
 from .loss import LossAndLogits, classification_loss, label_loss, token_loss
 from .packing import MAX_BUCKETS, labelled_positions, positions_of, run_encoder
-from .self_contained import VanillaPreTrainedModel
+from .self_contained import StreamingGenerationMixin, VanillaPreTrainedModel
 
 
 TIED_PROJECTION = {"lm_head.weight": "transformer.embed_tokens.weight"}
@@ -213,7 +213,7 @@ def next_tokens(tokens: Tensor, attention_mask: Tensor | None) -> Tensor:
     return labels
 
 
-class VanillaGptForCausalLM(VanillaGptPreTrainedModel, GenerationMixin):
+class VanillaGptForCausalLM(VanillaGptPreTrainedModel, StreamingGenerationMixin):
     """GPT with the projection that predicts the next token.
 
     Args:
@@ -234,6 +234,7 @@ class VanillaGptForCausalLM(VanillaGptPreTrainedModel, GenerationMixin):
     """
 
     _tied_weights_keys = TIED_PROJECTION
+    supports_fast_search = True  # by the side-by-side decoder and the CPU layers of `hf_vanilla.generation`
 
     def __init__(self, config: VanillaGptConfig):
         super().__init__(config)

@@ -27,7 +27,6 @@ Departures from the paper:
 - The encoder's output at padding is 0. On a CPU, where a batch has padding, the layers work on its tokens alone.
 """
 
-import inspect
 import math
 from typing import Any, cast
 
@@ -35,7 +34,7 @@ import torch
 from torch import Tensor, nn
 from transformers import initialization as init
 from transformers.cache_utils import DynamicCache, EncoderDecoderCache
-from transformers.generation import GenerateEncoderDecoderOutput, GenerationConfig, GenerationMixin
+from transformers.generation import GenerateEncoderDecoderOutput, GenerationConfig
 from transformers.generation.utils import GenerateOutput
 from transformers.modeling_outputs import (
     BaseModelOutput,
@@ -64,7 +63,7 @@ from .dropout import dropout
 from .layers import CrossAttention, DecoderLayer, EncoderLayer, FusedLinear, SelfAttention, sinusoidal_positions
 from .loss import smoothed_target, token_loss
 from .packing import labelled_positions, positions_of, run_decoder, run_encoder
-from .self_contained import VanillaPreTrainedModel
+from .self_contained import StreamingGenerationMixin, VanillaPreTrainedModel
 
 
 # transformers' maximum for every model that sets none; not a choice for this one.
@@ -429,7 +428,7 @@ def _repeat_sources_for_beams(outputs: Any) -> Any:
     return outputs
 
 
-class Seq2SeqGenerationMixin(GenerationMixin):
+class Seq2SeqGenerationMixin(StreamingGenerationMixin):
     """`generate()` of an encoder-decoder: up to 50 tokens longer than the longest source, each stored once."""
 
     @torch.no_grad()
@@ -510,16 +509,6 @@ class Seq2SeqGenerationMixin(GenerationMixin):
                     raise ValueError(f"{rule}; got {each}.")
         if options.temperature is not None and not math.isfinite(options.temperature):
             raise ValueError(f"`temperature` must be finite, got {options.temperature}.")
-
-    def _extract_generation_mode_kwargs(
-        self, custom_generate: Any, kwargs: dict[str, Any], synced_gpus: Any, assistant_model: Any, streamer: Any
-    ) -> dict[str, Any]:
-        """Pass a streamer to a `custom_generate` that takes one: transformers does not, so it would never end."""
-        extracted = super()._extract_generation_mode_kwargs(
-            custom_generate, kwargs, synced_gpus, assistant_model, streamer
-        )
-        takes_streamer = callable(custom_generate) and "streamer" in inspect.signature(custom_generate).parameters
-        return {**extracted, "streamer": streamer} if takes_streamer and streamer is not None else extracted
 
     def _reorder_cache(self, past_key_values: EncoderDecoderCache, beam_idx: Tensor) -> EncoderDecoderCache:
         """Let the beams' pasts follow them. Beams of a sentence share their source, so that stays where it is."""

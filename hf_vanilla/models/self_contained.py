@@ -1,5 +1,6 @@
 """What makes configs, models and pipelines of the package self-contained: saved with their code, and checked."""
 
+import inspect
 import os
 import sys
 from typing import Any, ClassVar, Self, cast
@@ -12,6 +13,7 @@ from transformers.activations import ACT2FN
 from transformers.configuration_utils import PreTrainedConfig
 from transformers.conversion_mapping import register_checkpoint_conversion_mapping
 from transformers.core_model_loading import WeightTransform
+from transformers.generation import GenerationMixin
 from transformers.modeling_utils import PreTrainedModel
 
 from .dropout import dropout
@@ -290,6 +292,20 @@ class VanillaPreTrainedModel(PreTrainedModel):
         """Drop what a classifier of texts reads."""
         rate = self.config.classifier_dropout
         return dropout(hidden_states, self.config.hidden_dropout_prob if rate is None else rate, self.training)
+
+
+class StreamingGenerationMixin(GenerationMixin):
+    """`generate()` of the package's models: a search given as `custom_generate` gets the streamer, too."""
+
+    def _extract_generation_mode_kwargs(
+        self, custom_generate: Any, kwargs: dict[str, Any], synced_gpus: Any, assistant_model: Any, streamer: Any
+    ) -> dict[str, Any]:
+        """Pass a streamer to a `custom_generate` that takes one: transformers does not, so it would never end."""
+        extracted = super()._extract_generation_mode_kwargs(
+            custom_generate, kwargs, synced_gpus, assistant_model, streamer
+        )
+        takes_streamer = callable(custom_generate) and "streamer" in inspect.signature(custom_generate).parameters
+        return {**extracted, "streamer": streamer} if takes_streamer and streamer is not None else extracted
 
 
 class SelfContainedPipeline(Pipeline):

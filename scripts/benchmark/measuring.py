@@ -4,6 +4,7 @@ import datetime
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -14,17 +15,22 @@ import torch
 from datasets import Dataset
 from tqdm.auto import tqdm
 from transformers import (
+    GPT2Config,
+    GPT2LMHeadModel,
     MarianConfig,
     MarianMTModel,
+    OpenAIGPTConfig,
+    OpenAIGPTLMHeadModel,
     PreTrainedConfig,
     PreTrainedModel,
     PrinterCallback,
     Trainer,
     TrainerCallback,
+    set_seed,
 )
 from transformers.utils import logging
 
-from hf_vanilla import VanillaTransformerConfig
+from hf_vanilla import VanillaGptConfig, VanillaGptForCausalLM, VanillaTransformerConfig
 from hf_vanilla.command_line.report import write_report
 from hf_vanilla.data import load_documents, load_parallel_dataset, python_documentation, split_sentences
 from hf_vanilla.models.checks import IGNORED_LABEL
@@ -32,6 +38,12 @@ from hf_vanilla.training import command_of_process
 
 
 FOLDER = Path("benchmark_output")
+GPT_VOCAB_SIZE = 40_478
+# By the place of the norms, transformers' own GPTs.
+NATIVE_GPTS: dict[str, tuple[Any, Any]] = {
+    "post": (OpenAIGPTLMHeadModel, OpenAIGPTConfig),
+    "pre": (GPT2LMHeadModel, GPT2Config),
+}
 # Recorded with results if a benchmark uses them, besides the packages that are always recorded.
 PACKAGES = ("accelerate", "ctranslate2")
 
@@ -276,6 +288,29 @@ def marian_like(config: VanillaTransformerConfig) -> MarianMTModel:
             decoder_start_token_id=config.decoder_start_token_id,
         )
     )
+
+
+def gpt_pair(size: str, norm_position: str = "post") -> tuple[PreTrainedModel, PreTrainedModel]:
+    """Build a GPT of the paper's vocabulary, and transformers' own with the same sizes, dropout and random weights.
+
+    Args:
+        size (`str`): A preset.
+        norm_position (`str`): `"post"` for OpenAIGPTLMHeadModel, `"pre"` for GPT2LMHeadModel.
+
+    Returns:
+        `tuple[PreTrainedModel, PreTrainedModel]`: ours and transformers', in evaluation mode.
+    """
+    set_seed(0)
+    config = VanillaGptConfig.preset(size, vocab_size=GPT_VOCAB_SIZE, norm_position=norm_position)
+    ours = VanillaGptForCausalLM(config)
+    sizes = {"n_embd": config.hidden_size, "n_layer": config.num_hidden_layers, "n_head": config.num_attention_heads}
+    sizes |= {"vocab_size": GPT_VOCAB_SIZE, "n_positions": config.max_position_embeddings}
+    native_class, native_config = NATIVE_GPTS[norm_position]
+    ids = dict.fromkeys(("bos_token_id", "eos_token_id"))  # GPT-2's are outside of this vocabulary
+    with tempfile.TemporaryDirectory() as folder:
+        ours.save_pretrained(folder)
+        native = native_class.from_pretrained(folder, config=native_config(**sizes, **ids))
+    return ours.eval(), native.eval()
 
 
 class Speedometer(TrainerCallback):

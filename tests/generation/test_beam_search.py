@@ -505,13 +505,6 @@ def test_refuses(model, inputs, options, error, message):
         search(model, inputs, **{"num_beams": 4, **options})
 
 
-def test_refuses_a_decoder(model):
-    config = type("Config", (), {"is_encoder_decoder": False})()
-    decoder = type("GPT", (), {"config": config})()
-    with pytest.raises(ValueError, match="`model` must be an encoder-decoder, got GPT"):
-        beam_search(decoder, torch.tensor([[1]]), [], [], model.generation_config)
-
-
 def test_uses_all_positions_that_the_model_learnt(inputs):
     model = trained_model(steps=1, position_type="learned", max_position_embeddings=9)
     sequences = search(model, inputs, num_beams=4, max_new_tokens=9, min_length=10).sequences

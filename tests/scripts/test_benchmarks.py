@@ -101,6 +101,14 @@ def test_operations_of_a_step_match_torch(script):
     )
 
 
+@pytest.mark.parametrize("norm", ["post", "pre"])
+def test_both_gpts_compute_the_same(script, norm):
+    ours, native = script("measuring").gpt_pair("tiny", norm)
+    ids = torch.tensor([[3, 4, 5, 6, 7]])
+    with torch.no_grad():  # float32, products of other shapes
+        torch.testing.assert_close(ours(ids).logits, native(ids).logits, rtol=1e-4, atol=1e-5)
+
+
 def counted(model, **inputs):
     with FlopCounterMode(display=False) as counter:
         model.train()(**inputs).loss.backward()
@@ -275,10 +283,10 @@ def test_step_profile_is_written(script, tmp_path, monkeypatch, name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["translation_training", "bert_pretraining"])
+@pytest.mark.parametrize("name", ["translation_training", "bert_pretraining", "gpt_training"])
 def test_quick_training_writes_its_utilisation(tmp_path, name):
     file = tmp_path / "row.json"
-    options = ["--steps", "2", "--length", "32"] if name == "bert_pretraining" else ["--tokens_per_turn", "3000"]
+    options = ["--tokens_per_turn", "3000"] if name == "translation_training" else ["--steps", "2", "--length", "32"]
     command = [sys.executable, str(FOLDER / f"{name}.py"), "--quick", "--threads", "1", "--output_file", str(file)]
     subprocess.run([*command, *options], check=True, cwd=tmp_path, capture_output=True)
     written = json.loads(file.read_text())
@@ -287,7 +295,7 @@ def test_quick_training_writes_its_utilisation(tmp_path, name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["training_memory", "text_encoding", "translation_decoding"])
+@pytest.mark.parametrize("name", ["training_memory", "text_encoding", "translation_decoding", "gpt_decoding"])
 def test_quick_run_writes_its_figures(tmp_path, name):
     file = tmp_path / "row.json"
     command = [sys.executable, str(FOLDER / f"{name}.py"), "--quick", "--threads", "1", "--output_file", str(file)]
