@@ -231,33 +231,36 @@ def label_loss(
         is_several = labels.is_floating_point() or labels.dtype == torch.bool
         problem_type = "multi_label_classification" if is_several else "single_label_classification"
     if problem_type == "single_label_classification":
-        labels = labels.flatten().long()
+        labels = labels.long()
     return classification_loss(logits, labels, num_items_in_batch, problem_type)
 
 
 def classification_loss(
     logits: Tensor,
-    labels: Tensor,
+    labels: Tensor | None,
     num_items_in_batch: Tensor | int | None = None,
     problem_type: str = "single_label_classification",
-) -> Tensor:
+) -> Tensor | None:
     """Compute the loss of a classifier: cross-entropy, squared error, or binary cross-entropy of each label.
 
     Args:
         logits (`torch.Tensor` of shape `(..., num_labels)`): Scores.
-        labels (`torch.Tensor` of shape `(...)`): Classes, -100 is ignored; or for regression and several labels, one
-            number for each score.
+        labels (`torch.Tensor` of shape `(...)`, *optional*): Classes, -100 is ignored, which one for each row may
+            have in any shape; or for regression and several labels, one number for each score.
         num_items_in_batch (`torch.Tensor` or `int`, *optional*): As in [`mean_loss`].
         problem_type (`str`, *optional*): transformers' name of the kind of problem; classes by default.
 
     Returns:
-        `torch.Tensor` of shape `()`: the loss, of classes in nats.
+        `torch.Tensor` of shape `()`: the loss, of classes in nats; `None` without labels.
 
     Raises:
         ValueError: if a label is no class, or the shapes don't fit.
         TypeError: if classes are no integers.
     """
+    if labels is None:
+        return None
     if problem_type == "single_label_classification":
+        labels = labels.flatten() if logits.dim() == 2 else labels
         check_labels("labels", labels, tuple(logits.shape[:-1]), logits.shape[-1])
         labels = labels.long()
         loss_sum = nn.functional.cross_entropy(

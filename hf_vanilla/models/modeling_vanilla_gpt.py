@@ -44,7 +44,7 @@ from transformers.modeling_outputs import (
 )
 from transformers.processing_utils import Unpack
 from transformers.utils.generic import ModelOutput, TransformersKwargs, can_return_tuple, merge_with_config_defaults
-from transformers.utils.output_capturing import OutputRecorder, capture_outputs
+from transformers.utils.output_capturing import capture_outputs
 
 from .checks import (
     IGNORED_LABEL,
@@ -60,7 +60,7 @@ from .checks import (
 from .configuration_vanilla_gpt import VanillaGptConfig
 from .conversion_vanilla_gpt import GPT_NAMES
 from .dropout import dropout
-from .layers import EncoderLayer, SelfAttention
+from .layers import EncoderLayer
 from .loss import LossAndLogits, classification_loss, label_loss, token_loss
 from .packing import MAX_BUCKETS, labelled_positions, positions_of, run_encoder
 from .self_contained import VanillaPreTrainedModel
@@ -73,14 +73,9 @@ class VanillaGptPreTrainedModel(VanillaPreTrainedModel):
     """What all models of the family share: initialisation, and what transformers may do with them."""
 
     config: VanillaGptConfig
-    config_class = VanillaGptConfig
     base_model_prefix = "transformer"
     _no_split_modules = ["EncoderLayer"]
     _skip_keys_device_placement = "past_key_values"
-    _can_record_outputs = {
-        "hidden_states": EncoderLayer,
-        "attentions": OutputRecorder(SelfAttention, index=1),
-    }
     # Old files hold the causal mask too.
     _keys_to_ignore_on_load_unexpected = [r"\.attn\.(masked_)?bias$", r"position_ids$"]
 

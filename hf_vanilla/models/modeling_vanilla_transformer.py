@@ -75,7 +75,6 @@ class VanillaTransformerPreTrainedModel(VanillaPreTrainedModel):
     """What all models of the family share: initialisation, and what transformers may do with them."""
 
     config: VanillaTransformerConfig
-    config_class = VanillaTransformerConfig
     base_model_prefix = "model"
     _no_split_modules = ["EncoderLayer", "DecoderLayer"]
     _skip_keys_device_placement = "past_key_values"
@@ -156,11 +155,6 @@ class VanillaTransformerEncoder(VanillaTransformerStack):
     Args:
         config (`VanillaTransformerConfig`): The model's config.
     """
-
-    _can_record_outputs = {
-        "hidden_states": EncoderLayer,
-        "attentions": OutputRecorder(SelfAttention, index=1),
-    }
 
     def __init__(self, config: VanillaTransformerConfig):
         super().__init__(config, config.source_vocab_size or config.vocab_size, EncoderLayer, config.encoder_layers)

@@ -34,13 +34,13 @@ from transformers.core_model_loading import WeightTransform
 from transformers.modeling_outputs import BaseModelOutputWithPooling, ImageClassifierOutput
 from transformers.processing_utils import Unpack
 from transformers.utils.generic import TransformersKwargs, can_return_tuple, merge_with_config_defaults
-from transformers.utils.output_capturing import OutputRecorder, capture_outputs
+from transformers.utils.output_capturing import capture_outputs
 
 from .checks import check_heads
 from .configuration_vanilla_vit import VanillaVitConfig, height_and_width
 from .conversion_vanilla_vit import VIT_NAMES
 from .dropout import dropout
-from .layers import EncoderLayer, SelfAttention
+from .layers import EncoderLayer
 from .loss import label_loss
 from .packing import first_position, run_encoder
 from .self_contained import VanillaPreTrainedModel
@@ -165,15 +165,10 @@ class VanillaVitPreTrainedModel(VanillaPreTrainedModel):
     """What all models of the family share: initialisation, and what transformers may do with them."""
 
     config: VanillaVitConfig
-    config_class = VanillaVitConfig
     base_model_prefix = "vit"
     main_input_name = "pixel_values"
     input_modalities = ("image",)
     _no_split_modules = ["Embeddings", "EncoderLayer"]
-    _can_record_outputs = {
-        "hidden_states": EncoderLayer,
-        "attentions": OutputRecorder(SelfAttention, index=1),
-    }
 
     def file_names(self) -> list[WeightTransform]:
         """Return the rules from the names in ViT's own checkpoints, which transformers' `ViTFor...` read."""

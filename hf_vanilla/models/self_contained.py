@@ -2,7 +2,8 @@
 
 import os
 import sys
-from typing import Any, ClassVar, Self, cast
+from collections.abc import Mapping
+from typing import Any, ClassVar, NamedTuple, Self, cast
 
 import torch
 from torch import Tensor, nn
@@ -13,20 +14,60 @@ from transformers.configuration_utils import PreTrainedConfig
 from transformers.conversion_mapping import register_checkpoint_conversion_mapping
 from transformers.core_model_loading import WeightTransform
 from transformers.modeling_utils import PreTrainedModel
+from transformers.utils.output_capturing import OutputRecorder
 
 from .dropout import dropout
 from .file_names import take_file_names
+from .layers import EncoderLayer, SelfAttention
 
 
 # Limits of a config, far beyond any model: above them, building one fills the memory or takes minutes before it fails.
 MAX_LAYERS = 10_000
 MAX_LABELS = 1_000_000
 MAX_PARAMETERS = 10**12
+HEAD_WIDTH = 64
 
 
 def _place_of(saved_class: type) -> str:
     """Name a class as transformers finds it in a checkpoint, such as `modeling_vanilla_bert.VanillaBertModel`."""
     return f"{saved_class.__module__.rpartition('.')[2]}.{saved_class.__name__}"
+
+
+# What the recorded outputs of an encoder are; a decoder with cross-attention has its own.
+ENCODER_OUTPUTS = {"hidden_states": EncoderLayer, "attentions": OutputRecorder(SelfAttention, index=1)}
+
+
+class NativeType(NamedTuple):
+    """How the saved configurations of one of transformers' model types are read.
+
+    Attributes:
+        renamed: Names of its fields, and those here. If several have the same name here, their values must be equal.
+        values: Values of renamed fields, and those here.
+        fixed: Fields that make another model, with the value that this one has.
+        implied: Fields that only differ between model types.
+    """
+
+    renamed: Mapping[str, str] = {}
+    values: Mapping[Any, Any] = {}
+    fixed: Mapping[str, Any] = {}
+    implied: Mapping[str, Any] = {}
+
+
+def size_fields(layers: int, width: int, heads: int | None = None, **others: Any) -> dict[str, Any]:
+    """Build the fields of a published size.
+
+    Args:
+        layers (`int`): Number of layers.
+        width (`int`): Width of the residual stream; the filter size is four times that, as in all published models.
+        heads (`int`, *optional*): Attention heads; of width 64 by default.
+        **others (`Any`): Further fields.
+
+    Returns:
+        `dict[str, Any]`: the fields.
+    """
+    heads = width // HEAD_WIDTH if heads is None else heads
+    sizes = {"num_hidden_layers": layers, "hidden_size": width, "num_attention_heads": heads}
+    return {**sizes, "intermediate_size": 4 * width, **others}
 
 
 class SelfContainedConfig(PreTrainedConfig):
@@ -40,15 +81,18 @@ class SelfContainedConfig(PreTrainedConfig):
     paper: ClassVar[str] = ""
     # Name of the Auto class that loads what makes a model's inputs.
     processor: ClassVar[str] = "AutoTokenizer"
-    # The model type of transformers whose saved configurations have the same fields.
-    native_type: ClassVar[str | None] = None
+    # The model types of transformers whose saved configurations can be read.
+    native_types: ClassVar[dict[str, NativeType]] = {}
     # For each published size the fields that it sets.
     presets: ClassVar[dict[str, dict[str, Any]]] = {}
-    # Names of fields: numbers of at least 1, of at least 0, in [0, 1), and above 0.
-    sizes: ClassVar[tuple[str, ...]] = ()
-    counts: ClassVar[tuple[str, ...]] = ()
-    rates: ClassVar[tuple[str, ...]] = ()
-    scales: ClassVar[tuple[str, ...]] = ()
+    # Names of fields, if a family has them: numbers of at least 1, of at least 0, in [0, 1), and above 0.
+    sizes: ClassVar[tuple[str, ...]] = (
+        *("vocab_size", "hidden_size", "num_attention_heads", "intermediate_size", "max_position_embeddings"),
+        *("type_vocab_size", "num_channels", "pooler_output_size"),
+    )
+    counts: ClassVar[tuple[str, ...]] = ("num_hidden_layers",)
+    rates: ClassVar[tuple[str, ...]] = ("hidden_dropout_prob", "attention_probs_dropout_prob", "classifier_dropout")
+    scales: ClassVar[tuple[str, ...]] = ("initializer_range", "layer_norm_eps")
     # Names of ids in the vocabulary, and fields with the values that they may have.
     special_ids: ClassVar[tuple[str, ...]] = ()
     choices: ClassVar[dict[str, tuple[str, ...]]] = {}
@@ -113,7 +157,7 @@ class SelfContainedConfig(PreTrainedConfig):
     def get_config_dict(
         cls, pretrained_model_name_or_path: str | os.PathLike, **kwargs: Any
     ) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Read a saved configuration; one of `native_type` is as good.
+        """Read a saved configuration; one of `native_types` is translated.
 
         Args:
             pretrained_model_name_or_path (`str`): A folder or a name on the Hub.
@@ -121,11 +165,27 @@ class SelfContainedConfig(PreTrainedConfig):
 
         Returns:
             `tuple[dict, dict]`: the fields, and the arguments that are left.
+
+        Raises:
+            ValueError: if it is another model than the published ones.
         """
         fields, unused = super().get_config_dict(pretrained_model_name_or_path, **kwargs)
-        if cls.native_type is not None and fields.get("model_type") == cls.native_type:
-            fields = {**fields, "model_type": cls.model_type}
-        return fields, unused
+        native = cls.native_types.get(fields.get("model_type", ""))
+        if native is None:
+            return fields, unused
+        found = {name: (fields.pop(name, value), value) for name, value in native.fixed.items()}
+        for theirs, ours in native.renamed.items():
+            if theirs in fields:
+                value = fields.pop(theirs)
+                value = native.values.get(value, value)
+                found[theirs] = (value, fields.setdefault(ours, value))
+        for name, (value, expected) in found.items():
+            if value != expected:
+                raise ValueError(
+                    f"`{name}` of {pretrained_model_name_or_path} must be {expected!r}, as in the published models; "
+                    "load it with transformers' own class."
+                )
+        return {**fields, **native.implied, "model_type": cls.model_type}, unused
 
     @classmethod
     def preset(cls, name: str, **overrides: Any) -> Self:
@@ -170,7 +230,7 @@ class SelfContainedConfig(PreTrainedConfig):
         ]
         for names, low, high, rule in ranges:
             for name in names:
-                value = getattr(self, name)
+                value = getattr(self, name, None)
                 if value is not None and not low <= value < high:
                     raise ValueError(f"`{name}` {rule}, got {value}.")
         self._check_parameters()
@@ -243,6 +303,7 @@ class VanillaPreTrainedModel(PreTrainedModel):
     _supports_flex_attn = True
     _supports_attention_backend = True
     _can_compile_fullgraph = True
+    _can_record_outputs = ENCODER_OUTPUTS
 
     def __init__(self, config: PreTrainedConfig, *args: Any, **kwargs: Any):
         super().__init__(config, *args, **kwargs)
