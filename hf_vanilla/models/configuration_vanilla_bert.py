@@ -128,13 +128,15 @@ class VanillaBertConfig(SelfContainedConfig):
         from .packing import MAX_OUTPUT_SHARE
 
         width = self.hidden_size
-        attention = input_lengths * 6 * width**2 + input_lengths**2 * 4 * width
-        token = 2 * width**2 + 4 * width * self.intermediate_size  # attention's output and feed-forward
-        layers = self.num_hidden_layers * (attention + input_lengths * token)
+        layer = self.attention_flops(input_lengths, input_lengths) + self.feed_forward_flops(input_lengths)
+        layers = self.num_hidden_layers * layer
         if not whole_last_layer:
             read = label_counts + 1  # with the first token
             is_shorter = read <= MAX_OUTPUT_SHARE * input_lengths
-            layers = layers - torch.where(is_shorter, input_lengths - read, 0) * token
+            left_out = torch.where(is_shorter, input_lengths - read, 0)
+            layers = (
+                layers - left_out * 2 * width**2 - self.feed_forward_flops(left_out)
+            )  # attention's output is first
         prediction = label_counts * (2 * width**2 + 2 * width * self.vocab_size)
         return layers + prediction + 2 * width**2 + 4 * width
 

@@ -144,10 +144,8 @@ class VanillaGptConfig(SelfContainedConfig):
         Returns:
             `torch.Tensor` of shape `(batch,)`: the operations of each row.
         """
-        width = self.hidden_size
-        token = 8 * width**2 + 4 * width * int(self.intermediate_size or 0)  # never None by now
-        layer = input_lengths * token + input_lengths**2 * 4 * width
-        return self.num_hidden_layers * layer + label_counts * 2 * width * self.vocab_size
+        layer = self.attention_flops(input_lengths, input_lengths) + self.feed_forward_flops(input_lengths)
+        return self.num_hidden_layers * layer + label_counts * 2 * self.hidden_size * self.vocab_size
 
     def validate_lm_loss_weight(self) -> None:
         """Check the weight of the language model's loss.

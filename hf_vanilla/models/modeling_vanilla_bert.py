@@ -58,7 +58,7 @@ from .checks import (
     check_position_ids,
     check_shape,
     checked_embeddings,
-    flatten_choices,
+    flatten_texts,
     has_label,
 )
 from .configuration_vanilla_bert import VanillaBertConfig
@@ -67,7 +67,7 @@ from .dropout import dropout
 from .layers import EncoderLayer
 from .loss import LossAndLogits, classification_loss, label_loss, mean_loss, token_loss
 from .packing import MAX_BUCKETS, all_positions, first_position, labelled_positions, run_encoder
-from .self_contained import VanillaPreTrainedModel
+from .self_contained import ENCODER_OUTPUTS, Pooler, VanillaPreTrainedModel
 
 
 # Ids, mask, segments, positions and embeddings; each may be missing.
@@ -119,31 +119,6 @@ class Embeddings(nn.Module):
         positions = self.position_embeddings(position_ids)  # (batch or 1, length, d_model)
         segments = self.token_type_embeddings(token_type_ids)  # (batch or 1, length or 1, d_model)
         return dropout(self.LayerNorm(inputs_embeds + segments + positions), self.dropout, self.training)
-
-
-class Pooler(nn.Module):
-    """Representation of the whole input: the first token, passed through a dense layer with tanh.
-
-    Args:
-        config (`VanillaBertConfig`): The model's config.
-
-    Source: Devlin et al. 2018, section 3.1, the vector C; the layer is the authors' code.
-    """
-
-    def __init__(self, config: VanillaBertConfig):
-        super().__init__()
-        self.dense = nn.Linear(config.hidden_size, config.hidden_size)
-
-    def forward(self, hidden_states: Tensor) -> Tensor:
-        """Pool.
-
-        Args:
-            hidden_states (`torch.Tensor` of shape `(batch, length, d_model)`): The last layer's output.
-
-        Returns:
-            `torch.Tensor` of shape `(batch, d_model)`: one vector for each input.
-        """
-        return torch.tanh(self.dense(hidden_states[:, 0]))
 
 
 class PredictionTransform(nn.Module):
@@ -217,6 +192,7 @@ class VanillaBertPreTrainedModel(VanillaPreTrainedModel):
     base_model_prefix = "bert"
     _input_embed_layer = "word_embeddings"
     _no_split_modules = ["Embeddings", "EncoderLayer"]
+    _can_record_outputs = ENCODER_OUTPUTS
     # Old files hold the numbers from 0 to 511 too.
     _keys_to_ignore_on_load_unexpected = [r"embeddings\.position_ids$"]
 
@@ -311,7 +287,16 @@ class VanillaBertModel(VanillaBertPreTrainedModel):
             TypeError: if ids are no integers.
         """
         inputs_embeds = checked_embeddings(self.embeddings.word_embeddings, input_ids, inputs_embeds)
-        self._check_inputs(inputs_embeds, attention_mask, token_type_ids, position_ids)
+        batch, length, _ = inputs_embeds.shape
+        if self.pooler is not None and length == 0:
+            raise ValueError("`input_ids` must have at least one position, the first, which the pooler reads; got 0.")
+        check_attention_mask("attention_mask", attention_mask, batch, length)
+        if token_type_ids is not None:
+            hint = "`type_vocab_size` of the config is the number of segments."
+            check_input_ids("token_type_ids", token_type_ids, self.config.type_vocab_size, hint)
+            check_shape("token_type_ids", token_type_ids, batch, length)
+        check_position_ids(position_ids, batch, length, self.config.max_position_embeddings)
+
         hidden_states = self.embeddings(inputs_embeds, token_type_ids, position_ids)
         hidden_states, first = run_encoder(
             self,
@@ -325,20 +310,6 @@ class VanillaBertModel(VanillaBertPreTrainedModel):
             **kwargs,
         )
         return BaseModelOutputWithPooling(hidden_states, None if self.pooler is None else self.pooler(first))
-
-    def _check_inputs(
-        self, inputs_embeds: Tensor, attention_mask: Any, token_type_ids: Tensor | None, position_ids: Tensor | None
-    ) -> None:
-        """Refuse shapes that don't fit each other, and segments and positions that have no embedding."""
-        batch, length, _ = inputs_embeds.shape
-        if self.pooler is not None and length == 0:
-            raise ValueError("`input_ids` must have at least one position, the first, which the pooler reads; got 0.")
-        check_attention_mask("attention_mask", attention_mask, batch, length)
-        if token_type_ids is not None:
-            hint = "`type_vocab_size` of the config is the number of segments."
-            check_input_ids("token_type_ids", token_type_ids, self.config.type_vocab_size, hint)
-            check_shape("token_type_ids", token_type_ids, batch, length)
-        check_position_ids(position_ids, batch, length, self.config.max_position_embeddings)
 
 
 class VanillaBertWithHead(VanillaBertPreTrainedModel):
@@ -696,7 +667,7 @@ class VanillaBertForMultipleChoice(VanillaBertWithHead):
 
     def _encode(self, inputs: Inputs, labels: Tensor | None, **kwargs: Any) -> Any:
         names = ("input_ids", "attention_mask", "token_type_ids", "position_ids", "inputs_embeds")
-        rows, shape = flatten_choices(dict(zip(names, inputs, strict=True)))
+        rows, shape = flatten_texts(dict(zip(names, inputs, strict=True)), axes=2)
         outputs = super()._encode(rows, labels, **kwargs)
         outputs.pooler_output = outputs.pooler_output.unflatten(0, shape)  # (batch, choices, d_model)
         return outputs

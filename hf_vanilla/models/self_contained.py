@@ -25,6 +25,7 @@ from .layers import EncoderLayer, SelfAttention
 MAX_LAYERS = 10_000
 MAX_LABELS = 1_000_000
 MAX_PARAMETERS = 10**12
+# Width of one head in nearly all published models.
 HEAD_WIDTH = 64
 
 
@@ -100,6 +101,8 @@ class SelfContainedConfig(PreTrainedConfig):
     norm_position = "post"
     activation_dropout = 0.0
     attention_scale = cast(Any, None)
+    pooler_output_size = cast(Any, None)  # the width of the model
+    pooler_act = "tanh"
 
     _auto_class = "AutoConfig"  # makes transformers copy the file of the class and those that it imports
 
@@ -111,11 +114,8 @@ class SelfContainedConfig(PreTrainedConfig):
             if (value := getattr(self, name, None)) is not None and not isinstance(value, kind):
                 raise TypeError(f"`{name}` must be {kind}, got {value!r}.")
         dtype = getattr(self, "dtype", None)
-        if (
-            isinstance(dtype, str)
-            and dtype != "auto"
-            and not isinstance(getattr(torch, dtype.rpartition(".")[2], None), torch.dtype)
-        ):
+        found = getattr(torch, str(dtype).rpartition(".")[2], None)
+        if isinstance(dtype, str) and dtype != "auto" and not isinstance(found, torch.dtype):
             raise ValueError(f"`dtype` must be a dtype of torch, such as float32; got {dtype!r}.")
         super().__post_init__(**kwargs)
 
@@ -152,6 +152,34 @@ class SelfContainedConfig(PreTrainedConfig):
     def d_v(self) -> Any:
         """Width of one head's values."""
         return self.d_k
+
+    def attention_flops(self, queries: Any, keys: Any) -> Any:
+        """Count the operations of one attention with its projections; a multiply-add counts as two.
+
+        Args:
+            queries (`torch.Tensor` of shape `(batch,)`): Positions that attend.
+            keys (`torch.Tensor` of shape `(batch,)`): Positions that they attend to.
+
+        Returns:
+            `torch.Tensor` of shape `(batch,)`: the operations.
+        """
+        return (
+            2
+            * self.num_attention_heads
+            * (self.d_k + self.d_v)
+            * (self.hidden_size * (queries + keys) + queries * keys)
+        )
+
+    def feed_forward_flops(self, tokens: Any) -> Any:
+        """Count the operations of one feed-forward network; a multiply-add counts as two.
+
+        Args:
+            tokens (`torch.Tensor` of shape `(batch,)`): Positions that it works on.
+
+        Returns:
+            `torch.Tensor` of shape `(batch,)`: the operations.
+        """
+        return tokens * 4 * self.hidden_size * self.intermediate_size
 
     @classmethod
     def get_config_dict(
@@ -294,6 +322,33 @@ class SelfContainedConfig(PreTrainedConfig):
             del self.custom_pipelines  # transformers expects a dictionary wherever the attribute exists
 
 
+class Pooler(nn.Module):
+    """Representation of a whole input: its first position, passed through a dense layer with an activation.
+
+    Args:
+        config (`PreTrainedConfig`): The model's config.
+
+    Source: Devlin et al. 2018, section 3.1, the vector C, with the layer of the authors' code; Dosovitskiy et al.
+    2020, section 3.1, the hidden layer of the head in pre-training.
+    """
+
+    def __init__(self, config: PreTrainedConfig):
+        super().__init__()
+        self.dense = nn.Linear(config.hidden_size, config.pooler_output_size or config.hidden_size)
+        self.activation = ACT2FN[config.pooler_act]
+
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        """Pool.
+
+        Args:
+            hidden_states (`torch.Tensor` of shape `(batch, length, d_model)`): The encoder's output.
+
+        Returns:
+            `torch.Tensor` of shape `(batch, d_model)`, or of width `pooler_output_size`: one vector for each input.
+        """
+        return self.activation(self.dense(hidden_states[:, 0]))
+
+
 class VanillaPreTrainedModel(PreTrainedModel):
     """What all models of the package share: what transformers may do with them, and how norms are initialised."""
 
@@ -303,7 +358,6 @@ class VanillaPreTrainedModel(PreTrainedModel):
     _supports_flex_attn = True
     _supports_attention_backend = True
     _can_compile_fullgraph = True
-    _can_record_outputs = ENCODER_OUTPUTS
 
     def __init__(self, config: PreTrainedConfig, *args: Any, **kwargs: Any):
         super().__init__(config, *args, **kwargs)
