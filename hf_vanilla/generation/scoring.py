@@ -15,7 +15,7 @@ from transformers.modeling_utils import PreTrainedModel
 from transformers.utils import ModelOutput
 
 from ..models.checks import IGNORED_LABEL, check_arguments, check_evaluation_mode, check_input_ids
-from ..models.text_batches import batches_by_length, default_max_length, padded, token_ids
+from ..models.text_batches import batches_by_length, default_max_length, padded, padded_inputs, token_ids
 from ..models.translating import length_penalty_of
 from .beam_search import log_sum_exp
 from .cpu_layers import fast_model
@@ -162,9 +162,8 @@ def score_texts(
         for batch in batches_by_length(lengths, max_tokens_per_batch):
             outputs = score(
                 fast,
-                padded([source_ids[number] for number in batch], model.config.pad_token_id, model.device),
-                padded([[1] * len(source_ids[number]) for number in batch], 0, model.device),
-                padded([target_ids[number] for number in batch], IGNORED_LABEL, model.device),
+                **padded_inputs(model, [source_ids[number] for number in batch]),
+                labels=padded([target_ids[number] for number in batch], IGNORED_LABEL, model.device),
                 length_penalty=length_penalty,
                 length_penalty_type=length_penalty_type,
             )

@@ -232,33 +232,36 @@ def check_states(name: str, states: Any, width: int) -> None:
         raise TypeError(f"`{name}` must be floating-point numbers, got {states.dtype}.")
 
 
-def flatten_choices(inputs: dict[str, Tensor | None]) -> tuple[list[Tensor | None], tuple[int, int]]:
-    """Make each choice a row of its own.
+def flatten_texts(inputs: dict[str, Any], axes: int) -> tuple[list[Any], tuple[int, ...]]:
+    """Make each text a row of its own, where a row of the batch may have several, such as choices.
 
     Args:
-        inputs (`dict[str, torch.Tensor | None]`): `input_ids` of shape `(batch, choices, length)` or `inputs_embeds`
-            of shape `(batch, choices, length, d_model)`, and others that begin with batch and choices; or `None`.
+        inputs (`dict[str, torch.Tensor | None]`): `input_ids` of shape `(batch, length)`, or with two axes `(batch,
+            choices, length)`, or `inputs_embeds` with d_model after it, and others that begin in the same way; or
+            `None`.
+        axes (`int`): Number of axes before the tokens.
 
     Returns:
-        `tuple[list[torch.Tensor | None], tuple[int, int]]`: the inputs of shape `(batch * choices, length, ...)`, and
-        the numbers of rows and choices.
+        `tuple[list[torch.Tensor | None], tuple[int, ...]]`: the inputs of shape `(texts, length, ...)`, and the sizes
+        of these axes.
 
     Raises:
-        ValueError: if the choices have no dimension of their own, or an input has others.
+        ValueError: if the texts have another number of axes or no tokens, or an input another number of texts.
         TypeError: if an input is no tensor.
     """
     check_arguments(**inputs)
-    given = inputs["inputs_embeds"] if inputs["input_ids"] is None else inputs["input_ids"]
-    if given is None or given.dim() < 3:
+    name = "input_ids" if inputs["inputs_embeds"] is None else "inputs_embeds"
+    given = inputs[name]
+    if given is None or given.dim() != axes + (1 if name == "input_ids" else 2) or given.shape[axes] == 0:
         raise ValueError(
-            "`input_ids` must have shape (batch, choices, length), or `inputs_embeds` one dimension more; got "
-            f"{None if given is None else tuple(given.shape)}."
+            f"`input_ids` must have shape (batch, {'choices, ' * (axes - 1)}length), length at least 1, or "
+            f"`inputs_embeds` one dimension more; got {None if given is None else tuple(given.shape)}."
         )
-    shape = (given.shape[0], given.shape[1])
+    shape = tuple(given.shape[:axes])
     for name, tensor in inputs.items():
-        if tensor is not None and tuple(tensor.shape[:2]) != shape:
+        if tensor is not None and tuple(tensor.shape[:axes]) != shape and axes > 1:
             raise ValueError(f"`{name}` must begin with batch and choices, {shape}, got {tuple(tensor.shape)}.")
-    return [None if tensor is None else tensor.flatten(0, 1) for tensor in inputs.values()], shape
+    return [None if tensor is None else tensor.flatten(0, axes - 1) for tensor in inputs.values()], shape
 
 
 def as_texts(name: str, given: Any) -> list[str]:
@@ -335,4 +338,21 @@ def check_heads(config: PreTrainedConfig) -> None:
         raise ValueError(
             f"`hidden_size` ({config.hidden_size}) must be divisible by `num_attention_heads` "
             f"({config.num_attention_heads})."
+        )
+
+
+def check_generated_length(max_length: int, limit: int) -> None:
+    """Check that learned positions reach while a model generates. The last token is never read, so it needs none.
+
+    Args:
+        max_length (`int`): Most tokens, those of the prompt too.
+        limit (`int`): Rows of the table.
+
+    Raises:
+        ValueError: if they do not.
+    """
+    if max_length > limit + 1:
+        raise ValueError(
+            f"`max_length` ({max_length}, the prompt and `max_new_tokens`) must not exceed "
+            f"{limit + 1}: the model reads all but the last token, and `max_position_embeddings` is {limit}."
         )

@@ -1,38 +1,28 @@
 """Configuration of BERT (Devlin et al. 2018), with its two sizes and the 24 miniatures as presets."""
 
-import os
 from typing import Any
 
 import torch
 from huggingface_hub.dataclasses import strict
 from transformers import Pipeline
 
-from .self_contained import SelfContainedConfig
-
-
-HEAD_WIDTH = 64
-
-
-def _size(layers: int, width: int) -> dict[str, int]:
-    """Build the fields of a model with heads of 64 and a filter size of 4H, as all published ones have."""
-    return {
-        "hidden_size": width,
-        "num_hidden_layers": layers,
-        "num_attention_heads": width // HEAD_WIDTH,
-        "intermediate_size": 4 * width,
-    }
+from .self_contained import NativeType, SelfContainedConfig, size_fields
 
 
 # Devlin et al. 2018, section 3, and Turc et al. 2019, "Well-Read Students Learn Better", whose names for five sizes
 # stand before the whole grid.
 _PRESETS = {
-    "base": _size(12, 768),
-    "large": _size(24, 1024),
-    "tiny": _size(2, 128),
-    "mini": _size(4, 256),
-    "small": _size(4, 512),
-    "medium": _size(8, 512),
-    **{f"L-{layers}_H-{width}": _size(layers, width) for layers in range(2, 13, 2) for width in (128, 256, 512, 768)},
+    "base": size_fields(12, 768),
+    "large": size_fields(24, 1024),
+    "tiny": size_fields(2, 128),
+    "mini": size_fields(4, 256),
+    "small": size_fields(4, 512),
+    "medium": size_fields(8, 512),
+    **{
+        f"L-{layers}_H-{width}": size_fields(layers, width)
+        for layers in range(2, 13, 2)
+        for width in (128, 256, 512, 768)
+    },
 }
 
 
@@ -79,21 +69,11 @@ class VanillaBertConfig(SelfContainedConfig):
     """
 
     model_type = "vanilla_bert"
-    native_type = "bert"
+    # relative positions are another model
+    native_types = dict.fromkeys(("bert", model_type), NativeType(fixed={"position_embedding_type": "absolute"}))
 
     paper = "BERT of Devlin et al. 2018 ([paper](https://arxiv.org/abs/1810.04805))."
     presets = _PRESETS
-    sizes = (
-        "vocab_size",
-        "hidden_size",
-        "num_attention_heads",
-        "intermediate_size",
-        "max_position_embeddings",
-        "type_vocab_size",
-    )
-    counts = ("num_hidden_layers",)
-    rates = ("hidden_dropout_prob", "attention_probs_dropout_prob", "classifier_dropout")
-    scales = ("initializer_range", "layer_norm_eps")
     special_ids = ("pad_token_id",)
 
     vocab_size: int = 30522
@@ -148,39 +128,17 @@ class VanillaBertConfig(SelfContainedConfig):
         from .packing import MAX_OUTPUT_SHARE
 
         width = self.hidden_size
-        attention = input_lengths * 6 * width**2 + input_lengths**2 * 4 * width
-        token = 2 * width**2 + 4 * width * self.intermediate_size  # attention's output and feed-forward
-        layers = self.num_hidden_layers * (attention + input_lengths * token)
+        layer = self.attention_flops(input_lengths, input_lengths) + self.feed_forward_flops(input_lengths)
+        layers = self.num_hidden_layers * layer
         if not whole_last_layer:
             read = label_counts + 1  # with the first token
             is_shorter = read <= MAX_OUTPUT_SHARE * input_lengths
-            layers = layers - torch.where(is_shorter, input_lengths - read, 0) * token
+            left_out = torch.where(is_shorter, input_lengths - read, 0)
+            layers = (
+                layers - left_out * 2 * width**2 - self.feed_forward_flops(left_out)
+            )  # attention's output is first
         prediction = label_counts * (2 * width**2 + 2 * width * self.vocab_size)
         return layers + prediction + 2 * width**2 + 4 * width
-
-    @classmethod
-    def get_config_dict(
-        cls, pretrained_model_name_or_path: str | os.PathLike, **kwargs: Any
-    ) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Read a saved configuration; one of type `bert` has the same fields and is as good.
-
-        Args:
-            pretrained_model_name_or_path (`str`): A folder or a name on the Hub.
-            **kwargs: As in `PreTrainedConfig.get_config_dict`.
-
-        Returns:
-            `tuple[dict, dict]`: the fields, and the arguments that are left.
-
-        Raises:
-            ValueError: if that BERT has relative positions, which are another model.
-        """
-        fields, unused = super().get_config_dict(pretrained_model_name_or_path, **kwargs)
-        if fields.pop("position_embedding_type", "absolute") != "absolute":
-            raise ValueError(
-                f"`position_embedding_type` of {pretrained_model_name_or_path} must be 'absolute', the paper's; "
-                "load it with a transformers version that knows relative positions."
-            )
-        return fields, unused
 
     def validate_choices(self) -> None:
         """Check that no decoder is wanted.

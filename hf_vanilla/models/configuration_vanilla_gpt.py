@@ -1,24 +1,15 @@
 """Configuration of GPT (Radford et al. 2018), with its size and miniatures as presets."""
 
-import os
 from typing import Any
 
 import torch
 from huggingface_hub.dataclasses import strict
 
-from .self_contained import SelfContainedConfig
-
-
-HEAD_WIDTH = 64
-
-
-def _size(layers: int, width: int) -> dict[str, Any]:
-    """Build the fields of a model with heads of 64, as all published ones have."""
-    return {"num_hidden_layers": layers, "hidden_size": width, "num_attention_heads": width // HEAD_WIDTH}
+from .self_contained import NativeType, SelfContainedConfig, size_fields
 
 
 # Field names of transformers' `openai-gpt` and `gpt2`, and those here.
-_FOREIGN_FIELDS = {
+_NATIVE_FIELDS = {
     "n_embd": "hidden_size",
     "n_layer": "num_hidden_layers",
     "n_head": "num_attention_heads",
@@ -27,15 +18,13 @@ _FOREIGN_FIELDS = {
     "afn": "hidden_act",
     "activation_function": "hidden_act",
     "resid_pdrop": "hidden_dropout_prob",
+    "embd_pdrop": "hidden_dropout_prob",
     "attn_pdrop": "attention_probs_dropout_prob",
     "layer_norm_epsilon": "layer_norm_eps",
     "summary_first_dropout": "classifier_dropout",
 }
-# Where the norm is in each of the two, and what transformers computes for two values of `afn`.
-_FOREIGN_NORMS = {"openai-gpt": "post", "gpt2": "pre"}
-_OPENAI_ACTIVATIONS = {"gelu": "gelu_new", "swish": "silu"}
-# Fields of `gpt2` that make another model, with the value that this one has.
-_FIXED_FIELDS = {
+_OPENAI_ACTIVATIONS = {"gelu": "gelu_new", "swish": "silu"}  # what transformers computes for two values of `afn`
+_PLAIN_GPT2 = {
     "scale_attn_weights": True,
     "scale_attn_by_inverse_layer_idx": False,
     "reorder_and_upcast_attn": False,
@@ -87,6 +76,10 @@ class VanillaGptConfig(SelfContainedConfig):
     """
 
     model_type = "vanilla_gpt"
+    native_types = {
+        "openai-gpt": NativeType(_NATIVE_FIELDS, _OPENAI_ACTIVATIONS, _PLAIN_GPT2, {"norm_position": "post"}),
+        "gpt2": NativeType(_NATIVE_FIELDS, fixed=_PLAIN_GPT2, implied={"norm_position": "pre"}),
+    }
     keys_to_ignore_at_inference = ["past_key_values"]
 
     paper = (
@@ -94,16 +87,15 @@ class VanillaGptConfig(SelfContainedConfig):
         "([paper](https://cdn.openai.com/research-covers/language-unsupervised/language_understanding_paper.pdf))."
     )
     presets = {
-        "gpt1": _size(12, 768),
-        "tiny": _size(2, 128),
-        "mini": _size(4, 256),
-        "small": _size(4, 512),
-        "medium": _size(8, 512),
+        name: size_fields(layers, width, intermediate_size=None)  # that follows from the width
+        for name, layers, width in (
+            ("gpt1", 12, 768),
+            ("tiny", 2, 128),
+            ("mini", 4, 256),
+            ("small", 4, 512),
+            ("medium", 8, 512),
+        )
     }
-    sizes = ("vocab_size", "hidden_size", "num_attention_heads", "intermediate_size", "max_position_embeddings")
-    counts = ("num_hidden_layers",)
-    rates = ("hidden_dropout_prob", "attention_probs_dropout_prob", "classifier_dropout")
-    scales = ("initializer_range", "layer_norm_eps")
     special_ids = ("pad_token_id", "bos_token_id", "eos_token_id")
     choices = {"norm_position": ("post", "pre")}
 
@@ -152,41 +144,8 @@ class VanillaGptConfig(SelfContainedConfig):
         Returns:
             `torch.Tensor` of shape `(batch,)`: the operations of each row.
         """
-        width = self.hidden_size
-        token = 8 * width**2 + 4 * width * int(self.intermediate_size or 0)  # never None by now
-        layer = input_lengths * token + input_lengths**2 * 4 * width
-        return self.num_hidden_layers * layer + label_counts * 2 * width * self.vocab_size
-
-    @classmethod
-    def get_config_dict(
-        cls, pretrained_model_name_or_path: str | os.PathLike, **kwargs: Any
-    ) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Read a saved configuration; one of type `openai-gpt` or `gpt2` is translated.
-
-        Args:
-            pretrained_model_name_or_path (`str`): A folder or a name on the Hub.
-            **kwargs: As in `PreTrainedConfig.get_config_dict`.
-
-        Returns:
-            `tuple[dict, dict]`: the fields, and the arguments that are left.
-
-        Raises:
-            ValueError: if it is another model than the published ones.
-        """
-        fields, unused = super().get_config_dict(pretrained_model_name_or_path, **kwargs)
-        foreign = fields.get("model_type")
-        if foreign not in _FOREIGN_NORMS:
-            return fields, unused
-        for name, value in {**_FIXED_FIELDS, "embd_pdrop": fields.get("resid_pdrop", 0.1)}.items():
-            if fields.pop(name, value) != value:
-                raise ValueError(
-                    f"`{name}` of {pretrained_model_name_or_path} must be {value}, as in the published models; "
-                    "load it with transformers' own class."
-                )
-        if foreign == "openai-gpt":
-            fields["afn"] = _OPENAI_ACTIVATIONS.get(fields.get("afn", "gelu"), fields.get("afn"))
-        fields = {_FOREIGN_FIELDS.get(name, name): value for name, value in fields.items()}
-        return {**fields, "model_type": cls.model_type, "norm_position": _FOREIGN_NORMS[foreign]}, unused
+        layer = self.attention_flops(input_lengths, input_lengths) + self.feed_forward_flops(input_lengths)
+        return self.num_hidden_layers * layer + label_counts * 2 * self.hidden_size * self.vocab_size
 
     def validate_lm_loss_weight(self) -> None:
         """Check the weight of the language model's loss.

@@ -205,17 +205,11 @@ class VanillaTransformerConfig(SelfContainedConfig):
         Returns:
             `torch.Tensor` of shape `(batch,)`: the operations of each pair.
         """
-        width = self.d_model
-        keys, values = self.num_heads * int(self.d_k or 0), self.num_heads * int(self.d_v or 0)  # never None by now
-        attention = 2 * (keys + values)  # for each query and key: a score and a weighted value
-        query, key_value, output = 2 * width * keys, 2 * width * (keys + values), 2 * values * width
-        feed_forward = 4 * width * self.d_ff
-        encoder = input_lengths * (query + key_value + output + feed_forward) + input_lengths**2 * attention
-        self_attention = label_counts * (query + key_value + output) + label_counts**2 * attention
-        cross_attention = label_counts * (query + output) + input_lengths * key_value
-        cross_attention = cross_attention + input_lengths * label_counts * attention
-        decoder = self_attention + cross_attention + label_counts * feed_forward
-        projection = label_counts * 2 * width * self.vocab_size
+        encoder = self.attention_flops(input_lengths, input_lengths) + self.feed_forward_flops(input_lengths)
+        self_attention = self.attention_flops(label_counts, label_counts)
+        cross_attention = self.attention_flops(label_counts, input_lengths)
+        decoder = self_attention + cross_attention + self.feed_forward_flops(label_counts)
+        projection = label_counts * 2 * self.d_model * self.vocab_size
         return self.encoder_layers * encoder + self.decoder_layers * decoder + projection
 
     def validate_choices(self) -> None:

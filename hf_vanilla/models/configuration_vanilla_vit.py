@@ -6,31 +6,20 @@ from typing import Any
 from huggingface_hub.dataclasses import strict
 from transformers.activations import ACT2FN
 
-from .self_contained import SelfContainedConfig
-
-
-def _size(layers: int, width: int, heads: int, patch: int) -> dict[str, int]:
-    """Build the fields of a model whose filter size is four times its width, as all published ones have it."""
-    return {
-        "hidden_size": width,
-        "num_hidden_layers": layers,
-        "num_attention_heads": heads,
-        "intermediate_size": 4 * width,
-        "patch_size": patch,
-    }
+from .self_contained import NativeType, SelfContainedConfig, size_fields
 
 
 # Base, large and huge of Dosovitskiy et al. 2020, Table 1, with the patch sizes of Table 5; small and tiny of Steiner
 # et al. 2021, "How to train your ViT?", Table 2.
 _PRESETS = {
-    "B/16": _size(12, 768, 12, 16),
-    "B/32": _size(12, 768, 12, 32),
-    "L/16": _size(24, 1024, 16, 16),
-    "L/32": _size(24, 1024, 16, 32),
-    "H/14": _size(32, 1280, 16, 14),
-    "S/16": _size(12, 384, 6, 16),
-    "S/32": _size(12, 384, 6, 32),
-    "Ti/16": _size(12, 192, 3, 16),
+    "B/16": size_fields(12, 768, patch_size=16),
+    "B/32": size_fields(12, 768, patch_size=32),
+    "L/16": size_fields(24, 1024, patch_size=16),
+    "L/32": size_fields(24, 1024, patch_size=32),
+    "H/14": size_fields(32, 1280, heads=16, patch_size=14),
+    "S/16": size_fields(12, 384, patch_size=16),
+    "S/32": size_fields(12, 384, patch_size=32),
+    "Ti/16": size_fields(12, 192, patch_size=16),
 }
 
 
@@ -87,16 +76,11 @@ class VanillaVitConfig(SelfContainedConfig):
     """
 
     model_type = "vanilla_vit"
-    native_type = "vit"
+    native_types = {"vit": NativeType()}
 
     paper = "The Vision Transformer of Dosovitskiy et al. 2020 ([paper](https://arxiv.org/abs/2010.11929))."
     processor = "AutoImageProcessor"
     presets = _PRESETS
-    sizes = ("hidden_size", "num_attention_heads", "intermediate_size", "num_channels", "pooler_output_size")
-    counts = ("num_hidden_layers",)
-    rates = ("hidden_dropout_prob", "attention_probs_dropout_prob")
-    scales = ("initializer_range", "layer_norm_eps")
-
     hidden_size: int = 768
     num_hidden_layers: int = 12
     num_attention_heads: int = 12

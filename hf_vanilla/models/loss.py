@@ -222,7 +222,12 @@ def label_loss(
         num_items_in_batch (`torch.Tensor` or `int`, *optional*): As in [`mean_loss`].
 
     Returns:
-        `torch.Tensor` of shape `()`: the loss as in [`classification_loss`]; `None` without labels.
+        `torch.Tensor` of shape `()`: the loss, as in [`classification_loss`], or the mean of squared errors or of each
+        label's binary cross-entropy; `None` without labels.
+
+    Raises:
+        ValueError: if a label is no class, or the shapes don't fit.
+        TypeError: if classes are no integers.
     """
     if labels is None:
         return None
@@ -231,45 +236,41 @@ def label_loss(
         is_several = labels.is_floating_point() or labels.dtype == torch.bool
         problem_type = "multi_label_classification" if is_several else "single_label_classification"
     if problem_type == "single_label_classification":
-        labels = labels.flatten().long()
-    return classification_loss(logits, labels, num_items_in_batch, problem_type)
-
-
-def classification_loss(
-    logits: Tensor,
-    labels: Tensor,
-    num_items_in_batch: Tensor | int | None = None,
-    problem_type: str = "single_label_classification",
-) -> Tensor:
-    """Compute the loss of a classifier: cross-entropy, squared error, or binary cross-entropy of each label.
-
-    Args:
-        logits (`torch.Tensor` of shape `(..., num_labels)`): Scores.
-        labels (`torch.Tensor` of shape `(...)`): Classes, -100 is ignored; or for regression and several labels, one
-            number for each score.
-        num_items_in_batch (`torch.Tensor` or `int`, *optional*): As in [`mean_loss`].
-        problem_type (`str`, *optional*): transformers' name of the kind of problem; classes by default.
-
-    Returns:
-        `torch.Tensor` of shape `()`: the loss, of classes in nats.
-
-    Raises:
-        ValueError: if a label is no class, or the shapes don't fit.
-        TypeError: if classes are no integers.
-    """
-    if problem_type == "single_label_classification":
-        check_labels("labels", labels, tuple(logits.shape[:-1]), logits.shape[-1])
-        labels = labels.long()
-        loss_sum = nn.functional.cross_entropy(
-            logits.flatten(0, -2).float(), labels.flatten(), ignore_index=IGNORED_LABEL, reduction="sum"
-        )
-        return mean_loss(loss_sum, has_label(labels).sum(), num_items_in_batch)
+        return classification_loss(logits, labels.long(), num_items_in_batch)
     if labels.numel() != logits.numel():
         raise ValueError(
             f"`labels` must have shape {tuple(logits.shape)} for {problem_type}, got {tuple(labels.shape)}."
         )
     is_regression = problem_type == "regression"
     loss = nn.functional.mse_loss if is_regression else nn.functional.binary_cross_entropy_with_logits
-    return mean_loss(
-        loss(logits.float(), labels.view_as(logits).float(), reduction="sum"), labels.numel(), num_items_in_batch
+    loss_sum = loss(logits.float(), labels.view_as(logits).float(), reduction="sum")
+    return mean_loss(loss_sum, labels.numel(), num_items_in_batch)
+
+
+def classification_loss(
+    logits: Tensor, labels: Tensor | None, num_items_in_batch: Tensor | int | None = None
+) -> Tensor | None:
+    """Compute the cross-entropy of a classifier.
+
+    Args:
+        logits (`torch.Tensor` of shape `(..., num_labels)`): Scores.
+        labels (`torch.Tensor` of shape `(...)`, *optional*): Classes, -100 is ignored. For logits of shape `(batch,
+            num_labels)`, those of the batch in any shape.
+        num_items_in_batch (`torch.Tensor` or `int`, *optional*): As in [`mean_loss`].
+
+    Returns:
+        `torch.Tensor` of shape `()`: the loss in nats; `None` without labels.
+
+    Raises:
+        ValueError: if a label is no class, or the shapes don't fit.
+        TypeError: if classes are no integers.
+    """
+    if labels is None:
+        return None
+    labels = labels.flatten() if logits.dim() == 2 else labels
+    check_labels("labels", labels, tuple(logits.shape[:-1]), logits.shape[-1])
+    labels = labels.long()
+    loss_sum = nn.functional.cross_entropy(
+        logits.flatten(0, -2).float(), labels.flatten(), ignore_index=IGNORED_LABEL, reduction="sum"
     )
+    return mean_loss(loss_sum, has_label(labels).sum(), num_items_in_batch)

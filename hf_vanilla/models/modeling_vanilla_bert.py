@@ -26,7 +26,7 @@ Departures from the paper:
 Encoder checkpoints of type `bert` with absolute positions load here; transformers' `BertFor...` read what is saved.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import torch
@@ -46,7 +46,7 @@ from transformers.modeling_outputs import (
 from transformers.models.bert.modeling_bert import BertForPreTrainingOutput
 from transformers.processing_utils import Unpack
 from transformers.utils.generic import ModelOutput, TransformersKwargs, can_return_tuple, merge_with_config_defaults
-from transformers.utils.output_capturing import OutputRecorder, capture_outputs
+from transformers.utils.output_capturing import capture_outputs
 
 from .checks import (
     IGNORED_LABEL,
@@ -58,16 +58,16 @@ from .checks import (
     check_position_ids,
     check_shape,
     checked_embeddings,
-    flatten_choices,
+    flatten_texts,
     has_label,
 )
 from .configuration_vanilla_bert import VanillaBertConfig
 from .conversion_vanilla_bert import BERT_NAMES
 from .dropout import dropout
-from .layers import EncoderLayer, SelfAttention
+from .layers import EncoderLayer
 from .loss import LossAndLogits, classification_loss, label_loss, mean_loss, token_loss
 from .packing import MAX_BUCKETS, all_positions, first_position, labelled_positions, run_encoder
-from .self_contained import VanillaPreTrainedModel
+from .self_contained import ENCODER_OUTPUTS, Pooler, VanillaPreTrainedModel
 
 
 # Ids, mask, segments, positions and embeddings; each may be missing.
@@ -119,31 +119,6 @@ class Embeddings(nn.Module):
         positions = self.position_embeddings(position_ids)  # (batch or 1, length, d_model)
         segments = self.token_type_embeddings(token_type_ids)  # (batch or 1, length or 1, d_model)
         return dropout(self.LayerNorm(inputs_embeds + segments + positions), self.dropout, self.training)
-
-
-class Pooler(nn.Module):
-    """Representation of the whole input: the first token, passed through a dense layer with tanh.
-
-    Args:
-        config (`VanillaBertConfig`): The model's config.
-
-    Source: Devlin et al. 2018, section 3.1, the vector C; the layer is the authors' code.
-    """
-
-    def __init__(self, config: VanillaBertConfig):
-        super().__init__()
-        self.dense = nn.Linear(config.hidden_size, config.hidden_size)
-
-    def forward(self, hidden_states: Tensor) -> Tensor:
-        """Pool.
-
-        Args:
-            hidden_states (`torch.Tensor` of shape `(batch, length, d_model)`): The last layer's output.
-
-        Returns:
-            `torch.Tensor` of shape `(batch, d_model)`: one vector for each input.
-        """
-        return torch.tanh(self.dense(hidden_states[:, 0]))
 
 
 class PredictionTransform(nn.Module):
@@ -214,13 +189,10 @@ class VanillaBertPreTrainedModel(VanillaPreTrainedModel):
     """What all models of the family share: initialisation, and what transformers may do with them."""
 
     config: VanillaBertConfig
-    config_class = VanillaBertConfig
     base_model_prefix = "bert"
+    _input_embed_layer = "word_embeddings"
     _no_split_modules = ["Embeddings", "EncoderLayer"]
-    _can_record_outputs = {
-        "hidden_states": EncoderLayer,
-        "attentions": OutputRecorder(SelfAttention, index=1),
-    }
+    _can_record_outputs = ENCODER_OUTPUTS
     # Old files hold the numbers from 0 to 511 too.
     _keys_to_ignore_on_load_unexpected = [r"embeddings\.position_ids$"]
 
@@ -275,14 +247,6 @@ class VanillaBertModel(VanillaBertPreTrainedModel):
         self.gradient_checkpointing = False
         self.post_init()
 
-    def get_input_embeddings(self) -> nn.Embedding:
-        """Return the token embedding."""
-        return self.embeddings.word_embeddings
-
-    def set_input_embeddings(self, value: nn.Embedding) -> None:
-        """Replace the token embedding."""
-        self.embeddings.word_embeddings = value
-
     @merge_with_config_defaults
     @capture_outputs
     def forward(
@@ -323,7 +287,16 @@ class VanillaBertModel(VanillaBertPreTrainedModel):
             TypeError: if ids are no integers.
         """
         inputs_embeds = checked_embeddings(self.embeddings.word_embeddings, input_ids, inputs_embeds)
-        self._check_inputs(inputs_embeds, attention_mask, token_type_ids, position_ids)
+        batch, length, _ = inputs_embeds.shape
+        if self.pooler is not None and length == 0:
+            raise ValueError("`input_ids` must have at least one position, the first, which the pooler reads; got 0.")
+        check_attention_mask("attention_mask", attention_mask, batch, length)
+        if token_type_ids is not None:
+            hint = "`type_vocab_size` of the config is the number of segments."
+            check_input_ids("token_type_ids", token_type_ids, self.config.type_vocab_size, hint)
+            check_shape("token_type_ids", token_type_ids, batch, length)
+        check_position_ids(position_ids, batch, length, self.config.max_position_embeddings)
+
         hidden_states = self.embeddings(inputs_embeds, token_type_ids, position_ids)
         hidden_states, first = run_encoder(
             self,
@@ -338,22 +311,86 @@ class VanillaBertModel(VanillaBertPreTrainedModel):
         )
         return BaseModelOutputWithPooling(hidden_states, None if self.pooler is None else self.pooler(first))
 
-    def _check_inputs(
-        self, inputs_embeds: Tensor, attention_mask: Any, token_type_ids: Tensor | None, position_ids: Tensor | None
-    ) -> None:
-        """Refuse shapes that don't fit each other, and segments and positions that have no embedding."""
-        batch, length, _ = inputs_embeds.shape
-        if self.pooler is not None and length == 0:
-            raise ValueError("`input_ids` must have at least one position, the first, which the pooler reads; got 0.")
-        check_attention_mask("attention_mask", attention_mask, batch, length)
-        if token_type_ids is not None:
-            hint = "`type_vocab_size` of the config is the number of segments."
-            check_input_ids("token_type_ids", token_type_ids, self.config.type_vocab_size, hint)
-            check_shape("token_type_ids", token_type_ids, batch, length)
-        check_position_ids(position_ids, batch, length, self.config.max_position_embeddings)
+
+class VanillaBertWithHead(VanillaBertPreTrainedModel):
+    """What the heads below share: a head names the positions that it reads, and makes a loss and logits of them.
+
+    Args:
+        config (`VanillaBertConfig`): The model's config.
+    """
+
+    output_class: Any
+    has_pooler = True
+    # From the encoder's outputs, all kinds of labels and the number of labels in a step to the loss and all logits.
+    _predict: Callable[..., tuple]
+
+    def __init__(self, config: VanillaBertConfig):
+        super().__init__(config)
+        self.bert = VanillaBertModel(config, add_pooling_layer=self.has_pooler)
+        self._add_head(config)
+        self.post_init()
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        labels: Tensor | None = None,
+        num_items_in_batch: Tensor | int | None = None,
+        **kwargs: Unpack[TransformersKwargs],
+    ) -> ModelOutput:
+        """Encode and predict, and with `labels` compute the loss, the mean over them.
+
+        Args:
+            input_ids (`torch.LongTensor` of shape `(batch, length)`, *optional*): Tokens.
+            attention_mask (`torch.Tensor` of shape `(batch, length)`, *optional*): Not 0 for tokens, 0 for padding.
+            token_type_ids (`torch.LongTensor` of shape `(batch, length)`, *optional*): Segments; 0 by default.
+            position_ids (`torch.LongTensor` of shape `(batch or 1, length)`, *optional*): Positions.
+            inputs_embeds (`torch.Tensor` of shape `(batch, length, d_model)`, *optional*): In place of `input_ids`.
+            labels (`torch.Tensor`, *optional*): As the class describes them; -100 is ignored.
+            num_items_in_batch (`torch.Tensor` or `int`, *optional*): Labels of the whole optimizer step, in place of
+                those of this batch: accumulated batches and several processes then give the gradient of one large
+                batch.
+            **kwargs: transformers' `output_attentions`, `output_hidden_states`, `return_dict`.
+
+        Returns:
+            `ModelOutput`: transformers' class for the task, with `loss` of shape `()` and `logits`.
+
+        Raises:
+            ValueError: if a label is outside its range, or a shape does not fit.
+            TypeError: if ids or classes are no integers.
+        """
+        inputs = (input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
+        return self._run(inputs, {"labels": labels}, num_items_in_batch, **kwargs)
+
+    def _add_head(self, config: VanillaBertConfig) -> None:
+        """Add the layers on top of the encoder: here a classifier."""
+        self.num_labels = config.num_labels
+        self.classifier = nn.Linear(config.hidden_size, config.num_labels)
+
+    def _run(
+        self, inputs: Inputs, labels: dict[str, Tensor | None], items: Tensor | int | None = None, **kwargs: Any
+    ) -> Any:
+        """Encode ids, mask, segments, positions or embeddings, and predict."""
+        check_arguments(items, input_ids=inputs[0], inputs_embeds=inputs[4], **labels)
+        outputs = self._encode(inputs, next(iter(labels.values())), **kwargs)
+        loss, *logits = self._predict(outputs, *labels.values(), items)
+        return self.output_class(loss, *logits, outputs.hidden_states, outputs.attentions)
+
+    def _encode(self, inputs: Inputs, labels: Tensor | None, **kwargs: Any) -> Any:
+        """Run the encoder."""
+        given = inputs[0] if inputs[4] is None else inputs[4]
+        return self.bert(*inputs, return_dict=True, **{**self._reads(given, inputs[1], labels), **kwargs})
+
+    def _reads(self, inputs: Tensor | None, attention_mask: Tensor | None, labels: Tensor | None) -> dict[str, Any]:
+        """Name what the head reads of the encoder: here the pooled first position."""
+        return first_position(inputs)
 
 
-class VanillaBertForPreTraining(VanillaBertPreTrainedModel):
+class VanillaBertForPreTraining(VanillaBertWithHead):
     """BERT with both pre-training heads: masked tokens, and whether B follows A.
 
     Args:
@@ -363,14 +400,11 @@ class VanillaBertForPreTraining(VanillaBertPreTrainedModel):
     """
 
     _tied_weights_keys = TIED_PROJECTION
+    output_class = BertForPreTrainingOutput
 
-    def __init__(self, config: VanillaBertConfig):
-        super().__init__(config)
-        self.bert = VanillaBertModel(config)
-        self.cls = nn.ModuleDict(
-            {"predictions": MaskedTokenHead(config), "seq_relationship": nn.Linear(config.hidden_size, 2)}
-        )
-        self.post_init()
+    def _add_head(self, config: VanillaBertConfig) -> None:
+        heads = {"predictions": MaskedTokenHead(config), "seq_relationship": nn.Linear(config.hidden_size, 2)}
+        self.cls = nn.ModuleDict(heads)
 
     @can_return_tuple
     def forward(
@@ -413,20 +447,22 @@ class VanillaBertForPreTraining(VanillaBertPreTrainedModel):
             ValueError: if a label is no token or no class, or has another shape.
             TypeError: if an argument is no tensor.
         """
-        labelled = {"labels": labels, "next_sentence_label": next_sentence_label}
-        check_arguments(num_items_in_batch, input_ids=input_ids, inputs_embeds=inputs_embeds, **labelled)
-        given = input_ids if inputs_embeds is None else inputs_embeds
         inputs = (input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
-        reads = self._token_head().reads(given, attention_mask, labels)
-        outputs = self.bert(*inputs, return_dict=True, **{**reads, **kwargs})
-        loss, logits = self._token_head().predict(outputs.last_hidden_state, labels, num_items_in_batch)
-        next_logits = self.cls["seq_relationship"](outputs.pooler_output)  # (batch, 2)
-        if next_sentence_label is not None:
-            next_loss = self._next_sentence_loss(next_logits, next_sentence_label, labels, num_items_in_batch)
-            loss = next_loss if loss is None else loss + next_loss
-        return BertForPreTrainingOutput(loss, logits, next_logits, outputs.hidden_states, outputs.attentions)
+        labelled = {"labels": labels, "next_sentence_label": next_sentence_label}
+        return self._run(inputs, labelled, num_items_in_batch, **kwargs)
 
-    def _next_sentence_loss(self, logits: Tensor, is_random: Tensor, labels: Tensor | None, items: Any) -> Tensor:
+    def _reads(self, inputs: Tensor | None, attention_mask: Tensor | None, labels: Tensor | None) -> dict[str, Any]:
+        return self._token_head().reads(inputs, attention_mask, labels)
+
+    def _predict(self, outputs: Any, labels: Tensor | None, is_random: Tensor | None, items: Any) -> tuple:
+        loss, logits = self._token_head().predict(outputs.last_hidden_state, labels, items)
+        next_logits = self.cls["seq_relationship"](outputs.pooler_output)  # (batch, 2)
+        if is_random is not None:
+            next_loss = self._next_sentence_loss(next_logits, is_random, labels, items)
+            loss = next_loss if loss is None else loss + next_loss
+        return loss, logits, next_logits
+
+    def _next_sentence_loss(self, logits: Tensor, is_random: Tensor, labels: Tensor | None, items: Any) -> Any:
         """Average over pairs; over a step of several batches, each pair weighs as many as it has masked tokens."""
         is_random, hint = is_random.flatten(), "0 means that B follows A, and 1 that it is a random segment."
         check_labels("next_sentence_label", is_random, (logits.shape[0],), 2, hint)
@@ -436,64 +472,6 @@ class VanillaBertForPreTraining(VanillaBertPreTrainedModel):
             logits.float(), is_random.long(), reduction="none"
         )  # (batch,), -100 gives 0
         return mean_loss((losses * has_label(labels).sum(1)).sum(), 1, items)
-
-
-class VanillaBertWithHead(VanillaBertPreTrainedModel):
-    """What the heads below share: a head names the positions that it reads, and makes logits and a loss of them."""
-
-    output_class: Any
-
-    @can_return_tuple
-    def forward(
-        self,
-        input_ids: Tensor | None = None,
-        attention_mask: Tensor | None = None,
-        token_type_ids: Tensor | None = None,
-        position_ids: Tensor | None = None,
-        inputs_embeds: Tensor | None = None,
-        labels: Tensor | None = None,
-        num_items_in_batch: Tensor | int | None = None,
-        **kwargs: Unpack[TransformersKwargs],
-    ) -> ModelOutput:
-        """Encode and predict, and with `labels` compute the loss, the mean over them.
-
-        Args:
-            input_ids (`torch.LongTensor` of shape `(batch, length)`, *optional*): Tokens.
-            attention_mask (`torch.Tensor` of shape `(batch, length)`, *optional*): Not 0 for tokens, 0 for padding.
-            token_type_ids (`torch.LongTensor` of shape `(batch, length)`, *optional*): Segments; 0 by default.
-            position_ids (`torch.LongTensor` of shape `(batch or 1, length)`, *optional*): Positions.
-            inputs_embeds (`torch.Tensor` of shape `(batch, length, d_model)`, *optional*): In place of `input_ids`.
-            labels (`torch.Tensor`, *optional*): As the class describes them; -100 is ignored.
-            num_items_in_batch (`torch.Tensor` or `int`, *optional*): Labels of the whole optimizer step, in place of
-                those of this batch: accumulated batches and several processes then give the gradient of one large
-                batch.
-            **kwargs: transformers' `output_attentions`, `output_hidden_states`, `return_dict`.
-
-        Returns:
-            `ModelOutput`: transformers' class for the task, with `loss` of shape `()` and `logits`.
-
-        Raises:
-            ValueError: if a label is outside its range, or a shape does not fit.
-            TypeError: if ids or classes are no integers.
-        """
-        check_arguments(num_items_in_batch, input_ids=input_ids, inputs_embeds=inputs_embeds, labels=labels)
-        inputs = (input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
-        outputs = self._encode(inputs, labels, **kwargs)
-        loss, logits = self._predict(outputs, labels, num_items_in_batch)
-        return self.output_class(loss, logits, outputs.hidden_states, outputs.attentions)
-
-    def _encode(self, inputs: Inputs, labels: Tensor | None, **kwargs: Any) -> Any:
-        """Run the encoder: ids, mask, segments, positions, embeddings."""
-        given = inputs[0] if inputs[4] is None else inputs[4]
-        return self.bert(*inputs, return_dict=True, **{**self._reads(given, inputs[1], labels), **kwargs})
-
-    def _reads(self, inputs: Tensor | None, attention_mask: Tensor | None, labels: Tensor | None) -> dict[str, Any]:
-        """Name what the head reads of the encoder: here the pooled first position."""
-        return first_position(inputs)
-
-    def _predict(self, outputs: Any, labels: Tensor | None, items: Tensor | int | None) -> LossAndLogits:
-        """Return loss and logits."""
-        raise NotImplementedError(f"{type(self).__name__} must compute loss and logits.")
 
 
 class VanillaBertForMaskedLM(VanillaBertWithHead):
@@ -516,12 +494,10 @@ class VanillaBertForMaskedLM(VanillaBertWithHead):
     ]
     _tied_weights_keys = TIED_PROJECTION
     output_class = MaskedLMOutput
+    has_pooler = False
 
-    def __init__(self, config: VanillaBertConfig):
-        super().__init__(config)
-        self.bert = VanillaBertModel(config, add_pooling_layer=False)
+    def _add_head(self, config: VanillaBertConfig) -> None:
         self.cls = nn.ModuleDict({"predictions": MaskedTokenHead(config)})
-        self.post_init()
 
     def _reads(self, inputs: Tensor | None, attention_mask: Tensor | None, labels: Tensor | None) -> dict[str, Any]:
         return self._token_head().reads(inputs, attention_mask, labels)
@@ -544,15 +520,12 @@ class VanillaBertForNextSentencePrediction(VanillaBertWithHead):
 
     output_class = NextSentencePredictorOutput
 
-    def __init__(self, config: VanillaBertConfig):
-        super().__init__(config)
-        self.bert = VanillaBertModel(config)
+    def _add_head(self, config: VanillaBertConfig) -> None:
         self.cls = nn.ModuleDict({"seq_relationship": nn.Linear(config.hidden_size, 2)})
-        self.post_init()
 
     def _predict(self, outputs: Any, labels: Tensor | None, items: Tensor | int | None) -> LossAndLogits:
         logits = self.cls["seq_relationship"](outputs.pooler_output)  # (batch, 2)
-        return None if labels is None else classification_loss(logits, labels.flatten(), items), logits
+        return classification_loss(logits, labels, items), logits
 
 
 class VanillaBertForSequenceClassification(VanillaBertWithHead):
@@ -570,13 +543,6 @@ class VanillaBertForSequenceClassification(VanillaBertWithHead):
     """
 
     output_class = SequenceClassifierOutput
-
-    def __init__(self, config: VanillaBertConfig):
-        super().__init__(config)
-        self.num_labels = config.num_labels
-        self.bert = VanillaBertModel(config)
-        self.classifier = nn.Linear(config.hidden_size, config.num_labels)
-        self.post_init()
 
     def _predict(self, outputs: Any, labels: Tensor | None, items: Tensor | int | None) -> LossAndLogits:
         logits = self.classifier(self._classifier_dropout(outputs.pooler_output))  # (batch, num_labels)
@@ -596,23 +562,17 @@ class VanillaBertForTokenClassification(VanillaBertWithHead):
     """
 
     output_class = TokenClassifierOutput
-
-    def __init__(self, config: VanillaBertConfig):
-        super().__init__(config)
-        self.num_labels = config.num_labels
-        self.bert = VanillaBertModel(config, add_pooling_layer=False)
-        self.classifier = nn.Linear(config.hidden_size, config.num_labels)
-        self.post_init()
+    has_pooler = False
 
     def _reads(self, inputs: Tensor | None, attention_mask: Tensor | None, labels: Tensor | None) -> dict[str, Any]:
         return all_positions(attention_mask, labels, self.training)
 
     def _predict(self, outputs: Any, labels: Tensor | None, items: Tensor | int | None) -> LossAndLogits:
         logits = self.classifier(self._classifier_dropout(outputs.last_hidden_state))  # (batch, length, num_labels)
-        return None if labels is None else classification_loss(logits, labels, items), logits
+        return classification_loss(logits, labels, items), logits
 
 
-class VanillaBertForQuestionAnswering(VanillaBertPreTrainedModel):
+class VanillaBertForQuestionAnswering(VanillaBertWithHead):
     """BERT with two scores for each token: that an answer starts, and that it ends here.
 
     Args:
@@ -621,12 +581,12 @@ class VanillaBertForQuestionAnswering(VanillaBertPreTrainedModel):
     Source: Devlin et al. 2018, section 4.2.
     """
 
-    def __init__(self, config: VanillaBertConfig):
-        super().__init__(config)
+    output_class = QuestionAnsweringModelOutput
+    has_pooler = False
+
+    def _add_head(self, config: VanillaBertConfig) -> None:
         self.num_labels = 2
-        self.bert = VanillaBertModel(config, add_pooling_layer=False)
         self.qa_outputs = nn.Linear(config.hidden_size, 2)
-        self.post_init()
 
     @can_return_tuple
     def forward(
@@ -663,21 +623,22 @@ class VanillaBertForQuestionAnswering(VanillaBertPreTrainedModel):
             ValueError: if a position has another shape.
             TypeError: if an argument is no tensor.
         """
-        check_arguments(start_positions=start_positions, end_positions=end_positions)
         inputs = (input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
-        # every position counts in the softmax
-        outputs = self.bert(*inputs, return_dict=True, **{"keep_padding": True, **kwargs})
-        start_logits, end_logits = self.qa_outputs(outputs.last_hidden_state).unbind(-1)  # (batch, length) each
-        loss = None
-        if start_positions is not None and end_positions is not None:
-            start_loss = self._position_loss("start_positions", start_logits, start_positions)
-            end_loss = self._position_loss("end_positions", end_logits, end_positions)
-            loss = (start_loss + end_loss) / 2
-        return QuestionAnsweringModelOutput(
-            loss, start_logits.contiguous(), end_logits.contiguous(), outputs.hidden_states, outputs.attentions
-        )
+        labels = {"start_positions": start_positions, "end_positions": end_positions}
+        return self._run(inputs, labels, **kwargs)
 
-    def _position_loss(self, name: str, logits: Tensor, positions: Tensor) -> Tensor:
+    def _reads(self, inputs: Tensor | None, attention_mask: Tensor | None, labels: Tensor | None) -> dict[str, Any]:
+        return {"keep_padding": True}
+
+    def _predict(self, outputs: Any, start: Tensor | None, end: Tensor | None, items: None) -> tuple:
+        starts, ends = self.qa_outputs(outputs.last_hidden_state).unbind(-1)  # (batch, length) each
+        loss = None
+        if start is not None and end is not None:
+            start_loss = self._position_loss("start_positions", starts, start)
+            loss = (start_loss + self._position_loss("end_positions", ends, end)) / 2
+        return loss, starts.contiguous(), ends.contiguous()
+
+    def _position_loss(self, name: str, logits: Tensor, positions: Tensor) -> Any:
         """Compute the cross-entropy over positions; those beyond the end of the input, and -100, are ignored."""
         batch, length = logits.shape
         if positions.numel() != batch:
@@ -701,22 +662,19 @@ class VanillaBertForMultipleChoice(VanillaBertWithHead):
 
     output_class = MultipleChoiceModelOutput
 
-    def __init__(self, config: VanillaBertConfig):
-        super().__init__(config)
-        self.bert = VanillaBertModel(config)
+    def _add_head(self, config: VanillaBertConfig) -> None:
         self.classifier = nn.Linear(config.hidden_size, 1)
-        self.post_init()
 
     def _encode(self, inputs: Inputs, labels: Tensor | None, **kwargs: Any) -> Any:
         names = ("input_ids", "attention_mask", "token_type_ids", "position_ids", "inputs_embeds")
-        rows, shape = flatten_choices(dict(zip(names, inputs, strict=True)))
+        rows, shape = flatten_texts(dict(zip(names, inputs, strict=True)), axes=2)
         outputs = super()._encode(rows, labels, **kwargs)
         outputs.pooler_output = outputs.pooler_output.unflatten(0, shape)  # (batch, choices, d_model)
         return outputs
 
     def _predict(self, outputs: Any, labels: Tensor | None, items: Tensor | int | None) -> LossAndLogits:
         logits = self.classifier(self._classifier_dropout(outputs.pooler_output)).squeeze(-1)  # (batch, choices)
-        return None if labels is None else classification_loss(logits, labels.flatten(), items), logits
+        return classification_loss(logits, labels, items), logits
 
 
 # What each Auto class is to load, here and from a checkpoint that carries this file.

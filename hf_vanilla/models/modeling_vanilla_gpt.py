@@ -26,6 +26,7 @@ Departures from the paper:
 Checkpoints of types `openai-gpt` and `gpt2` load here; transformers' classes of these names read what is saved.
 """
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any, cast
 
@@ -44,43 +45,38 @@ from transformers.modeling_outputs import (
 )
 from transformers.processing_utils import Unpack
 from transformers.utils.generic import ModelOutput, TransformersKwargs, can_return_tuple, merge_with_config_defaults
-from transformers.utils.output_capturing import OutputRecorder, capture_outputs
+from transformers.utils.output_capturing import capture_outputs
 
 from .checks import (
     IGNORED_LABEL,
     VOCABULARY_HINT,
     check_arguments,
     check_attention_mask,
+    check_generated_length,
     check_heads,
     check_labels,
     check_position_ids,
     checked_embeddings,
+    flatten_texts,
     has_label,
 )
 from .configuration_vanilla_gpt import VanillaGptConfig
 from .conversion_vanilla_gpt import GPT_NAMES
 from .dropout import dropout
-from .layers import EncoderLayer, SelfAttention
+from .layers import EncoderLayer
 from .loss import LossAndLogits, classification_loss, label_loss, token_loss
 from .packing import MAX_BUCKETS, labelled_positions, positions_of, run_encoder
-from .self_contained import StreamingGenerationMixin, VanillaPreTrainedModel
-
-
-TIED_PROJECTION = {"lm_head.weight": "transformer.embed_tokens.weight"}
+from .self_contained import ENCODER_OUTPUTS, StreamingGenerationMixin, VanillaPreTrainedModel
 
 
 class VanillaGptPreTrainedModel(VanillaPreTrainedModel):
     """What all models of the family share: initialisation, and what transformers may do with them."""
 
     config: VanillaGptConfig
-    config_class = VanillaGptConfig
     base_model_prefix = "transformer"
     _no_split_modules = ["EncoderLayer"]
+    _can_record_outputs = ENCODER_OUTPUTS
     _skip_keys_device_placement = "past_key_values"
-    _can_record_outputs = {
-        "hidden_states": EncoderLayer,
-        "attentions": OutputRecorder(SelfAttention, index=1),
-    }
     # Old files hold the causal mask too.
     _keys_to_ignore_on_load_unexpected = [r"\.attn\.(masked_)?bias$", r"position_ids$"]
 
@@ -213,7 +209,27 @@ def next_tokens(tokens: Tensor, attention_mask: Tensor | None) -> Tensor:
     return labels
 
 
-class VanillaGptForCausalLM(VanillaGptPreTrainedModel, StreamingGenerationMixin):
+class VanillaGptWithProjection(VanillaGptPreTrainedModel):
+    """What the models below share: the decoder, and the projection that predicts the next token.
+
+    Args:
+        config (`VanillaGptConfig`): The model's config.
+    """
+
+    _tied_weights_keys = {"lm_head.weight": "transformer.embed_tokens.weight"}
+
+    def __init__(self, config: VanillaGptConfig):
+        super().__init__(config)
+        self.transformer = VanillaGptModel(config)
+        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self._add_head(config)
+        self.post_init()
+
+    def _add_head(self, config: VanillaGptConfig) -> None:
+        """Add layers besides the projection: here none."""
+
+
+class VanillaGptForCausalLM(VanillaGptWithProjection, StreamingGenerationMixin):
     """GPT with the projection that predicts the next token.
 
     Args:
@@ -233,14 +249,7 @@ class VanillaGptForCausalLM(VanillaGptPreTrainedModel, StreamingGenerationMixin)
     ```
     """
 
-    _tied_weights_keys = TIED_PROJECTION
     supports_fast_search = True  # by the side-by-side decoder and the CPU layers of `hf_vanilla.generation`
-
-    def __init__(self, config: VanillaGptConfig):
-        super().__init__(config)
-        self.transformer = VanillaGptModel(config)
-        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
-        self.post_init()
 
     @can_return_tuple
     def forward(
@@ -311,21 +320,14 @@ class VanillaGptForCausalLM(VanillaGptPreTrainedModel, StreamingGenerationMixin)
         loss, logits = token_loss(self.lm_head, hidden_states, shift_labels, **options)
         return CausalLMOutputWithPast(loss, logits, outputs.past_key_values, outputs.hidden_states, outputs.attentions)
 
-    def _prepare_generated_length(
-        self, generation_config: GenerationConfig, *args: Any, **kwargs: Any
-    ) -> GenerationConfig:
-        """Refuse a length that the positions do not reach. The last token is never read, so it needs none."""
-        generation_config = super()._prepare_generated_length(generation_config, *args, **kwargs)
-        limit = self.config.max_position_embeddings
-        if generation_config.max_length > limit + 1:
-            raise ValueError(
-                f"`max_length` ({generation_config.max_length}, the prompt and `max_new_tokens`) must not exceed "
-                f"{limit + 1}: the model reads all but the last token, and `max_position_embeddings` is {limit}."
-            )
+    def _prepare_generated_length(self, *args: Any, **kwargs: Any) -> GenerationConfig:
+        """Refuse a length that the positions do not reach."""
+        generation_config = super()._prepare_generated_length(*args, **kwargs)
+        check_generated_length(generation_config.max_length, self.config.max_position_embeddings)
         return generation_config
 
 
-class VanillaGptClassifier(VanillaGptPreTrainedModel):
+class VanillaGptClassifier(VanillaGptWithProjection):
     """What both ways of fine-tuning share: they read the extract token, and keep training the language model.
 
     Args:
@@ -334,14 +336,10 @@ class VanillaGptClassifier(VanillaGptPreTrainedModel):
     Source: Radford et al. 2018, 3.2 and 3.3.
     """
 
-    _tied_weights_keys = TIED_PROJECTION
     output_class: Any
     text_axes = 1  # of the axes of `input_ids`, those before the tokens of a text
-
-    def __init__(self, config: VanillaGptConfig):
-        super().__init__(config)
-        self.transformer = VanillaGptModel(config)
-        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+    # From the extract tokens' states (batch, d_model) or (batch, choices, d_model), labels and their number in a step.
+    _predict: Callable[..., LossAndLogits]
 
     @can_return_tuple
     def forward(
@@ -379,18 +377,11 @@ class VanillaGptClassifier(VanillaGptPreTrainedModel):
             ValueError: if a label is outside its range, or a shape does not fit.
             TypeError: if an argument is no tensor, or ids or classes are no integers.
         """
-        check_arguments(num_items_in_batch, input_ids=input_ids, inputs_embeds=inputs_embeds, labels=labels)
-        given, axes = (input_ids, 1) if inputs_embeds is None else (inputs_embeds, 2)
-        if given is None or given.dim() != self.text_axes + axes or given.shape[self.text_axes] == 0:
-            raise ValueError(
-                f"`input_ids` must have shape (batch, {'choices, ' * (self.text_axes - 1)}length), length at least 1, "
-                f"or `inputs_embeds` one dimension more; got {None if given is None else tuple(given.shape)}."
-            )
-        batch, given = given.shape[: self.text_axes], given.flatten(0, self.text_axes - 1)
-        input_ids, attention_mask, *others = (
-            None if tensor is None else tensor.flatten(0, self.text_axes - 1)
-            for tensor in (input_ids, attention_mask, position_ids, inputs_embeds)
-        )
+        check_arguments(num_items_in_batch, labels=labels)
+        inputs = {"input_ids": input_ids, "attention_mask": attention_mask, "position_ids": position_ids}
+        rows, batch = flatten_texts({**inputs, "inputs_embeds": inputs_embeds}, self.text_axes)
+        input_ids, attention_mask, _, inputs_embeds = rows
+        given: Any = input_ids if inputs_embeds is None else inputs_embeds
         check_attention_mask("attention_mask", attention_mask, *given.shape[:2])
         is_token = torch.ones(given.shape[:2], dtype=torch.bool, device=given.device)
         if attention_mask is not None and attention_mask.dim() == 2:
@@ -402,14 +393,13 @@ class VanillaGptClassifier(VanillaGptPreTrainedModel):
         if labels is not None and input_ids is not None and self.training and self.config.lm_loss_weight > 0:
             next_ids = next_tokens(input_ids.masked_fill(~is_token, IGNORED_LABEL), is_token)  # (texts, length)
             is_read = is_read | has_label(next_ids)
-        inputs = (input_ids, attention_mask, *others)
-        outputs = self.transformer(*inputs, use_cache=False, read_positions=is_read, return_dict=True, **kwargs)
+        outputs = self.transformer(*rows, use_cache=False, read_positions=is_read, return_dict=True, **kwargs)
         hidden_states = outputs.last_hidden_state
         texts = torch.arange(len(last), device=hidden_states.device)
         extracted = hidden_states[texts, last.to(hidden_states.device)].unflatten(0, batch)
         loss, logits = self._predict(self._classifier_dropout(extracted), labels, num_items_in_batch)
         if labels is not None and next_ids is not None:
-            lm_loss = self._lm_loss(hidden_states, next_ids, labels.reshape(len(logits), -1), num_items_in_batch)
+            lm_loss = self._lm_loss(hidden_states, next_ids, labels.reshape(batch[0], -1), num_items_in_batch)
             loss = loss + self.config.lm_loss_weight * lm_loss
         return self.output_class(loss, logits, outputs.hidden_states, outputs.attentions)
 
@@ -421,10 +411,6 @@ class VanillaGptClassifier(VanillaGptPreTrainedModel):
         return token_loss(
             self.lm_head, hidden_states, next_ids, weights=weights[:, None].expand_as(next_ids), **options
         )[0]
-
-    def _predict(self, extracted: Tensor, labels: Tensor | None, items: Tensor | int | None) -> Any:
-        """Return loss and logits of texts (batch, d_model) or (batch, choices, d_model)."""
-        raise NotImplementedError(f"{type(self).__name__} must compute loss and logits.")
 
 
 class VanillaGptForSequenceClassification(VanillaGptClassifier):
@@ -443,11 +429,9 @@ class VanillaGptForSequenceClassification(VanillaGptClassifier):
 
     output_class = SequenceClassifierOutput
 
-    def __init__(self, config: VanillaGptConfig):
-        super().__init__(config)
+    def _add_head(self, config: VanillaGptConfig) -> None:
         self.num_labels = config.num_labels
         self.score = nn.Linear(config.hidden_size, config.num_labels, bias=False)
-        self.post_init()
 
     def _predict(self, extracted: Tensor, labels: Tensor | None, items: Tensor | int | None) -> LossAndLogits:
         logits = self.score(extracted)  # (batch, num_labels)
@@ -469,16 +453,13 @@ class VanillaGptForMultipleChoice(VanillaGptClassifier):
     output_class = MultipleChoiceModelOutput
     text_axes = 2
 
-    def __init__(self, config: VanillaGptConfig):
-        super().__init__(config)
-        self.multiple_choice_head = nn.ModuleDict(
-            {"summary": nn.Linear(config.hidden_size, 1)}
-        )  # names of checkpoints
-        self.post_init()
+    def _add_head(self, config: VanillaGptConfig) -> None:
+        head = {"summary": nn.Linear(config.hidden_size, 1)}  # the names of checkpoints
+        self.multiple_choice_head = nn.ModuleDict(head)
 
     def _predict(self, extracted: Tensor, labels: Tensor | None, items: Tensor | int | None) -> LossAndLogits:
         logits = self.multiple_choice_head["summary"](extracted).squeeze(-1)  # (batch, choices)
-        return None if labels is None else classification_loss(logits, labels.flatten(), items), logits
+        return classification_loss(logits, labels, items), logits
 
 
 # What each Auto class is to load, here and from a checkpoint that carries this file.

@@ -51,6 +51,7 @@ from .checks import (
     VOCABULARY_HINT,
     check_arguments,
     check_attention_mask,
+    check_generated_length,
     check_input_ids,
     check_labels,
     check_length,
@@ -63,7 +64,7 @@ from .dropout import dropout
 from .layers import CrossAttention, DecoderLayer, EncoderLayer, FusedLinear, SelfAttention, sinusoidal_positions
 from .loss import smoothed_target, token_loss
 from .packing import labelled_positions, positions_of, run_decoder, run_encoder
-from .self_contained import StreamingGenerationMixin, VanillaPreTrainedModel
+from .self_contained import ENCODER_OUTPUTS, StreamingGenerationMixin, VanillaPreTrainedModel
 
 
 # transformers' maximum for every model that sets none; not a choice for this one.
@@ -74,7 +75,6 @@ class VanillaTransformerPreTrainedModel(VanillaPreTrainedModel):
     """What all models of the family share: initialisation, and what transformers may do with them."""
 
     config: VanillaTransformerConfig
-    config_class = VanillaTransformerConfig
     base_model_prefix = "model"
     _no_split_modules = ["EncoderLayer", "DecoderLayer"]
     _skip_keys_device_placement = "past_key_values"
@@ -156,10 +156,7 @@ class VanillaTransformerEncoder(VanillaTransformerStack):
         config (`VanillaTransformerConfig`): The model's config.
     """
 
-    _can_record_outputs = {
-        "hidden_states": EncoderLayer,
-        "attentions": OutputRecorder(SelfAttention, index=1),
-    }
+    _can_record_outputs = ENCODER_OUTPUTS
 
     def __init__(self, config: VanillaTransformerConfig):
         super().__init__(config, config.source_vocab_size or config.vocab_size, EncoderLayer, config.encoder_layers)
@@ -370,17 +367,24 @@ class VanillaTransformerModel(VanillaTransformerPreTrainedModel):
             TypeError: as encoder and decoder do, or if `encoder_outputs` are none.
         """
         check_arguments(decoder_input_ids=decoder_input_ids, decoder_inputs_embeds=decoder_inputs_embeds)
+        target = decoder_input_ids if decoder_inputs_embeds is None else decoder_inputs_embeds
         if encoder_outputs is None:
             inputs = {"input_ids": input_ids, "attention_mask": attention_mask, "inputs_embeds": inputs_embeds}
             encoder_outputs = self.encoder(**inputs, return_dict=True, **kwargs)
-            self._check_batch(encoder_outputs.last_hidden_state, decoder_input_ids, decoder_inputs_embeds)
+            rows = encoder_outputs.last_hidden_state.shape[0]
+            # targets share a source only through `encoder_outputs`
+            if target is not None and target.dim() > 0 and target.shape[0] != rows:
+                raise ValueError(
+                    f"Source and target must have the same number of rows, got {rows} rows of `input_ids` and "
+                    f"{target.shape[0]} of `decoder_input_ids` or `labels`."
+                )
         elif not isinstance(encoder_outputs, tuple | list | ModelOutput):
             raise TypeError(
                 f"`encoder_outputs` must be what the encoder returned, got {type(encoder_outputs).__name__}."
             )
         elif not isinstance(encoder_outputs, BaseModelOutput):
             encoder_outputs = BaseModelOutput(*encoder_outputs[:3])
-        decoder_outputs = self.decoder(
+        outputs = self.decoder(
             input_ids=decoder_input_ids,
             attention_mask=decoder_attention_mask,
             encoder_hidden_states=encoder_outputs.last_hidden_state,
@@ -392,27 +396,9 @@ class VanillaTransformerModel(VanillaTransformerPreTrainedModel):
             return_dict=True,
             **kwargs,
         )
-        return Seq2SeqModelOutput(
-            decoder_outputs.last_hidden_state,
-            decoder_outputs.past_key_values,
-            decoder_outputs.hidden_states,
-            decoder_outputs.attentions,
-            decoder_outputs.cross_attentions,
-            encoder_outputs.last_hidden_state,
-            encoder_outputs.hidden_states,
-            encoder_outputs.attentions,
-        )
-
-    def _check_batch(
-        self, source: Tensor, decoder_input_ids: Tensor | None, decoder_inputs_embeds: Tensor | None
-    ) -> None:
-        """Refuse another number of targets than sources: targets share a source only through `encoder_outputs`."""
-        target = decoder_input_ids if decoder_inputs_embeds is None else decoder_inputs_embeds
-        if target is not None and target.dim() > 0 and target.shape[0] != source.shape[0]:
-            raise ValueError(
-                f"Source and target must have the same number of rows, got {source.shape[0]} rows of `input_ids` and "
-                f"{target.shape[0]} of `decoder_input_ids` or `labels`."
-            )
+        names = {"hidden_states": "decoder_hidden_states", "attentions": "decoder_attentions"}
+        decoded = {names.get(name, name): value for name, value in outputs.items()}
+        return Seq2SeqModelOutput(**decoded, **{f"encoder_{name}": value for name, value in encoder_outputs.items()})
 
 
 def _repeat_sources_for_beams(outputs: Any) -> Any:
@@ -464,7 +450,7 @@ class Seq2SeqGenerationMixin(StreamingGenerationMixin):
             self.generation_config.max_length = None  # `Seq2SeqTrainer` writes it there, and a checkpoint keeps it
         sources = (inputs, kwargs.get("input_ids"), kwargs.get("inputs_embeds"))
         source = next((given for given in sources if given is not None), None)
-        self._check_generation_inputs(source, **kwargs)
+        self._check_generation_inputs(source, kwargs)
         if source is None or 0 not in source.shape[:2]:
             return _repeat_sources_for_beams(super().generate(inputs, generation_config, *args, **kwargs))
         options, _ = self._prepare_generation_config(generation_config, **kwargs)
@@ -476,25 +462,18 @@ class Seq2SeqGenerationMixin(StreamingGenerationMixin):
             streamer.end()
         return GenerateEncoderDecoderOutput(sequences=sequences) if options.return_dict_in_generate else sequences
 
-    def _check_generation_inputs(
-        self,
-        source: Tensor | None,
-        inputs_embeds: Tensor | None = None,
-        attention_mask: Tensor | None = None,
-        decoder_input_ids: Tensor | None = None,
-        **kwargs: Any,
-    ) -> None:
+    def _check_generation_inputs(self, source: Any, options: dict[str, Any]) -> None:
         """Refuse what transformers' preparation of inputs would stumble over, before it does."""
         embedding: Any = self.get_input_embeddings()
-        if source is not None and source is inputs_embeds:
+        if source is not None and source is options.get("inputs_embeds"):
             check_states("inputs_embeds", source, self.config.d_model)
         elif source is not None:
             check_input_ids("input_ids", source, embedding.num_embeddings)
-        check_arguments(attention_mask=attention_mask)
-        if decoder_input_ids is not None:
-            check_input_ids("decoder_input_ids", decoder_input_ids, self.config.vocab_size)
+        check_arguments(attention_mask=options.get("attention_mask"))
+        if (prompt := options.get("decoder_input_ids")) is not None:
+            check_input_ids("decoder_input_ids", prompt, self.config.vocab_size)
             if source is not None:
-                check_shape("decoder_input_ids", decoder_input_ids, source.shape[0], decoder_input_ids.shape[1])
+                check_shape("decoder_input_ids", prompt, source.shape[0], prompt.shape[1])
 
     def _check_generation_options(self, options: GenerationConfig) -> None:
         """Refuse numbers of sequences below 1, forced ids outside the vocabulary, and an infinite temperature."""
@@ -516,26 +495,18 @@ class Seq2SeqGenerationMixin(StreamingGenerationMixin):
         return past_key_values
 
     def _expand_inputs_for_generation(
-        self,
-        expand_size: int = 1,
-        is_encoder_decoder: bool = False,
-        input_ids: Tensor | None = None,
-        **model_kwargs: Any,
+        self, expand_size: int = 1, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, dict[str, Any]]:
         """Give each sentence `expand_size` target rows; they share one source where attention can do so."""
         if expand_size < 1:
             raise ValueError(f"`num_beams` or `num_return_sequences` must be at least 1, got {expand_size}.")
-        is_fresh = model_kwargs.get("past_key_values") is None  # a cache from outside has a source for each row
-        if self.config._attn_implementation not in ("eager", "sdpa") or not is_fresh:
-            return super()._expand_inputs_for_generation(
-                expand_size=expand_size, is_encoder_decoder=is_encoder_decoder, input_ids=input_ids, **model_kwargs
-            )
-        shared: dict[str, Any] = {
-            name: model_kwargs.pop(name) for name in ("encoder_outputs", "attention_mask") if name in model_kwargs
-        }
-        input_ids, model_kwargs = super()._expand_inputs_for_generation(
-            expand_size=expand_size, input_ids=input_ids, **model_kwargs
-        )
+        is_fresh = kwargs.get("past_key_values") is None  # a cache from outside has a source for each row
+        shared: dict[str, Any] = {}
+        if self.config._attn_implementation in ("eager", "sdpa") and is_fresh:
+            names = ("encoder_outputs", "attention_mask")
+            shared = {name: kwargs.pop(name) for name in names if name in kwargs}
+            kwargs["is_encoder_decoder"] = False  # no source to repeat
+        input_ids, model_kwargs = super()._expand_inputs_for_generation(expand_size, *args, **kwargs)
         return input_ids, {**model_kwargs, **shared}
 
     def _prepare_generated_length(
@@ -543,20 +514,14 @@ class Seq2SeqGenerationMixin(StreamingGenerationMixin):
     ) -> GenerationConfig:
         """Let a translation be up to 50 tokens longer than its source unless the user says otherwise (paper, 6.1)."""
         self._check_generation_options(generation_config)
-        # The last token is never read, so it needs no position.
-        limit = self.config.max_position_embeddings + 1 if self.config.position_type == "learned" else math.inf
+        limit: Any = self.config.max_position_embeddings if self.config.position_type == "learned" else math.inf
         if has_default_max_length and generation_config.max_new_tokens is None:
             longest = kwargs["inputs_tensor"].shape[1] + 50
-            generation_config.max_new_tokens = int(min(longest, limit - kwargs["input_ids_length"]))
+            generation_config.max_new_tokens = int(min(longest, limit + 1 - kwargs["input_ids_length"]))
         generation_config = super()._prepare_generated_length(
             generation_config, has_default_max_length, *args, **kwargs
         )
-        if generation_config.max_length > limit:
-            raise ValueError(
-                f"`max_length` ({generation_config.max_length}, the decoder's start and `max_new_tokens`) must "
-                f"not exceed {limit}: the decoder reads all but the last token, and `max_position_embeddings` of its "
-                f"learned positions is {self.config.max_position_embeddings}."
-            )
+        check_generated_length(generation_config.max_length, limit)
         return generation_config
 
 
@@ -655,20 +620,9 @@ class VanillaTransformerForConditionalGeneration(VanillaTransformerPreTrainedMod
                 decoder_input_ids = self.prepare_decoder_input_ids_from_labels(labels)
             target = decoder_input_ids if decoder_inputs_embeds is None else decoder_inputs_embeds
             read = labelled_positions(target, labels, self.training)
-        outputs: Seq2SeqModelOutput = self.model(
-            input_ids=input_ids,
-            attention_mask=attention_mask,
-            decoder_input_ids=decoder_input_ids,
-            decoder_attention_mask=decoder_attention_mask,
-            encoder_outputs=encoder_outputs,
-            past_key_values=past_key_values,
-            inputs_embeds=inputs_embeds,
-            decoder_inputs_embeds=decoder_inputs_embeds,
-            use_cache=use_cache,
-            decoder_read_positions=read,
-            return_dict=True,
-            **kwargs,
-        )
+        inputs = (input_ids, attention_mask, decoder_input_ids, decoder_attention_mask, encoder_outputs)
+        options: Any = {"use_cache": use_cache, "decoder_read_positions": read, "return_dict": True}
+        outputs = self.model(*inputs, past_key_values, inputs_embeds, decoder_inputs_embeds, **options, **kwargs)
         config = self.config
         smoothing = config.label_smoothing if self.training else 0.0
         loss, logits = token_loss(

@@ -29,21 +29,20 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from transformers import initialization as init
-from transformers.activations import ACT2FN
 from transformers.core_model_loading import WeightTransform
 from transformers.modeling_outputs import BaseModelOutputWithPooling, ImageClassifierOutput
 from transformers.processing_utils import Unpack
 from transformers.utils.generic import TransformersKwargs, can_return_tuple, merge_with_config_defaults
-from transformers.utils.output_capturing import OutputRecorder, capture_outputs
+from transformers.utils.output_capturing import capture_outputs
 
 from .checks import check_heads
 from .configuration_vanilla_vit import VanillaVitConfig, height_and_width
 from .conversion_vanilla_vit import VIT_NAMES
 from .dropout import dropout
-from .layers import EncoderLayer, SelfAttention
+from .layers import EncoderLayer
 from .loss import label_loss
 from .packing import first_position, run_encoder
-from .self_contained import VanillaPreTrainedModel
+from .self_contained import ENCODER_OUTPUTS, Pooler, VanillaPreTrainedModel
 
 
 def check_pixel_values(pixel_values: Any, config: VanillaVitConfig, is_any_size: bool) -> None:
@@ -135,45 +134,15 @@ class Embeddings(nn.Module):
         return torch.cat((self.position_embeddings[:, :1], table.flatten(2).transpose(1, 2)), dim=1)
 
 
-class Pooler(nn.Module):
-    """Representation of an image: the class token, passed through a dense layer with tanh.
-
-    Args:
-        config (`VanillaVitConfig`): The model's config.
-
-    Source: Dosovitskiy et al. 2020, section 3.1: the hidden layer of the head in pre-training.
-    """
-
-    def __init__(self, config: VanillaVitConfig):
-        super().__init__()
-        self.dense = nn.Linear(config.hidden_size, config.pooler_output_size or config.hidden_size)
-        self.activation = ACT2FN[config.pooler_act]
-
-    def forward(self, hidden_states: Tensor) -> Tensor:
-        """Pool.
-
-        Args:
-            hidden_states (`torch.Tensor` of shape `(batch, 1 + patches, d_model)`): The encoder's output.
-
-        Returns:
-            `torch.Tensor` of shape `(batch, pooler_output_size)`: one vector for each image.
-        """
-        return self.activation(self.dense(hidden_states[:, 0]))
-
-
 class VanillaVitPreTrainedModel(VanillaPreTrainedModel):
     """What all models of the family share: initialisation, and what transformers may do with them."""
 
     config: VanillaVitConfig
-    config_class = VanillaVitConfig
     base_model_prefix = "vit"
     main_input_name = "pixel_values"
     input_modalities = ("image",)
     _no_split_modules = ["Embeddings", "EncoderLayer"]
-    _can_record_outputs = {
-        "hidden_states": EncoderLayer,
-        "attentions": OutputRecorder(SelfAttention, index=1),
-    }
+    _can_record_outputs = ENCODER_OUTPUTS
 
     def file_names(self) -> list[WeightTransform]:
         """Return the rules from the names in ViT's own checkpoints, which transformers' `ViTFor...` read."""
@@ -321,7 +290,6 @@ AUTO_CLASSES = {
 
 __all__ = [
     "AUTO_CLASSES",
-    "VanillaVitForImageClassification",
-    "VanillaVitModel",
     "VanillaVitPreTrainedModel",
+    *(model_class.__name__ for model_class in AUTO_CLASSES.values()),
 ]

@@ -3,7 +3,8 @@
 import inspect
 import os
 import sys
-from typing import Any, ClassVar, Self, cast
+from collections.abc import Mapping
+from typing import Any, ClassVar, NamedTuple, Self, cast
 
 import torch
 from torch import Tensor, nn
@@ -15,20 +16,61 @@ from transformers.conversion_mapping import register_checkpoint_conversion_mappi
 from transformers.core_model_loading import WeightTransform
 from transformers.generation import GenerationMixin
 from transformers.modeling_utils import PreTrainedModel
+from transformers.utils.output_capturing import OutputRecorder
 
 from .dropout import dropout
 from .file_names import take_file_names
+from .layers import EncoderLayer, SelfAttention
 
 
 # Limits of a config, far beyond any model: above them, building one fills the memory or takes minutes before it fails.
 MAX_LAYERS = 10_000
 MAX_LABELS = 1_000_000
 MAX_PARAMETERS = 10**12
+# Width of one head in nearly all published models.
+HEAD_WIDTH = 64
 
 
 def _place_of(saved_class: type) -> str:
     """Name a class as transformers finds it in a checkpoint, such as `modeling_vanilla_bert.VanillaBertModel`."""
     return f"{saved_class.__module__.rpartition('.')[2]}.{saved_class.__name__}"
+
+
+# What the recorded outputs of an encoder are; a decoder with cross-attention has its own.
+ENCODER_OUTPUTS = {"hidden_states": EncoderLayer, "attentions": OutputRecorder(SelfAttention, index=1)}
+
+
+class NativeType(NamedTuple):
+    """How the saved configurations of one of transformers' model types are read.
+
+    Attributes:
+        renamed: Names of its fields, and those here. If several have the same name here, their values must be equal.
+        values: Values of renamed fields, and those here.
+        fixed: Fields that make another model, with the value that this one has.
+        implied: Fields that only differ between model types.
+    """
+
+    renamed: Mapping[str, str] = {}
+    values: Mapping[Any, Any] = {}
+    fixed: Mapping[str, Any] = {}
+    implied: Mapping[str, Any] = {}
+
+
+def size_fields(layers: int, width: int, heads: int | None = None, **others: Any) -> dict[str, Any]:
+    """Build the fields of a published size.
+
+    Args:
+        layers (`int`): Number of layers.
+        width (`int`): Width of the residual stream; the filter size is four times that, as in all published models.
+        heads (`int`, *optional*): Attention heads; of width 64 by default.
+        **others (`Any`): Further fields.
+
+    Returns:
+        `dict[str, Any]`: the fields.
+    """
+    heads = width // HEAD_WIDTH if heads is None else heads
+    sizes = {"num_hidden_layers": layers, "hidden_size": width, "num_attention_heads": heads}
+    return {**sizes, "intermediate_size": 4 * width, **others}
 
 
 class SelfContainedConfig(PreTrainedConfig):
@@ -42,15 +84,18 @@ class SelfContainedConfig(PreTrainedConfig):
     paper: ClassVar[str] = ""
     # Name of the Auto class that loads what makes a model's inputs.
     processor: ClassVar[str] = "AutoTokenizer"
-    # The model type of transformers whose saved configurations have the same fields.
-    native_type: ClassVar[str | None] = None
+    # The model types of transformers whose saved configurations can be read.
+    native_types: ClassVar[dict[str, NativeType]] = {}
     # For each published size the fields that it sets.
     presets: ClassVar[dict[str, dict[str, Any]]] = {}
-    # Names of fields: numbers of at least 1, of at least 0, in [0, 1), and above 0.
-    sizes: ClassVar[tuple[str, ...]] = ()
-    counts: ClassVar[tuple[str, ...]] = ()
-    rates: ClassVar[tuple[str, ...]] = ()
-    scales: ClassVar[tuple[str, ...]] = ()
+    # Names of fields, if a family has them: numbers of at least 1, of at least 0, in [0, 1), and above 0.
+    sizes: ClassVar[tuple[str, ...]] = (
+        *("vocab_size", "hidden_size", "num_attention_heads", "intermediate_size", "max_position_embeddings"),
+        *("type_vocab_size", "num_channels", "pooler_output_size"),
+    )
+    counts: ClassVar[tuple[str, ...]] = ("num_hidden_layers",)
+    rates: ClassVar[tuple[str, ...]] = ("hidden_dropout_prob", "attention_probs_dropout_prob", "classifier_dropout")
+    scales: ClassVar[tuple[str, ...]] = ("initializer_range", "layer_norm_eps")
     # Names of ids in the vocabulary, and fields with the values that they may have.
     special_ids: ClassVar[tuple[str, ...]] = ()
     choices: ClassVar[dict[str, tuple[str, ...]]] = {}
@@ -58,6 +103,8 @@ class SelfContainedConfig(PreTrainedConfig):
     norm_position = "post"
     activation_dropout = 0.0
     attention_scale = cast(Any, None)
+    pooler_output_size = cast(Any, None)  # the width of the model
+    pooler_act = "tanh"
 
     _auto_class = "AutoConfig"  # makes transformers copy the file of the class and those that it imports
 
@@ -69,11 +116,8 @@ class SelfContainedConfig(PreTrainedConfig):
             if (value := getattr(self, name, None)) is not None and not isinstance(value, kind):
                 raise TypeError(f"`{name}` must be {kind}, got {value!r}.")
         dtype = getattr(self, "dtype", None)
-        if (
-            isinstance(dtype, str)
-            and dtype != "auto"
-            and not isinstance(getattr(torch, dtype.rpartition(".")[2], None), torch.dtype)
-        ):
+        found = getattr(torch, str(dtype).rpartition(".")[2], None)
+        if isinstance(dtype, str) and dtype != "auto" and not isinstance(found, torch.dtype):
             raise ValueError(f"`dtype` must be a dtype of torch, such as float32; got {dtype!r}.")
         super().__post_init__(**kwargs)
 
@@ -111,11 +155,39 @@ class SelfContainedConfig(PreTrainedConfig):
         """Width of one head's values."""
         return self.d_k
 
+    def attention_flops(self, queries: Any, keys: Any) -> Any:
+        """Count the operations of one attention with its projections; a multiply-add counts as two.
+
+        Args:
+            queries (`torch.Tensor` of shape `(batch,)`): Positions that attend.
+            keys (`torch.Tensor` of shape `(batch,)`): Positions that they attend to.
+
+        Returns:
+            `torch.Tensor` of shape `(batch,)`: the operations.
+        """
+        return (
+            2
+            * self.num_attention_heads
+            * (self.d_k + self.d_v)
+            * (self.hidden_size * (queries + keys) + queries * keys)
+        )
+
+    def feed_forward_flops(self, tokens: Any) -> Any:
+        """Count the operations of one feed-forward network; a multiply-add counts as two.
+
+        Args:
+            tokens (`torch.Tensor` of shape `(batch,)`): Positions that it works on.
+
+        Returns:
+            `torch.Tensor` of shape `(batch,)`: the operations.
+        """
+        return tokens * 4 * self.hidden_size * self.intermediate_size
+
     @classmethod
     def get_config_dict(
         cls, pretrained_model_name_or_path: str | os.PathLike, **kwargs: Any
     ) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Read a saved configuration; one of `native_type` is as good.
+        """Read a saved configuration; one of `native_types` is translated.
 
         Args:
             pretrained_model_name_or_path (`str`): A folder or a name on the Hub.
@@ -123,11 +195,27 @@ class SelfContainedConfig(PreTrainedConfig):
 
         Returns:
             `tuple[dict, dict]`: the fields, and the arguments that are left.
+
+        Raises:
+            ValueError: if it is another model than the published ones.
         """
         fields, unused = super().get_config_dict(pretrained_model_name_or_path, **kwargs)
-        if cls.native_type is not None and fields.get("model_type") == cls.native_type:
-            fields = {**fields, "model_type": cls.model_type}
-        return fields, unused
+        native = cls.native_types.get(fields.get("model_type", ""))
+        if native is None:
+            return fields, unused
+        found = {name: (fields.pop(name, value), value) for name, value in native.fixed.items()}
+        for theirs, ours in native.renamed.items():
+            if theirs in fields:
+                value = fields.pop(theirs)
+                value = native.values.get(value, value)
+                found[theirs] = (value, fields.setdefault(ours, value))
+        for name, (value, expected) in found.items():
+            if value != expected:
+                raise ValueError(
+                    f"`{name}` of {pretrained_model_name_or_path} must be {expected!r}, as in the published models; "
+                    "load it with transformers' own class."
+                )
+        return {**fields, **native.implied, "model_type": cls.model_type}, unused
 
     @classmethod
     def preset(cls, name: str, **overrides: Any) -> Self:
@@ -172,7 +260,7 @@ class SelfContainedConfig(PreTrainedConfig):
         ]
         for names, low, high, rule in ranges:
             for name in names:
-                value = getattr(self, name)
+                value = getattr(self, name, None)
                 if value is not None and not low <= value < high:
                     raise ValueError(f"`{name}` {rule}, got {value}.")
         self._check_parameters()
@@ -234,6 +322,33 @@ class SelfContainedConfig(PreTrainedConfig):
             self.custom_pipelines = offered
         elif hasattr(self, "custom_pipelines"):
             del self.custom_pipelines  # transformers expects a dictionary wherever the attribute exists
+
+
+class Pooler(nn.Module):
+    """Representation of a whole input: its first position, passed through a dense layer with an activation.
+
+    Args:
+        config (`PreTrainedConfig`): The model's config.
+
+    Source: Devlin et al. 2018, section 3.1, the vector C, with the layer of the authors' code; Dosovitskiy et al.
+    2020, section 3.1, the hidden layer of the head in pre-training.
+    """
+
+    def __init__(self, config: PreTrainedConfig):
+        super().__init__()
+        self.dense = nn.Linear(config.hidden_size, config.pooler_output_size or config.hidden_size)
+        self.activation = ACT2FN[config.pooler_act]
+
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        """Pool.
+
+        Args:
+            hidden_states (`torch.Tensor` of shape `(batch, length, d_model)`): The encoder's output.
+
+        Returns:
+            `torch.Tensor` of shape `(batch, d_model)`, or of width `pooler_output_size`: one vector for each input.
+        """
+        return self.activation(self.dense(hidden_states[:, 0]))
 
 
 class VanillaPreTrainedModel(PreTrainedModel):

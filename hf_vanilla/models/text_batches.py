@@ -205,3 +205,18 @@ def padded(sequences: Sequence[Sequence[int]], padding: int, device: torch.devic
     """
     tensors = [torch.tensor(sequence, dtype=torch.long) for sequence in sequences]
     return pad_sequence(tensors, batch_first=True, padding_value=padding).to(device)
+
+
+def padded_inputs(model: PreTrainedModel, ids: Sequence[Sequence[int]]) -> dict[str, torch.Tensor]:
+    """Make a model's inputs of sequences, padded on the right.
+
+    Args:
+        model (`PreTrainedModel`): The model.
+        ids (`Sequence[Sequence[int]]`): Token ids.
+
+    Returns:
+        `dict[str, torch.Tensor]`: `input_ids` and `attention_mask` of shape `(batch, length)`.
+    """
+    masks = [[1] * len(sequence) for sequence in ids]
+    input_ids = padded(ids, model.config.pad_token_id, model.device)
+    return {"input_ids": input_ids, "attention_mask": padded(masks, 0, model.device)}

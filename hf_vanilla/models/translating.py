@@ -31,6 +31,7 @@ from .text_batches import (
     default_max_length,
     encode_texts,
     padded,
+    padded_inputs,
     token_ids,
     without_lone_surrogates,
 )
@@ -132,12 +133,9 @@ def word_alignments(
     ]
     alignments: dict[int, WordAlignment] = {}
     for batch in batches_by_length(lengths, max_tokens_per_batch):
-        source_ids = [encoded_sources[number]["input_ids"] for number in batch]
-        target_ids = [encoded_targets[number]["input_ids"] for number in batch]
-        input_ids = padded(source_ids, model.config.pad_token_id, model.device)
-        attention_mask = padded([[1] * len(ids) for ids in source_ids], 0, model.device)
-        labels = padded(target_ids, IGNORED_LABEL, model.device)
-        attention = forced_attention(model, input_ids, attention_mask, labels, layer=layer, heads=heads).float().cpu()
+        inputs = padded_inputs(model, [encoded_sources[number]["input_ids"] for number in batch])
+        labels = padded([encoded_targets[number]["input_ids"] for number in batch], IGNORED_LABEL, model.device)
+        attention = forced_attention(model, **inputs, labels=labels, layer=layer, heads=heads).float().cpu()
         for row, number in enumerate(batch):
             source_words = word_numbers(sources[number], encoded_sources[number])
             target_words = word_numbers(translations[number], encoded_targets[number])
@@ -483,11 +481,7 @@ def source_batch(model: PreTrainedModel, ids: list[list[int]], max_length_offset
     longest = max(len(sequence) for sequence in ids) + max_length_offset
     if getattr(model.config, "position_type", "learned") == "learned":
         longest = min(longest, getattr(model.config, "max_position_embeddings", longest))
-    return {
-        "input_ids": padded(ids, model.config.pad_token_id, model.device),
-        "attention_mask": padded([[1] * len(sequence) for sequence in ids], 0, model.device),
-        "max_new_tokens": longest,
-    }
+    return {**padded_inputs(model, ids), "max_new_tokens": longest}
 
 
 def decode_n_best(
