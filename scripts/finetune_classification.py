@@ -5,17 +5,23 @@ A task of GLUE, from the Hub:
 
     python scripts/finetune_classification.py --model_name_or_path runs/bert --task_name sst2 --output_dir runs/sst2
 
+A dataset of the Hub, whose columns are found if they have usual names:
+
+    python scripts/finetune_classification.py --model_name_or_path runs/bert --dataset_name stanfordnlp/imdb \
+        --output_dir runs/imdb
+
 Your own files (.json, .jsonl, .csv, .tsv, .parquet), with the names of their columns:
 
     python scripts/finetune_classification.py --model_name_or_path runs/bert \
         --train_file train.csv --validation_file val.csv --text_column review --label_column stars \
         --seeds 1 2 3 --results_file results.json --output_dir runs/reviews
 
-Labels can be names or numbers; lists of them mean several labels of one text; fractions mean a regression. With
---seeds the training is repeated, and the median, best and worst of the main score are printed. --from_scratch starts
-from random weights of the same size, to measure the effect of pre-training. A GPT learns to predict the text too,
-with --lm_loss_weight. Run the same command again to resume an interrupted one. All options can also be in a JSON or
-YAML file.
+Labels can be names or numbers, with a column `label_name` for their names; lists of them mean several labels of one
+text; fractions mean a regression. Without validation data a share of the training data is held out. With --seeds the
+training is repeated, and the median, best and worst of the main score are printed. --from_scratch starts from random
+weights of the same size, to measure the effect of pre-training. A GPT learns to predict the text too, with
+--lm_loss_weight. Run the same command again to resume an interrupted one. All options can also be in a JSON or YAML
+file.
 """
 
 from hf_vanilla_cli import answer_early
@@ -38,15 +44,19 @@ from transformers import (
 import hf_vanilla  # noqa: F401  (registers the models)
 from hf_vanilla.command_line.checks import check_output_dir
 from hf_vanilla.command_line.finetuning import (
+    Table,
     TestedTaskArguments,
     build_model,
-    given_files,
+    find_columns,
+    given_tables,
+    load_splits,
     load_tokenizer,
     parse_task_arguments,
     train_and_report,
+    with_validation,
 )
 from hf_vanilla.command_line.options import run
-from hf_vanilla.data.labelled import Labels, infer_labels, load_rows
+from hf_vanilla.data.labelled import encode_labels
 from hf_vanilla.data.tokenization import add_text_ends
 from hf_vanilla.metrics import ClassificationMetrics
 from hf_vanilla.training import FinetuningArguments, FinetuningTask, VerifiedCheckpointTrainer
@@ -66,6 +76,14 @@ GLUE: dict[str, tuple[tuple[str, ...], str]] = {
     "stsb": (("sentence1", "sentence2"), "spearman"),
     "wnli": (("sentence1", "sentence2"), "accuracy"),
 }
+# Usual columns of texts and pairs of texts, tried in this order.
+TEXTS = (
+    ("text",),
+    *dict.fromkeys(columns for columns, _ in GLUE.values() if len(columns) == 2),
+    ("text1", "text2"),
+    ("question", "passage"),
+    *((name,) for name in ("sentence", "content", "review", "document")),
+)
 # The scores of `ClassificationMetrics`, the main one first.
 SCORES = {
     "single_label_classification": ("accuracy", "f1", "matthews"),
@@ -79,9 +97,15 @@ class TaskArguments(TestedTaskArguments):
     """The model, the data and the seeds."""
 
     task_name: str | None = field(default=None, metadata={"help": f"A task of GLUE: {', '.join(GLUE)}."})
-    text_column: str = field(default="text", metadata={"help": "Column of the text."})
-    text_pair_column: str | None = field(default=None, metadata={"help": "Column of the second text of a pair."})
-    label_column: str = field(default="label", metadata={"help": "Column of the label."})
+    text_column: str | None = field(
+        default=None, metadata={"help": "Column of the text. Default: text, sentence, or the columns of a pair."}
+    )
+    text_pair_column: str | None = field(
+        default=None, metadata={"help": "Column of the second text of a pair. Default: see text_column."}
+    )
+    label_column: str | None = field(
+        default=None, metadata={"help": "Column of the label. Default: label or labels, labels."}
+    )
     regression: bool = field(
         default=False, metadata={"help": "Predict the labels as numbers, even if they are integers."}
     )
@@ -98,58 +122,49 @@ class TaskArguments(TestedTaskArguments):
 
     def __post_init__(self):
         super().__post_init__()
-        if (self.task_name is None) == (self.train_file is None):
-            raise ValueError("Pass either `task_name` or `train_file`.")
         if self.task_name is not None and self.task_name not in GLUE:
             raise ValueError(f"`task_name` must be one of {', '.join(GLUE)}; got {self.task_name!r}.")
-        if self.train_file is not None and self.validation_file is None:
-            raise ValueError("`validation_file` is missing; give a file to evaluate on.")
         if self.lm_loss_weight is not None and self.lm_loss_weight < 0:
             raise ValueError(f"`lm_loss_weight` must be 0 or more, got {self.lm_loss_weight}.")
 
-    def required(self):
-        """Return the names of the options that must be given; GLUE's files are on the Hub."""
-        return ("model_name_or_path",)
+    def sources(self):
+        """Return the names of the options of which one must say what to train on; GLUE's files are on the Hub."""
+        return ("task_name", *super().sources())
 
 
-def load_splits(arguments: TaskArguments) -> tuple[dict[str, Dataset], list[str]]:
-    """Load the splits with their text columns and `label`, and return them with the names of the text columns."""
-    if arguments.task_name is not None:
-        loaded = load_dataset("nyu-mll/glue", arguments.task_name)
-        validation = "validation_matched" if arguments.task_name == "mnli" else "validation"
-        return {"train": loaded["train"], "validation": loaded[validation]}, list(GLUE[arguments.task_name][0])
-    texts = [name for name in (arguments.text_column, arguments.text_pair_column) if name is not None]
-    splits = {name: load_rows(path, [*texts, arguments.label_column]) for name, path in given_files(arguments).items()}
-    if arguments.label_column != "label":
-        splits = {name: split.rename_column(arguments.label_column, "label") for name, split in splits.items()}
-    return splits, texts
+def open_data(arguments: TaskArguments) -> tuple[dict[str, Table], dict[str, str]]:
+    """Open the splits, and find their columns of texts and labels."""
+    task = arguments.task_name
+    if task is not None:
+        loaded = load_dataset("nyu-mll/glue", task)
+        names = {"train": "train", "validation": "validation_matched" if task == "mnli" else "validation"}
+        tables = {name: Table(loaded[split], f"{task} ({split})") for name, split in names.items()}
+        texts = dict(zip(("text_column", "text_pair_column"), GLUE[task][0], strict=False))
+        return tables, {**texts, "label_column": "label"}
+    tables = given_tables(arguments)
+    usual = {"text_column": [names[0] for names in TEXTS], "label_column": ("label", "labels")}
+    if arguments.text_pair_column is not None:
+        usual["text_pair_column"] = ()
+    columns = find_columns(arguments, tables["train"], usual)
+    if arguments.text_column is None and arguments.text_pair_column is None:
+        existing = tables["train"].column_names()
+        found = next((names for names in TEXTS if set(names) <= set(existing)), (columns["text_column"],))
+        columns |= dict(zip(("text_column", "text_pair_column"), found, strict=False))
+    return tables, columns
 
 
-def get_labels(arguments: TaskArguments, train: Dataset) -> Labels:
-    """Return the labels; the datasets of GLUE have their names."""
-    names = getattr(train.features["label"], "names", None)
-    if names is not None:
-        return Labels("single_label_classification", list(names))
-    return infer_labels(train["label"][:], regression=arguments.regression)
-
-
-def encode(splits: dict[str, Dataset], texts: list[str], labels: Labels, tokenizer, max_length: int):
-    """Tokenize texts and encode labels."""
+def encode(splits: dict[str, Dataset], labels: dict[str, list], tokenizer, max_length: int) -> dict[str, Dataset]:
+    """Tokenize texts, and join the encoded labels."""
     encoded = {}
     for name, split in splits.items():
-        columns = tokenizer(
-            *(list(map(str, split[column][:])) for column in texts), truncation=True, max_length=max_length
-        )
-        truncated = sum(len(ids) == max_length for ids in columns["input_ids"])
+        texts = [split[column][:] for column in ("text", "text_pair") if column in split.column_names]
+        rows = tokenizer(*(list(map(str, each)) for each in texts), truncation=True, max_length=max_length)
+        truncated = sum(len(ids) == max_length for ids in rows["input_ids"])
         if truncated:
             logger.info(
                 f"{name}: {truncated} of {len(split)} inputs reach --max_length ({max_length}) and may be truncated."
             )
-        given = split["label"][:]
-        if getattr(split.features["label"], "names", None) is not None:
-            given = split.features["label"].int2str(given)
-        numbers = labels.encode(given, f"the {name} data")
-        encoded[name] = Dataset.from_dict({**columns, "labels": numbers})
+        encoded[name] = Dataset.from_dict({**rows, "labels": labels[name]})
     return encoded
 
 
@@ -167,14 +182,14 @@ def prepare(arguments: TaskArguments, training_args: FinetuningArguments) -> Fin
     check_output_dir(training_args.output_dir)
 
     # 1. data
-    splits, texts = load_splits(arguments)
-    labels = get_labels(arguments, splits["train"])
+    splits = load_splits(*open_data(arguments))
+    labels, encoded = encode_labels(splits, regression=arguments.regression)
     scores = [*SCORES[labels.problem_type], "loss"]
     main_score = arguments.main_score or (GLUE[arguments.task_name][1] if arguments.task_name else scores[0])
     if main_score not in scores:
         raise ValueError(f"`main_score` must be one of {', '.join(scores)}; got {main_score!r}.")
     tokenizer = get_tokenizer(arguments)
-    data = encode(splits, texts, labels, tokenizer, arguments.max_length)
+    data = with_validation(encode(splits, encoded, tokenizer, arguments.max_length), arguments)
     named = ", ".join(map(repr, labels.names[:10]))
     logger.info(f"{labels.problem_type}, labels: {named}; {len(data['train']):,} training rows")
 

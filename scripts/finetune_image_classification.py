@@ -11,13 +11,13 @@ Or a file with columns of images, or of their paths, and of labels (.parquet, .j
 of the Hub:
 
     python scripts/finetune_image_classification.py --preset S/16 --image_size 32 --patch_size 4 \
-        --dataset_name uoft-cs/cifar10 --image_column img --validation_split test \
+        --dataset_name uoft-cs/cifar10 --validation_split test \
         --num_train_epochs 100 --learning_rate 5e-4 --output_dir runs/cifar10
 
 A model from nothing has a --preset and what the options of its size change. Images become colours, or with
---num_channels 1 grey. With --seeds the training is repeated, and the median, best and worst accuracy are printed.
---from_scratch takes the size of a checkpoint and random weights. Run the same command again to resume an interrupted
-one. All options can also be in a JSON or YAML file.
+--num_channels 1 grey. Without validation data a share of the training data is held out. With --seeds the training is
+repeated, and the median, best and worst accuracy are printed. --from_scratch takes the size of a checkpoint and random
+weights. Run the same command again to resume an interrupted one. All options can also be in a JSON or YAML file.
 """
 
 from hf_vanilla_cli import answer_early
@@ -32,26 +32,33 @@ import sys
 from dataclasses import dataclass, field
 from typing import Any
 
-from datasets import Dataset, Image, load_dataset
+from datasets import Dataset, Image
 from transformers import AutoConfig, AutoImageProcessor, AutoModelForImageClassification
 
 from hf_vanilla import VanillaVitConfig, VanillaVitForImageClassification
 from hf_vanilla.command_line.checks import check_output_dir, explained_loading
 from hf_vanilla.command_line.finetuning import (
+    Table,
     TestedTaskArguments,
     build_model,
+    find_columns,
+    load_splits,
     parse_task_arguments,
     train_and_report,
+    with_validation,
 )
 from hf_vanilla.command_line.options import run
+from hf_vanilla.command_line.splits import load_hub_splits
 from hf_vanilla.data.images import ImageTransform, build_image_processor, load_images
-from hf_vanilla.data.labelled import Labels, infer_labels
+from hf_vanilla.data.labelled import Labels, encode_labels
 from hf_vanilla.metrics import ClassificationMetrics
 from hf_vanilla.training import FinetuningArguments, FinetuningTask, VerifiedCheckpointTrainer
 
 
 logger = logging.getLogger("finetune_image_classification")
 
+# Usual names of the columns.
+COLUMNS = {"image_column": ("image", "img", "picture"), "label_column": ("label", "labels", "fine_label")}
 # Options of a new model's size.
 SIZES = (
     "image_size",
@@ -75,11 +82,12 @@ class TaskArguments(TestedTaskArguments):
     )
     from_scratch: bool = field(default=False, metadata={"help": "Use only its config, with random weights."})
     train_file: str | None = field(default=None, metadata={"help": "Folder or file to train on, as above."})
-    dataset_name: str | None = field(default=None, metadata={"help": "A dataset of the Hub, in place of files."})
-    dataset_config_name: str | None = field(default=None, metadata={"help": "Its configuration."})
-    validation_split: str = field(default="validation", metadata={"help": "Its split for validation."})
-    image_column: str = field(default="image", metadata={"help": "Column of the images."})
-    label_column: str = field(default="label", metadata={"help": "Column of the labels."})
+    image_column: str | None = field(
+        default=None, metadata={"help": f"Column of the images. Default: {', '.join(COLUMNS['image_column'])}."}
+    )
+    label_column: str | None = field(
+        default=None, metadata={"help": f"Column of the labels. Default: {', '.join(COLUMNS['label_column'])}."}
+    )
     preset: str | None = field(
         default=None, metadata={"help": f"Size of a new model: {', '.join(VanillaVitConfig.preset_names())}."}
     )
@@ -103,10 +111,6 @@ class TaskArguments(TestedTaskArguments):
         super().__post_init__()
         if (self.model_name_or_path is None) == (self.preset is None):
             raise ValueError("Pass either `model_name_or_path` or `preset`.")
-        if (self.dataset_name is None) == (self.train_file is None):
-            raise ValueError("Pass either `dataset_name` or `train_file`.")
-        if self.train_file is not None and self.validation_file is None:
-            raise ValueError("`validation_file` is missing; give a folder or file to evaluate on.")
         for name in ("train_file", "validation_file", "test_file"):
             path = getattr(self, name)
             if path is not None and not os.path.exists(path):
@@ -130,43 +134,30 @@ class ImageTrainingArguments(FinetuningArguments):
     )
 
 
-def load_splits(arguments: TaskArguments) -> dict[str, Dataset]:
+def load_all(arguments: TaskArguments) -> dict[str, Dataset]:
     """Load the splits, with columns `image` and `label`."""
-    columns = (arguments.image_column, arguments.label_column)
-    if arguments.dataset_name is None:
-        files = {name: getattr(arguments, f"{name}_file") for name in ("train", "validation", "test")}
-        return {name: load_images(path, *columns) for name, path in files.items() if path is not None}
-    loaded = load_dataset(arguments.dataset_name, arguments.dataset_config_name)
-    splits = {"train": "train", "validation": arguments.validation_split, "test": "test"}
-    for name in (splits["train"], splits["validation"]):
-        if name not in loaded:
-            raise ValueError(f"`validation_split` must be one of {', '.join(loaded)}, got {name!r}.")
-    for option in ("image_column", "label_column"):
-        column, existing = getattr(arguments, option), loaded["train"].column_names
-        if column not in existing:
-            raise ValueError(f"`{option}` must be one of {', '.join(existing)}; got {column!r}.")
-    rows = {name: loaded[split].select_columns(list(columns)) for name, split in splits.items() if split in loaded}
-    named = {
-        name: split.rename_columns(dict(zip(columns, ("image", "label"), strict=True))) for name, split in rows.items()
-    }
-    return {name: split.cast_column("image", Image()) for name, split in named.items()}
-
-
-def encode_labels(splits: dict[str, Dataset]) -> tuple[dict[str, Dataset], Labels]:
-    """Replace the labels by what the model's loss takes, and return their meaning, too."""
-    names = getattr(splits["train"].features["label"], "names", None)
-    if names is None:
-        labels = infer_labels(splits["train"]["label"][:])
+    if arguments.dataset_name is not None:
+        loaded = load_hub_splits(arguments)
+        tables = {name: Table(rows, f"{arguments.dataset_name} ({name})") for name, rows in loaded.items()}
+        rows = load_splits(tables, find_columns(arguments, tables["train"], COLUMNS))
+        splits = {name: split.cast_column("image", Image()) for name, split in rows.items()}
     else:
-        labels = Labels("single_label_classification", list(names))
-    encoded = {}
-    for name, split in splits.items():
-        given = split["label"][:]
-        if names is not None:
-            given = split.features["label"].int2str(given)
-        numbers = labels.encode(given, f"the {name} data")
-        encoded[name] = split.select_columns(["image"]).add_column("labels", numbers)
-    return encoded, labels
+        splits = {}
+    for name in ("train", "validation", "test"):
+        path = getattr(arguments, f"{name}_file")
+        if path is not None:
+            is_folder = os.path.isdir(path)
+            columns = {} if is_folder else find_columns(arguments, Table(path, path), COLUMNS)
+            splits[name] = load_images(path, **columns)
+    return splits
+
+
+def load_and_encode(arguments: TaskArguments) -> tuple[dict[str, Dataset], Labels]:
+    """Load the images, replace the labels by what the model's loss takes, and return their meaning, too."""
+    splits = load_all(arguments)
+    labels, encoded = encode_labels(splits)
+    data = {name: rows.select_columns(["image"]).add_column("labels", encoded[name]) for name, rows in splits.items()}
+    return with_validation(data, arguments), labels
 
 
 def new_config(arguments: TaskArguments, **fields: Any) -> VanillaVitConfig:
@@ -192,7 +183,7 @@ def prepare(arguments: TaskArguments, training_args: FinetuningArguments) -> Fin
     changed = ImageTransform(processor, channels, min_crop=arguments.random_crop, flip=arguments.random_flip)
 
     # 2. data
-    encoded, labels = encode_labels(load_splits(arguments))
+    encoded, labels = load_and_encode(arguments)
     data = {name: split.with_transform(changed if name == "train" else unchanged) for name, split in encoded.items()}
     scores = {"regression": "spearman", "multi_label_classification": "f1_micro"}
     named = ", ".join(map(repr, labels.names[:10]))

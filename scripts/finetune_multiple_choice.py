@@ -4,10 +4,13 @@ r"""Fine-tune BERT to choose the right ending, from a checkpoint or from scratch
     python scripts/finetune_multiple_choice.py --model_name_or_path runs/bert \
         --train_file train.jsonl --validation_file val.jsonl --output_dir runs/endings
 
-Each row of the files (.json, .jsonl, .parquet, also as .gz) has a beginning (`sent1`), a list of `endings`, and as
-`label` the index of the right one, from 0. With --seeds the training is repeated, and the median, best and worst
-accuracy are printed. --from_scratch starts from random weights of the same size, to measure the effect of
-pre-training. Run the same command again to resume an interrupted one. All options can also be in a JSON or YAML file.
+Each row of the files (.json, .jsonl, .parquet, also as .gz) has a beginning (`sent1` or `question`), a list of
+`endings` or `choices`, and as `label` the index of the right one, from 0. So has each of a dataset of the Hub
+(--dataset_name); of SWAG's columns, `sent2` is the start of each of `ending0` to `ending3`, and of those of ARC,
+`answerKey` is one of the labels of `choices`. Without validation data a share of the training data is held out. With
+--seeds the training is repeated, and the median, best and worst accuracy are printed. --from_scratch starts from
+random weights of the same size, to measure the effect of pre-training. Run the same command again to resume an
+interrupted one. All options can also be in a JSON or YAML file.
 """
 
 from hf_vanilla_cli import answer_early
@@ -29,15 +32,18 @@ from transformers import (
 import hf_vanilla  # noqa: F401  (registers the models)
 from hf_vanilla.command_line.checks import check_output_dir
 from hf_vanilla.command_line.finetuning import (
+    Table,
     TestedTaskArguments,
     build_model,
-    given_files,
+    find_columns,
+    given_tables,
+    load_splits,
     load_tokenizer,
     parse_task_arguments,
     train_and_report,
+    with_validation,
 )
 from hf_vanilla.command_line.options import run
-from hf_vanilla.data.labelled import load_rows
 from hf_vanilla.metrics import ClassificationMetrics
 from hf_vanilla.training import FinetuningArguments, FinetuningTask, VerifiedCheckpointTrainer
 
@@ -45,16 +51,54 @@ from hf_vanilla.training import FinetuningArguments, FinetuningTask, VerifiedChe
 logger = logging.getLogger("finetune_multiple_choice")
 
 
+# Usual names of the columns.
+COLUMNS = {
+    "text_column": ("sent1", "question", "ctx", "premise", "text"),
+    "endings_column": ("endings", "choices", "options"),
+    "label_column": ("label", "labels", "answer", "answerKey"),
+}
+
+
 @dataclass
 class TaskArguments(TestedTaskArguments):
     """The model, the data and the seeds."""
 
-    text_column: str = field(default="sent1", metadata={"help": "Column of the beginning."})
-    endings_column: str = field(default="endings", metadata={"help": "Column of the endings."})
-    label_column: str = field(default="label", metadata={"help": "Column of the index of the right ending."})
+    text_column: str | None = field(
+        default=None, metadata={"help": f"Column of the beginning. Default: {', '.join(COLUMNS['text_column'])}."}
+    )
+    endings_column: str | None = field(
+        default=None, metadata={"help": f"Column of the endings. Default: {', '.join(COLUMNS['endings_column'])}."}
+    )
+    label_column: str | None = field(
+        default=None, metadata={"help": f"Column of the right one. Default: {', '.join(COLUMNS['label_column'])}."}
+    )
     max_length: int = field(
         default=128, metadata={"help": "Most tokens of beginning and ending; longer ones are truncated."}
     )
+
+
+def with_endings(table: Table) -> Table:
+    """Make a list of SWAG's columns of endings."""
+    rows = table.source
+    names = table.column_names()
+    ending = [name for name in names if name.startswith("ending") and name[6:].isdigit()]
+    if not isinstance(rows, Dataset) or not ending or "sent2" not in names or "endings" in names:
+        return table
+
+    def join(row: dict) -> dict:
+        return {"endings": [f"{row['sent2']} {row[name]}" for name in sorted(ending)]}
+
+    return Table(rows.map(join), table.where)
+
+
+def indexed(beginning: str, endings, label) -> tuple:
+    """Return beginning, endings and the index of the right one, of what datasets have as choices and label."""
+    if isinstance(endings, dict) and {"text", "label"} <= endings.keys():  # ARC, CommonsenseQA
+        endings, keys = endings["text"], endings["label"]
+        label = keys.index(label) if label in keys else label
+    if isinstance(label, str) and label.isdigit():
+        label = int(label)
+    return beginning, endings, label
 
 
 def encode(name: str, rows: Dataset, arguments: TaskArguments, tokenizer) -> Dataset:
@@ -62,17 +106,15 @@ def encode(name: str, rows: Dataset, arguments: TaskArguments, tokenizer) -> Dat
     columns: dict[str, list] = {"labels": []}
     choices = None
     for number, row in enumerate(rows, start=1):
-        beginning, endings, label = (
-            row[column] for column in (arguments.text_column, arguments.endings_column, arguments.label_column)
-        )
+        beginning, endings, label = indexed(row["text"], row["endings"], row["label"])
         if not isinstance(endings, list) or not all(isinstance(each, str) for each in endings):
-            raise ValueError(f"{name}, row {number}: the endings must be a list of strings, got {endings!r}.")
+            raise ValueError(f"{name}, row {number}: `endings_column` must be a list of strings, got {endings!r}.")
         choices = choices or len(endings)
         if len(endings) != choices:
             raise ValueError(f"{name}, row {number}: there must be {choices} endings as in row 1, got {len(endings)}.")
         if not isinstance(label, int) or not 0 <= label < choices:
             raise ValueError(
-                f"{name}, row {number}: the label must be a whole number in [0, {choices}), got {label!r}."
+                f"{name}, row {number}: `label_column` must be a whole number in [0, {choices}), got {label!r}."
             )
         encoded = tokenizer([beginning] * choices, endings, truncation=True, max_length=arguments.max_length)
         columns["labels"].append(int(label))
@@ -83,16 +125,15 @@ def encode(name: str, rows: Dataset, arguments: TaskArguments, tokenizer) -> Dat
 
 def prepare(arguments: TaskArguments, training_args: FinetuningArguments) -> FinetuningTask:
     """Load the data, and define how to make the trainer."""
-    files = given_files(arguments)
+    tables = {name: with_endings(table) for name, table in given_tables(arguments).items()}
     check_output_dir(training_args.output_dir)
 
     # 1. data
-    columns = [arguments.text_column, arguments.endings_column, arguments.label_column]
     tokenizer = load_tokenizer(arguments)
-    data = {
-        name: encode(f"the {name} data", load_rows(path, columns), arguments, tokenizer)
-        for name, path in files.items()
-    }
+    columns = find_columns(arguments, tables["train"], COLUMNS)
+    loaded = load_splits(tables, {option: columns[option] for option in COLUMNS})
+    encoded = {name: encode(f"the {name} data", rows, arguments, tokenizer) for name, rows in loaded.items()}
+    data = with_validation(encoded, arguments)
     logger.info(f"{len(data['train']):,} training rows")
 
     # 2. model and trainer; rows have several lengths and can't be grouped by one

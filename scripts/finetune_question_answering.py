@@ -5,8 +5,10 @@ r"""Fine-tune BERT to find the answer to a question in a text, from a checkpoint
         --train_file train-v1.1.json --validation_file dev-v1.1.json --output_dir runs/squad
 
 The files are in SQuAD's own format, or have one of its articles on each line (.jsonl), or one question in each row as
-on the Hub: `id`, `question`, `context`, `answers` (.jsonl, .parquet). Long texts are split into windows that overlap
-(--doc_stride). If some training questions have no answer, as in SQuAD 2.0, "no answer" is one of the answers.
+on the Hub: `id`, `question`, `context`, `answers` (.jsonl, .parquet). A dataset of the Hub: --dataset_name
+rajpurkar/squad. Without validation data the last share of the training questions is held out. Long texts are split
+into windows that overlap (--doc_stride). If some training questions have no answer, as in SQuAD 2.0, "no answer" is
+one of the answers.
 
 Each model's folder gets `predictions.json` ({id: answer}) and `nbest_predictions.json` for the validation data. With
 --seeds the training is repeated, and the median, best and worst F1 are printed. --from_scratch starts from random
@@ -26,6 +28,7 @@ import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from datasets import Dataset
 from transformers import (
     AutoModelForQuestionAnswering,
     DataCollatorWithPadding,
@@ -37,10 +40,11 @@ from hf_vanilla.command_line.checks import check_output_dir
 from hf_vanilla.command_line.finetuning import (
     CommonTaskArguments,
     build_model,
-    given_files,
+    given_tables,
     load_tokenizer,
     parse_task_arguments,
     train_and_report,
+    with_validation,
 )
 from hf_vanilla.command_line.options import run
 from hf_vanilla.data.files import replacing_file
@@ -56,6 +60,12 @@ logger = logging.getLogger("finetune_question_answering")
 class TaskArguments(CommonTaskArguments):
     """The model, the data and the seeds."""
 
+    id_column: str | None = field(
+        default=None, metadata={"help": "Column of the id. Default: id, else the numbers of the rows."}
+    )
+    question_column: str | None = field(default=None, metadata={"help": "Column of the question. Default: question."})
+    context_column: str | None = field(default=None, metadata={"help": "Column of the text. Default: context."})
+    answers_column: str | None = field(default=None, metadata={"help": "Column of the answers. Default: answers."})
     max_train_questions: int | None = field(
         default=None, metadata={"help": "Train on this many questions, drawn at random, instead of all."}
     )
@@ -75,12 +85,18 @@ class TaskArguments(CommonTaskArguments):
                 raise ValueError(f"`{name}` must be at least 1, got {value}.")
 
 
-def load_split(path: str, most: int | None = None):
-    """Load all questions, or a random sample that does not depend on the seed of a training."""
-    questions = load_questions(path)
-    if most is None or most >= len(questions):
-        return questions
-    return questions.shuffle(seed=0).select(range(most))
+def load_splits(arguments: TaskArguments) -> dict[str, Dataset]:
+    """Load the questions, to train on all or a random sample that does not depend on the seed of a training."""
+    names = ("id_column", "question_column", "context_column", "answers_column")
+    columns = {name: getattr(arguments, name) for name in names}
+    tables = given_tables(arguments)
+    splits = {name: load_questions(table.source, columns, table.where) for name, table in tables.items()}
+    # The last questions are of other texts than the others, where the order of SQuAD's files is kept.
+    splits = with_validation(splits, arguments, shuffle=False)
+    most = arguments.max_train_questions
+    if most is not None and most < len(splits["train"]):
+        splits["train"] = splits["train"].shuffle(seed=0).select(range(most))
+    return splits
 
 
 def write_answers(folder: Path, answers) -> None:
@@ -99,14 +115,10 @@ def write_answers(folder: Path, answers) -> None:
 
 def prepare(arguments: TaskArguments, training_args: FinetuningArguments) -> FinetuningTask:
     """Load the data, and define how to make the trainer."""
-    files = given_files(arguments)
     check_output_dir(training_args.output_dir)
 
     # 1. data; windows of similar length share a batch, which saves padding
-    questions = {
-        "train": load_split(files["train"], arguments.max_train_questions),
-        "validation": load_split(files["validation"]),
-    }
+    questions = load_splits(arguments)
     with_no_answer = any(not answers["text"] for answers in questions["train"]["answers"])
     tokenizer = load_tokenizer(arguments)
     windows = {

@@ -4,10 +4,12 @@ r"""Fine-tune BERT to tag words, such as the names in a sentence, from a checkpo
     python scripts/finetune_token_classification.py --model_name_or_path runs/bert \
         --train_file train.jsonl --validation_file val.jsonl --tags_column ner_tags --output_dir runs/names
 
-Each row of the files (.json, .jsonl, .parquet, also as .gz) has a list of words and a list of their BIO tags. With
---seeds the training is repeated, and the median, best and worst F1 are printed. --from_scratch starts from random
-weights of the same size, to measure the effect of pre-training. Run the same command again to resume an interrupted
-one. All options can also be in a JSON or YAML file.
+Each row of the files (.json, .jsonl, .parquet, also as .gz) has a list of words and a list of their BIO tags; so has
+each of a dataset of the Hub (--dataset_name), where tags may be numbers with names. Columns of usual names are found.
+Without validation data a share of the training data is held out. With --seeds the training is repeated, and the
+median, best and worst F1 are printed. --from_scratch starts from random weights of the same size, to measure the
+effect of pre-training. Run the same command again to resume an interrupted one. All options can also be in a JSON or
+YAML file.
 """
 
 from hf_vanilla_cli import answer_early
@@ -20,6 +22,7 @@ import logging
 import sys
 from dataclasses import dataclass, field
 
+from datasets import Dataset
 from transformers import (
     AutoModelForTokenClassification,
     DataCollatorForTokenClassification,
@@ -30,13 +33,16 @@ from hf_vanilla.command_line.checks import check_output_dir
 from hf_vanilla.command_line.finetuning import (
     TestedTaskArguments,
     build_model,
-    given_files,
+    find_columns,
+    given_tables,
+    load_splits,
     load_tokenizer,
     parse_task_arguments,
     train_and_report,
+    with_validation,
 )
 from hf_vanilla.command_line.options import run
-from hf_vanilla.data.labelled import Labels, load_rows
+from hf_vanilla.data.labelled import Labels, with_class_names
 from hf_vanilla.data.token_classification import check_tagged_words, tag_names, tokenize_tagged_words
 from hf_vanilla.metrics import EntityMetrics
 from hf_vanilla.training import FinetuningArguments, FinetuningTask, VerifiedCheckpointTrainer
@@ -45,12 +51,20 @@ from hf_vanilla.training import FinetuningArguments, FinetuningTask, VerifiedChe
 logger = logging.getLogger("finetune_token_classification")
 
 
+# Usual names of the columns.
+COLUMNS = {"tokens_column": ("tokens", "words"), "tags_column": ("tags", "ner_tags", "labels", "pos_tags")}
+
+
 @dataclass
 class TaskArguments(TestedTaskArguments):
     """The model, the data and the seeds."""
 
-    tokens_column: str = field(default="tokens", metadata={"help": "Column of the words."})
-    tags_column: str = field(default="tags", metadata={"help": "Column of their tags."})
+    tokens_column: str | None = field(
+        default=None, metadata={"help": f"Column of the words. Default: {' or '.join(COLUMNS['tokens_column'])}."}
+    )
+    tags_column: str | None = field(
+        default=None, metadata={"help": f"Column of their tags. Default: {' or '.join(COLUMNS['tags_column'])}."}
+    )
     max_length: int = field(default=128, metadata={"help": "Most tokens of a sentence; longer ones are truncated."})
     label_all_pieces: bool = field(
         default=False, metadata={"help": "Train on all pieces of a word instead of only the first."}
@@ -59,15 +73,19 @@ class TaskArguments(TestedTaskArguments):
 
 def prepare(arguments: TaskArguments, training_args: FinetuningArguments) -> FinetuningTask:
     """Load the data, and define how to make the trainer."""
-    files = given_files(arguments)
+    tables = given_tables(arguments)
     check_output_dir(training_args.output_dir)
 
     # 1. data
-    columns = [arguments.tokens_column, arguments.tags_column]
-    rows = {name: load_rows(path, columns) for name, path in files.items()}
-    for name, split in rows.items():
-        check_tagged_words(split, arguments.tokens_column, arguments.tags_column, f"the {name} data")
-    names = tag_names(rows["train"][arguments.tags_column][:])
+    loaded = load_splits(tables, find_columns(arguments, tables["train"], COLUMNS))
+    rows = {}
+    for name, split in loaded.items():
+        tags, class_names = with_class_names(split, "tags", f"the {name} data")
+        rows[name] = Dataset.from_dict({"tokens": split["tokens"][:], "tags": tags})
+        check_tagged_words(rows[name], "tokens", "tags", f"the {name} data")
+        if name == "train":
+            names = class_names or tag_names(tags)
+    rows = with_validation(rows, arguments)
     labels = Labels("single_label_classification", names)
     tokenizer = load_tokenizer(arguments)
     data = {
@@ -75,8 +93,6 @@ def prepare(arguments: TaskArguments, training_args: FinetuningArguments) -> Fin
             split,
             tokenizer,
             names,
-            tokens_column=arguments.tokens_column,
-            tags_column=arguments.tags_column,
             max_length=arguments.max_length,
             label_all_pieces=arguments.label_all_pieces and name == "train",
         )

@@ -8,7 +8,7 @@ Plain text has blank lines between documents; in .jsonl, .csv and .parquet files
         --preset mini --vocab_size 16000 --max_tokens_per_batch 16384 --max_steps 20000 --precision fastest \
         --output_dir runs/bert
 
-A dataset of the Hub: --dataset_name wikimedia/wikipedia --dataset_config_name 20231101.simple.
+A dataset of the Hub: --dataset_name wikimedia/wikipedia --dataset_config_name 20231101.simple --validation_share 0.01.
 Further pre-training of any BERT on text of your domain: --model_name_or_path google-bert/bert-base-uncased.
 
 Nine tenths of the updates have sequences of 128 tokens, the last tenth of 512, as in the paper. In a short run a small
@@ -37,11 +37,11 @@ from transformers import AutoTokenizer, DataCollatorForLanguageModeling, set_see
 from hf_vanilla import VanillaBertConfig, VanillaBertForMaskedLM, VanillaBertForPreTraining
 from hf_vanilla.command_line.checks import check_files_exist, check_models, check_output_dir, explained_loading
 from hf_vanilla.command_line.options import parse_arguments, run, set_up_logging
+from hf_vanilla.command_line.splits import DatasetArguments, load_document_splits
 from hf_vanilla.data import (
     WholeWordMaskingCollator,
     build_masked_language_dataset,
     build_pretraining_dataset,
-    load_documents,
     mask_statically,
 )
 from hf_vanilla.data.tokenization import train_wordpiece_tokenizer
@@ -108,18 +108,16 @@ class ModelArguments:
 
 
 @dataclass
-class DataArguments:
+class DataArguments(DatasetArguments):
     """The documents, and how to make examples of them."""
 
-    dataset_name: str | None = field(default=None, metadata={"help": "A dataset of the Hub."})
-    dataset_config_name: str | None = field(default=None, metadata={"help": "Its configuration."})
-    dataset_revision: str | None = field(default=None, metadata={"help": "Its branch, tag or commit."})
-    dataset_split: str = field(default="train", metadata={"help": "Its split to train on."})
     train_files: list[str] | None = field(
         default=None, metadata={"help": "Documents: .jsonl, .json, .csv, .parquet or plain text, also as .gz."}
     )
     validation_files: list[str] | None = field(default=None, metadata={"help": "The same for validation."})
-    text_column: str = field(default="text", metadata={"help": "Column of the text."})
+    text_column: str | None = field(
+        default=None, metadata={"help": "Column of the text. Default: text, content or document."}
+    )
     phase_lengths: list[int] = field(
         default_factory=lambda: [128, 512], metadata={"help": "Tokens of an example in each phase."}
     )
@@ -170,25 +168,6 @@ def check_phases(data_args: DataArguments) -> None:
         )
     if abs(sum(data_args.phase_shares) - 1) > 1e-6:
         raise ValueError(f"`phase_shares` must add up to 1, got {data_args.phase_shares}.")
-
-
-def load_corpora(arguments: DataArguments) -> dict[str, Any]:
-    """Load the documents as `train` and, if given, `validation`."""
-    corpora = {
-        "train": load_documents(
-            arguments.dataset_name,
-            arguments.dataset_config_name,
-            data_files=arguments.train_files,
-            split=arguments.dataset_split,
-            text_column=arguments.text_column,
-            revision=arguments.dataset_revision,
-        )
-    }
-    if arguments.validation_files:
-        corpora["validation"] = load_documents(
-            data_files=arguments.validation_files, text_column=arguments.text_column
-        )
-    return corpora
 
 
 def get_tokenizer(arguments: ModelArguments, documents, output_dir: Path, saved_in: Path | None):
@@ -250,7 +229,7 @@ def prepare_data(
     model_args: ModelArguments, data_args: DataArguments, seed: int, output_dir: Path, saved_in: Path | None
 ):
     """Make examples from the documents: phases, validation examples and the tokenizer."""
-    corpora = load_corpora(data_args)
+    corpora = load_document_splits(data_args)
     tokenizer = get_tokenizer(model_args, corpora["train"], output_dir, saved_in)
     return *build_examples(model_args, data_args, corpora, tokenizer, seed), tokenizer
 

@@ -37,7 +37,8 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, DataCo
 from hf_vanilla import VanillaGptConfig, VanillaGptForCausalLM
 from hf_vanilla.command_line.checks import check_files_exist, check_models, check_output_dir, explained_loading
 from hf_vanilla.command_line.options import parse_arguments, run, set_up_logging
-from hf_vanilla.data import build_blocks, collate_blocks, load_documents
+from hf_vanilla.command_line.splits import DatasetArguments, load_document_splits
+from hf_vanilla.data import build_blocks, collate_blocks
 from hf_vanilla.data.tokenization import train_gpt_tokenizer
 from hf_vanilla.metrics import evaluate_documents
 from hf_vanilla.models.checks import check_heads
@@ -97,18 +98,16 @@ class ModelArguments:
 
 
 @dataclass
-class DataArguments:
+class DataArguments(DatasetArguments):
     """The documents, and how to cut them into blocks."""
 
-    dataset_name: str | None = field(default=None, metadata={"help": "A dataset of the Hub."})
-    dataset_config_name: str | None = field(default=None, metadata={"help": "Its configuration."})
-    dataset_revision: str | None = field(default=None, metadata={"help": "Its branch, tag or commit."})
-    dataset_split: str = field(default="train", metadata={"help": "Its split to train on."})
     train_files: list[str] | None = field(
         default=None, metadata={"help": "Documents: .jsonl, .json, .csv, .parquet or plain text, also as .gz."}
     )
     validation_files: list[str] | None = field(default=None, metadata={"help": "The same for validation."})
-    text_column: str = field(default="text", metadata={"help": "Column of the text."})
+    text_column: str | None = field(
+        default=None, metadata={"help": "Column of the text. Default: text, content or document."}
+    )
     block_length: int = field(default=512, metadata={"help": "Tokens of a block; a new model has as many positions."})
     separate_documents: bool = field(
         default=False, metadata={"help": "Start a new block with each document; its last one is padded."}
@@ -161,26 +160,6 @@ def check_data_arguments(data_args: DataArguments, training_args: PretrainingArg
         raise ValueError("`max_steps` is missing; `streaming` data has no known length, so give a number of updates.")
     if data_args.preprocessing_num_workers is not None:
         raise ValueError("`preprocessing_num_workers` is not for `streaming`; give `dataloader_num_workers`.")
-
-
-def load_corpora(arguments: DataArguments) -> dict[str, Any]:
-    """Load the documents as `train` and, if given, `validation`."""
-    corpora = {
-        "train": load_documents(
-            arguments.dataset_name,
-            arguments.dataset_config_name,
-            data_files=arguments.train_files,
-            split=arguments.dataset_split,
-            text_column=arguments.text_column,
-            revision=arguments.dataset_revision,
-            streaming=arguments.streaming,
-        )
-    }
-    if arguments.validation_files:
-        corpora["validation"] = load_documents(
-            data_files=arguments.validation_files, text_column=arguments.text_column
-        )
-    return corpora
 
 
 def get_tokenizer(arguments: ModelArguments, documents, block_length: int, output_dir: Path, saved_in: Path | None):
@@ -299,7 +278,7 @@ def train(model_args: ModelArguments, data_args: DataArguments, training_args: P
 
     # 1. documents -> tokenizer -> blocks; the first process does the work, the others read its cache
     with training_args.main_process_first(local=False, desc="preparing the data"):
-        corpora = load_corpora(data_args)
+        corpora = load_document_splits(data_args, streaming=data_args.streaming)
         saved_in = folder_of_tokenizer(checkpoint) if checkpoint is not None else None
         if training_args.process_index > 0:
             saved_in = output_dir

@@ -32,7 +32,7 @@ from pathlib import Path
 from typing import Literal
 
 import torch
-from datasets import IterableDataset
+from datasets import DatasetDict, IterableDataset, IterableDatasetDict
 from transformers import (
     AutoModelForSeq2SeqLM,
     DataCollatorForSeq2Seq,
@@ -45,7 +45,9 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from hf_vanilla import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
 from hf_vanilla.command_line.checks import check_files_exist, check_models, check_output_dir, explained_loading
 from hf_vanilla.command_line.options import parse_arguments, run, set_up_logging
+from hf_vanilla.command_line.splits import DatasetArguments, hold_out_validation, load_hub_splits
 from hf_vanilla.data import load_parallel_dataset, tokenize_parallel_dataset
+from hf_vanilla.data.parallel import pairs_of_table
 from hf_vanilla.data.tokenization import train_tokenizer
 from hf_vanilla.metrics import TranslationMetrics
 from hf_vanilla.metrics.bleu import check_tokenize
@@ -129,12 +131,9 @@ class ModelArguments:
 
 
 @dataclass
-class DataArguments:
+class DataArguments(DatasetArguments):
     """The sentence pairs."""
 
-    dataset_name: str | None = field(default=None, metadata={"help": "A dataset of the Hub."})
-    dataset_config_name: str | None = field(default=None, metadata={"help": "Its configuration, such as de-en."})
-    dataset_revision: str | None = field(default=None, metadata={"help": "Its branch, tag or commit."})
     train_file: str | None = field(default=None, metadata={"help": "A .json(l), .csv or .parquet file, also as .gz."})
     validation_file: str | None = field(default=None, metadata={"help": "The same for validation."})
     source_column: str = field(default="source", metadata={"help": "Column of the source, or its language code."})
@@ -161,7 +160,14 @@ class DataArguments:
     )
 
     def __post_init__(self):
+        super().__post_init__()
         check_tokenize(self.bleu_tokenize)
+        if self.source_column == self.target_column:
+            raise ValueError(f"`source_column` and `target_column` must differ, both are {self.source_column!r}.")
+        names = [f"{split}_{side}file" for split in ("train", "validation") for side in ("", "source_", "target_")]
+        given = [name for name in names if getattr(self, name) is not None]
+        if self.dataset_name is not None and given:
+            raise ValueError(f"Pass either `dataset_name` or `{given[0]}`.")
 
 
 @dataclass
@@ -261,17 +267,19 @@ def load_data(arguments: DataArguments):
             data_files[split] = file if file is not None else pair
     names = [f"{split}_{side}file" for split in ("train", "validation") for side in ("", "source_", "target_")]
     check_files_exist(**{name: getattr(arguments, name) for name in names})
-    if data_files and "train" not in data_files:
+    if arguments.dataset_name is None and "train" not in data_files:
         raise ValueError("There is no text to train on; pass `train_file`, or a source and a target file.")
-    return load_parallel_dataset(
-        arguments.dataset_name,
-        arguments.dataset_config_name,
-        data_files=data_files or None,
-        source_column=arguments.source_column,
-        target_column=arguments.target_column,
-        revision=arguments.dataset_revision,
-        streaming=arguments.streaming,
-    )
+    columns, streaming = (arguments.source_column, arguments.target_column), arguments.streaming
+    if arguments.dataset_name is None:
+        splits = load_parallel_dataset(
+            data_files=data_files or None, source_column=columns[0], target_column=columns[1], streaming=streaming
+        )
+    else:
+        tables = load_hub_splits(arguments, streaming=streaming)
+        name = arguments.dataset_name
+        splits = {split: pairs_of_table(table, columns, f"{name} ({split})") for split, table in tables.items()}
+    splits = hold_out_validation(splits, arguments.validation_share)
+    return IterableDatasetDict(splits) if streaming else DatasetDict(splits)
 
 
 def get_tokenizers(arguments: ModelArguments, pairs, output_dir: Path, saved_in: Path | None):

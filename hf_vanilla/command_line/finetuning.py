@@ -3,39 +3,47 @@
 import functools
 import logging
 import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from datasets import Dataset
 from transformers import AutoConfig, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
+from ..data.files import find_column
+from ..data.labelled import column_names, load_rows
 from ..training import FinetuningArguments, FinetuningTask, lock_run_folder, seeds_report, train_with_seeds
 from ..training.arguments import LOSSES
 from .checks import check_files_exist, check_models, check_results_file, explained_loading, without_load_report
 from .options import parse_arguments, set_up_logging
 from .report import show_report, write_report
+from .splits import DatasetArguments, hold_out_validation, load_hub_splits
 
 
 logger = logging.getLogger(__name__)
 
 
+# Share of the training data that is held out if there is no validation data.
+VALIDATION_SHARE = 0.1
 MIN_LENGTH = 4  # tokens: [CLS], a token, [SEP] and one more
 
 
 @dataclass
-class CommonTaskArguments:
+class CommonTaskArguments(DatasetArguments):
     """Options of every fine-tuning script.
 
     Args:
         model_name_or_path (`str`): Pre-trained model and its tokenizer.
         from_scratch (`bool`): Whether to use only its config and tokenizer, with random weights.
-        train_file (`str`): File to train on.
-        validation_file (`str`): File to score on.
+        train_file (`str`, *optional*): File to train on.
+        validation_file (`str`, *optional*): File to score on.
+        validation_share (`float`, *optional*): Share of the training data to score on without such a file or split.
         seeds (`list[int]`): Seeds, one training for each.
         results_file (`str`, *optional*): File for the report.
 
     Raises:
-        ValueError: if model, files or seeds are missing.
+        ValueError: if model, data or seeds are missing.
     """
 
     model_name_or_path: str | None = field(
@@ -46,6 +54,10 @@ class CommonTaskArguments:
     )
     train_file: str | None = field(default=None, metadata={"help": "File to train on, in a format named above."})
     validation_file: str | None = field(default=None, metadata={"help": "The same for validation."})
+    validation_share: float | None = field(
+        default=None,
+        metadata={"help": "Share of the training data to hold out. Default: 0.1 if there is no validation data."},
+    )
     seeds: list[int] = field(default_factory=lambda: [42], metadata={"help": "Train once with each of these seeds."})
     results_file: str | None = field(default=None, metadata={"help": "JSON file for scores, versions and machine."})
 
@@ -53,6 +65,12 @@ class CommonTaskArguments:
         for name in self.required():
             if getattr(self, name) is None:
                 raise ValueError(f"`{name}` is missing; give it as --{name}.")
+        super().__post_init__()
+        sources = self.sources()
+        given = [name for name in sources if getattr(self, name) is not None]
+        if len(given) != 1:
+            listed = " or ".join(f"`{name}`" for name in sources)
+            raise ValueError(f"Pass either {listed}, got {' and '.join(given) or 'neither'}.")
         if not self.seeds or min(self.seeds) < 0 or len(set(self.seeds)) < len(self.seeds):
             raise ValueError(f"`seeds` must be one or more different numbers, 0 or above, got {self.seeds}.")
         longest = getattr(self, "max_length", MIN_LENGTH)
@@ -69,7 +87,15 @@ class CommonTaskArguments:
         Returns:
             `tuple[str, ...]`: their names.
         """
-        return ("model_name_or_path", "train_file", "validation_file")
+        return ("model_name_or_path",)
+
+    def sources(self) -> tuple[str, ...]:
+        """Return the names of the options of which one must say what to train on.
+
+        Returns:
+            `tuple[str, ...]`: their names.
+        """
+        return ("train_file", "dataset_name")
 
 
 @dataclass
@@ -78,11 +104,15 @@ class TestedTaskArguments(CommonTaskArguments):
 
     Args:
         test_file (`str`, *optional*): File to score on at the end.
+        test_split (`str`, *optional*): The same of a dataset of the Hub.
     """
 
     __test__ = False  # no class of tests, despite its name
 
     test_file: str | None = field(default=None, metadata={"help": "The same for a test, scored once at the end."})
+    test_split: str | None = field(
+        default=None, metadata={"help": "Split for a test. Default: test, if there is one with labels."}
+    )
 
 
 def given_files(arguments: CommonTaskArguments) -> dict[str, str]:
@@ -100,6 +130,135 @@ def given_files(arguments: CommonTaskArguments) -> dict[str, str]:
     files = {split: getattr(arguments, f"{split}_file", None) for split in ("train", "validation", "test")}
     check_files_exist(**{f"{split}_file": path for split, path in files.items()})
     return {split: path for split, path in files.items() if path is not None}
+
+
+@dataclass(frozen=True)
+class Table:
+    """A split before its columns are chosen: a local file, or a dataset.
+
+    Args:
+        source (`str` or `Dataset`): The file or dataset.
+        where (`str`): Its name, for messages.
+    """
+
+    source: str | Dataset
+    where: str
+
+    def column_names(self) -> list[str]:
+        """Return the names of its columns.
+
+        Returns:
+            `list[str]`: the names.
+        """
+        return column_names(self.source)
+
+    def load(self, columns: Mapping[str, str]) -> Dataset:
+        """Load some columns.
+
+        Args:
+            columns (`Mapping[str, str]`): For each option its column, which is renamed: that of `label_column` to
+                `label`.
+
+        Returns:
+            `Dataset`: the rows.
+        """
+        return load_rows(self.source, columns, self.where)
+
+
+def given_tables(arguments: CommonTaskArguments) -> dict[str, Table]:
+    """Return the splits that the options give: those of a dataset of the Hub, and files.
+
+    Args:
+        arguments (`CommonTaskArguments`): The options.
+
+    Returns:
+        `dict[str, Table]`: `train` and, if there are any, `validation` and `test`.
+
+    Raises:
+        ValueError: if a file or split does not exist.
+    """
+    files = {split: Table(path, path) for split, path in given_files(arguments).items()}
+    if arguments.dataset_name is None:
+        return files
+    splits = load_hub_splits(arguments)
+    return {name: Table(rows, f"{arguments.dataset_name} ({name})") for name, rows in splits.items()} | files
+
+
+def find_columns(arguments: CommonTaskArguments, table: Table, usual: Mapping[str, Sequence[str]]) -> dict[str, str]:
+    """Find the column of each option: the one that it names, or one of a usual name.
+
+    Args:
+        arguments (`CommonTaskArguments`): The options.
+        table (`Table`): Where the columns must be.
+        usual (`Mapping[str, Sequence[str]]`): For each option the names to try, in this order.
+
+    Returns:
+        `dict[str, str]`: for each option its column. If there are names of labels, in a column such as `label_name` or
+        `label_text`, it is that of `label_name`.
+
+    Raises:
+        ValueError: if a column does not exist.
+    """
+    existing = table.column_names()
+    found = {
+        option: find_column(option, getattr(arguments, option), names, existing, table.where)
+        for option, names in usual.items()
+    }
+    if "label_column" in found:
+        names = [found["label_column"] + suffix for suffix in ("_name", "_text")]
+        named = [name for name in names if name in existing and name not in found.values()]
+        found |= {"label_name": named[0]} if named else {}
+    return found
+
+
+def load_splits(tables: Mapping[str, Table], columns: Mapping[str, str]) -> dict[str, Dataset]:
+    """Load the columns of all splits; a test split of the Hub without labels is left out.
+
+    Args:
+        tables (`Mapping[str, Table]`): The splits.
+        columns (`Mapping[str, str]`): For each option its column, as [`find_columns`] returns them.
+
+    Returns:
+        `dict[str, Dataset]`: the rows, with the columns renamed.
+
+    Raises:
+        ValueError: if a column does not exist, or a value is missing.
+    """
+    label = columns.get("label_column")
+    named = all(columns.get("label_name") in table.column_names() for table in tables.values())
+    columns = {option: column for option, column in columns.items() if named or option != "label_name"}
+    _log_once(f"Columns: {', '.join(f'{option} {column!r}' for option, column in columns.items())}.")
+    loaded = {}
+    for name, table in tables.items():
+        if name == "test" and _has_no_labels(table.source, label):
+            logger.warning(f"{table.where} has no labels and is left out.")
+        else:
+            loaded[name] = table.load(columns)
+    return loaded
+
+
+def _has_no_labels(rows: str | Dataset, column: str | None) -> bool:
+    """Recognize a dataset whose labels are secret, as in many benchmarks' test splits."""
+    if isinstance(rows, str) or column not in rows.column_names:
+        return False
+    return {str(label) for label in rows[column]} <= {"-1", "", "None"}
+
+
+def with_validation(
+    splits: Mapping[str, Dataset], arguments: CommonTaskArguments, *, shuffle: bool = True
+) -> dict[str, Dataset]:
+    """Hold out a share of the training data if there is no validation data.
+
+    Args:
+        splits (`Mapping[str, Dataset]`): The splits.
+        arguments (`CommonTaskArguments`): The share.
+        shuffle (`bool`): Whether to draw the rows at random, in place of the last ones.
+
+    Returns:
+        `dict[str, Dataset]`: `train`, `validation` and, if there is one, `test`.
+    """
+    share = VALIDATION_SHARE if arguments.validation_share is None else arguments.validation_share
+    return hold_out_validation(splits, share, shuffle=shuffle)
 
 
 def load_tokenizer(arguments: CommonTaskArguments) -> PreTrainedTokenizerBase:

@@ -17,10 +17,10 @@ from datasets import Dataset, Features, IterableDataset, Value, load_dataset
 from transformers.utils import logging
 
 from .files import (
-    check_column,
     check_text,
     dataset_from_files,
     existing_path,
+    find_column,
     iterate_lines,
     read_json_objects,
     read_table,
@@ -30,6 +30,8 @@ from .files import (
 
 logger = logging.get_logger(__name__)
 
+# Usual names of the column of texts, tried in this order.
+TEXT_COLUMNS = ("text", "content", "document")
 _FEATURES = Features({"text": Value("string")})
 _TABLES = (".json", ".jsonl", ".csv", ".parquet")
 # Chinese and Japanese sentences end without a space.
@@ -42,7 +44,7 @@ def load_documents(
     *,
     data_files: str | Sequence[str] | None = None,
     split: str = "train",
-    text_column: str = "text",
+    text_column: str | None = None,
     revision: str | None = None,
     streaming: bool = False,
 ) -> Dataset | IterableDataset:
@@ -63,7 +65,8 @@ def load_documents(
             with one document per row, any other suffix for plain text with blank lines between documents; all may end
             in `.gz`.
         split (`str`): Split of the dataset of the Hub.
-        text_column (`str`): Column of the text. Plain text has no columns.
+        text_column (`str`, *optional*): Column of the text; by default `text`, `content` or `document`. Plain text has
+            no columns.
         revision (`str`, *optional*): Branch, tag or commit on the Hub.
         streaming (`bool`): Whether to read during iteration, for data larger than the disk.
 
@@ -80,7 +83,7 @@ def load_documents(
         raise ValueError(f"Pass either `dataset_name` or `data_files`, got {'both' if data_files else 'neither'}.")
     if dataset_name is not None:
         table = load_dataset(dataset_name, config_name, split=split, revision=revision, streaming=streaming)
-        return _texts_of_table(table, text_column, dataset_name)
+        return texts_of_table(table, text_column, dataset_name)
     given = [data_files] if isinstance(data_files, str | os.PathLike) else list(data_files or ())
     paths = tuple(existing_path(path, "data_files") for path in given)
     _check_documents(paths, text_column)
@@ -104,7 +107,7 @@ def split_sentences(text: str) -> list[str]:
     return [sentence for sentence in sentences if sentence]
 
 
-def _check_documents(paths: tuple[str, ...], text_column: str) -> None:
+def _check_documents(paths: tuple[str, ...], text_column: str | None) -> None:
     """Read all files once; warn of empty documents, and raise if there are no others."""
     for path in paths:
         counts = Counter(_has_text(text) for text in _read_documents(path, text_column))
@@ -117,7 +120,7 @@ def _check_documents(paths: tuple[str, ...], text_column: str) -> None:
 
 
 def _generate_documents(
-    paths: tuple[str, ...], text_column: str, stamps: tuple[tuple[int, int], ...]
+    paths: tuple[str, ...], text_column: str | None, stamps: tuple[tuple[int, int], ...]
 ) -> Iterator[dict[str, str | None]]:
     """Yield the documents of all files that have text."""
     for text in itertools.chain.from_iterable(_read_documents(path, text_column) for path in paths):
@@ -125,36 +128,49 @@ def _generate_documents(
             yield {"text": text}
 
 
-def _read_documents(path: str, text_column: str) -> Iterator[str | None]:
+def _read_documents(path: str, text_column: str | None) -> Iterator[str | None]:
     """Yield the documents of one file."""
     suffix = suffix_of(path)
-    check = partial(check_column, "text_column", text_column)
+    find = partial(find_column, "text_column", text_column, TEXT_COLUMNS)
     if suffix not in _TABLES:
         for is_text, lines in itertools.groupby(iterate_lines(path), key=_has_text):
             if is_text:
                 yield "".join(lines)
     elif suffix == ".parquet":
         table = load_dataset("parquet", data_files=path, split="train", streaming=True)
-        yield from (row["text"] for row in _texts_of_table(table, text_column, path))
+        yield from (row["text"] for row in texts_of_table(table, text_column, path))
     elif suffix == ".csv":
-        yield from (row[text_column] for _, _, row in read_table(path, check))
+        yield from (row[find(list(row), where)] for _, where, row in read_table(path, find))
     else:
         for _, where, row in read_json_objects(path):
-            check(list(row), where)
-            check_text(row[text_column], f"{where}: {text_column!r}")
-            yield row[text_column]
+            column = find(list(row), where)
+            check_text(row[column], f"{where}: `text_column` ({column!r})")
+            yield row[column]
 
 
-def _texts_of_table(table: Any, text_column: str, where: str) -> Any:
-    """Reduce a dataset to the column `text`, without empty rows."""
+def texts_of_table(table: Any, text_column: str | None, where: str) -> Any:
+    """Reduce a dataset to the column `text`, without empty rows.
+
+    Args:
+        table (`Dataset` or `IterableDataset`): The dataset.
+        text_column (`str`, *optional*): Column of the text; by default one of a usual name.
+        where (`str`): Name of the dataset, for messages.
+
+    Returns:
+        The same kind of dataset.
+
+    Raises:
+        ValueError: if there is no such column.
+        TypeError: if it does not contain strings.
+    """
     names = table.column_names or list(next(iter(table), {}))
-    check_column("text_column", text_column, names, where)
-    dtype = getattr(table.features[text_column], "dtype", None) if table.features else "string"
+    column = find_column("text_column", text_column, TEXT_COLUMNS, names, where)
+    dtype = getattr(table.features[column], "dtype", None) if table.features else "string"
     if dtype not in ("string", "large_string"):
-        raise TypeError(f"{where}: column {text_column!r} must contain strings, got {dtype}.")
-    table = table.select_columns([text_column])
-    if text_column != "text":
-        table = table.rename_column(text_column, "text")
+        raise TypeError(f"{where}: `text_column` ({column!r}) must contain strings, got {dtype}.")
+    table = table.select_columns([column])
+    if column != "text":
+        table = table.rename_column(column, "text")
     return table.filter(_has_text, input_columns="text")
 
 

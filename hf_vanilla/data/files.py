@@ -114,7 +114,7 @@ def read_lines(path: str) -> list[str]:
 
 
 def read_table(
-    path: str, check_header: Callable[[list[str], str], None], **dialect: Any
+    path: str, check_header: Callable[[list[str], str], object], **dialect: Any
 ) -> Iterator[tuple[int, str, dict[str, str]]]:
     """Yield the rows of a table with a header; fields can have any length, and contain newline characters.
 
@@ -236,6 +236,34 @@ def check_column(name: str, column: str, existing: Sequence[str], where: str) ->
         raise ValueError(
             f"`{name}` must name a column, but {where} has no {column!r}; it has {', '.join(map(repr, existing))}."
         )
+
+
+def find_column(name: str, column: str | None, usual: Sequence[str], existing: Sequence[str], where: str) -> str:
+    """Check a column that an option names, or find one with a usual name.
+
+    Args:
+        name (`str`): Name of the option, for messages.
+        column (`str`, *optional*): Its value.
+        usual (`Sequence[str]`): Names to try without a value, in this order.
+        existing (`Sequence[str]`): The columns.
+        where (`str`): What has these columns, for messages.
+
+    Returns:
+        `str`: the column.
+
+    Raises:
+        ValueError: if it does not exist, or none has a usual name.
+    """
+    if column is not None:
+        check_column(name, column, existing, where)
+        return column
+    found = next((each for each in usual if each in existing), None)
+    if found is None:
+        raise ValueError(
+            f"`{name}` is missing, and {where} has no column of a usual name ({', '.join(usual)}); it has "
+            f"{', '.join(map(repr, existing))}: give one of them as --{name}."
+        )
+    return found
 
 
 def check_text(text: Any, where: str) -> None:

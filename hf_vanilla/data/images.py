@@ -29,7 +29,9 @@ MODES = {1: "L", 3: "RGB"}
 CROP_RATIOS = (3 / 4, 4 / 3)
 
 
-def load_images(path: str | os.PathLike[str], image_column: str = "image", label_column: str = "label") -> Dataset:
+def load_images(
+    path: str | os.PathLike[str], image_column: str = "image", label_column: str = "label", **others: str
+) -> Dataset:
     """Load labelled images.
 
     Args:
@@ -37,6 +39,7 @@ def load_images(path: str | os.PathLike[str], image_column: str = "image", label
             [`~hf_vanilla.data.labelled.load_rows`] reads it, with images or, relative to its folder, their paths.
         image_column (`str`): Column of a table's images.
         label_column (`str`): Column of its labels.
+        **others (`str`): Further columns of a table by their new names.
 
     Returns:
         `Dataset`: rows with an `image` and a `label`.
@@ -49,11 +52,10 @@ def load_images(path: str | os.PathLike[str], image_column: str = "image", label
         rows = Dataset.from_dict(_read_folder(Path(path)))
     else:
         path = existing_path(path, "path")
-        rows = load_rows(path, [image_column, label_column])
-        rows = rows.rename_columns({image_column: "image", label_column: "label"})
+        rows = load_rows(path, {"image_column": image_column, "label_column": label_column, **others})
         if suffix_of(path) != ".parquet":
             paths = [os.path.join(os.path.dirname(path), str(each)) for each in rows["image"][:]]
-            rows = Dataset.from_dict({"image": paths, "label": rows["label"][:]})
+            rows = rows.remove_columns("image").add_column("image", paths)
     check_images(rows, str(path))
     return rows.cast_column("image", Image())
 

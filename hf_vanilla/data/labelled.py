@@ -1,9 +1,9 @@
-"""Labelled rows for fine-tuning, from local files, and their labels."""
+"""Labelled rows for fine-tuning, from local files or datasets, and their labels."""
 
 import csv
 import math
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -19,13 +19,42 @@ SINGLE_LABEL = "single_label_classification"
 MULTI_LABEL = "multi_label_classification"
 
 
-def load_rows(path: str | os.PathLike[str], columns: Sequence[str]) -> Dataset:
-    """Load some columns of a local file.
+def column_names(source: str | os.PathLike[str] | Dataset) -> list[str]:
+    """Return the names of the columns of a local file, by its first row, or of a dataset.
 
     Args:
-        path (`str`): A `.json` (one object per line, or one array of objects), `.jsonl`, `.csv`, `.tsv` or `.parquet`
-            file; the text formats may end in `.gz`. In `.csv` and `.tsv` files numbers are strings.
-        columns (`Sequence[str]`): Names of the columns.
+        source (`str` or `Dataset`): A file as [`load_rows`] reads it, or a dataset.
+
+    Returns:
+        `list[str]`: the names.
+
+    Raises:
+        ValueError: if the file is not of the format of its suffix, or has no rows.
+        FileNotFoundError: if there is no such file.
+    """
+    if isinstance(source, Dataset):
+        return list(source.column_names)
+    path = existing_path(source, "path")
+    if suffix_of(path) == ".parquet":
+        return list(_read_parquet(path).column_names)
+    first = next(_read_file(path, lambda header, where: None), None)
+    if first is None:
+        raise ValueError(f"{path} must have at least one row, but has none.")
+    return list(first[2])
+
+
+def load_rows(
+    source: str | os.PathLike[str] | Dataset, columns: Sequence[str] | Mapping[str, str], where: str | None = None
+) -> Dataset:
+    """Load some columns of a local file or a dataset.
+
+    Args:
+        source (`str` or `Dataset`): A `.json` (one object per line, or one array of objects), `.jsonl`, `.csv`, `.tsv`
+            or `.parquet` file; the text formats may end in `.gz`. In `.csv` and `.tsv` files numbers are strings. Or a
+            dataset.
+        columns (`Sequence[str]` or `Mapping[str, str]`): Names of the columns, or for each option its column, which
+            is renamed: that of `label_column` to `label`.
+        where (`str`, *optional*): Name of a dataset, for messages.
 
     Returns:
         `Dataset`: the rows, with these columns.
@@ -35,41 +64,148 @@ def load_rows(path: str | os.PathLike[str], columns: Sequence[str]) -> Dataset:
             named.
         FileNotFoundError: if there is no such file.
     """
-    path = existing_path(path, "path")
-    suffix = suffix_of(path)
-    if suffix == ".parquet":
-        table = _read_parquet(path)
-        _check_columns(columns, table.column_names, path)
-        if not len(table):
-            raise ValueError(f"{path} must have at least one row, but has none.")
-        for column in columns:
-            if table.data.column(column).null_count:
-                number = next(place for place, value in enumerate(table[column][:], start=1) if value is None)
-                raise ValueError(f"{path}, row {number}: {column!r} must have a value, but has none.")
-        return table.select_columns(list(columns))
-    if suffix not in (".json", ".jsonl", ".csv", ".tsv"):
-        raise ValueError(f"{path} must end in .json, .jsonl, .csv, .tsv (or these and .gz) or .parquet.")
-    check = partial(_check_columns, columns)
-    rows: Iterator[tuple[int, str, dict[str, Any]]]
-    if suffix == ".csv":
-        rows = read_table(path, check)
-    elif suffix == ".tsv":
-        rows = read_table(path, check, delimiter="\t", quoting=csv.QUOTE_NONE)
+    options = columns if isinstance(columns, Mapping) else {column: column for column in columns}
+    shown = {column: f"`{option}` ({column!r})" for option, column in options.items() if option != column}
+    names = list(options.values())
+    for option, column in options.items():
+        if names.count(column) > 1:
+            raise ValueError(f"`{option}` must name a column that no other option names, got {column!r}.")
+    if isinstance(source, Dataset):
+        rows = _rows_of_table(source, options, shown, where or "the dataset")
     else:
-        rows = read_json_objects(path)
-    found: dict[str, list[Any]] = {column: [] for column in columns}
-    for _, where, row in rows:
+        path = existing_path(source, "path")
+        if suffix_of(path) == ".parquet":
+            rows = _rows_of_table(_read_parquet(path), options, shown, path)
+        else:
+            rows = _rows_of_file(path, options, shown)
+    rows = rows.select_columns(names)
+    return rows.rename_columns({name: option.removesuffix("_column") for option, name in options.items()})
+
+
+def _rows_of_table(table: Dataset, options: Mapping[str, str], shown: Mapping[str, str], where: str) -> Dataset:
+    """Check the columns of a table."""
+    _check_columns(options, table.column_names, where)
+    if not len(table):
+        raise ValueError(f"{where} must have at least one row, but has none.")
+    for column in options.values():
+        if not table.data.column(column).null_count:
+            continue
+        number = next((place for place, value in enumerate(table[column], start=1) if value is None), None)
+        if number is not None:
+            raise ValueError(
+                f"{where}, row {number}: {shown.get(column, repr(column))} must have a value, but has none."
+            )
+    return table
+
+
+def _rows_of_file(path: str, options: Mapping[str, str], shown: Mapping[str, str]) -> Dataset:
+    """Read columns of a text file."""
+    found: dict[str, list[Any]] = {column: [] for column in options.values()}
+    check = partial(_check_columns, options)
+    for _, where, row in _read_file(path, check):
         check(list(row), where)
-        for column in columns:
+        for column, values in found.items():
             if row[column] is None:
-                raise ValueError(f"{where}: {column!r} must have a value, but has none.")
-            found[column].append(row[column])
-    if not found[columns[0]]:
+                raise ValueError(f"{where}: {shown.get(column, repr(column))} must have a value, but has none.")
+            values.append(row[column])
+    if not all(found.values()):
         raise ValueError(f"{path} must have at least one row, but has none.")
     try:
         return Dataset.from_dict(found)
     except (TypeError, ValueError) as error:  # pyarrow's errors are both
         raise ValueError(f"{path}: the values of a column must be of one type: {quoted(str(error))}.") from None
+
+
+def _read_file(
+    path: str, check_header: Callable[[list[str], str], object]
+) -> Iterator[tuple[int, str, dict[str, Any]]]:
+    """Yield (number, place, row) of a text file."""
+    suffix = suffix_of(path)
+    if suffix == ".csv":
+        return read_table(path, check_header)
+    if suffix == ".tsv":
+        return read_table(path, check_header, delimiter="\t", quoting=csv.QUOTE_NONE)
+    if suffix in (".json", ".jsonl"):
+        return read_json_objects(path)
+    raise ValueError(f"{path} must end in .json, .jsonl, .csv, .tsv (or these and .gz) or .parquet.")
+
+
+def with_class_names(rows: Dataset, column: str, where: str) -> tuple[list[Any], list[str] | None]:
+    """Read a column, with the names of classes in place of the ids of a `ClassLabel` feature or of lists of it.
+
+    Args:
+        rows (`Dataset`): The rows.
+        column (`str`): A column.
+        where (`str`): Name of the dataset, for messages.
+
+    Returns:
+        `tuple[list, list[str] | None]`: the values, and the names in the order of their ids; `None`, and the values as
+        they are, if the column has another feature.
+
+    Raises:
+        ValueError: if an id has no name; the row is named.
+    """
+    feature = rows.features[column]
+    names = getattr(getattr(feature, "feature", feature), "names", None)
+    if names is None:
+        return rows[column][:], None
+    values: list[Any] = []
+    for number, value in enumerate(rows[column], start=1):
+        ids = value if isinstance(value, list) else [value]
+        unknown = [each for each in ids if each is None or not 0 <= each < len(names)]
+        if unknown:
+            raise ValueError(
+                f"{where}, row {number}: {column!r} must be one of the classes 0 to {len(names) - 1}, got "
+                f"{unknown[0]}; -1 often means that there are no labels."
+            )
+        named = [names[each] for each in ids]
+        values.append(named if isinstance(value, list) else named[0])
+    return values, list(names)
+
+
+def encode_labels(splits: Mapping[str, Dataset], *, regression: bool = False) -> tuple["Labels", dict[str, list[Any]]]:
+    """Find the meaning of the column `label`, and encode it.
+
+    The names of classes are those of a `ClassLabel` feature, those of a column `label_name`, or the labels.
+
+    Args:
+        splits (`Mapping[str, Dataset]`): Rows with a `label` by name of the split, `train` among them.
+        regression (`bool`): Whether labels are numbers to predict, even if they look like classes.
+
+    Returns:
+        `tuple[Labels, dict[str, list]]`: the meaning of the labels, and each split's labels for the model's loss.
+
+    Raises:
+        ValueError: if a label is unknown, or there is only one class.
+    """
+    if regression:
+        labels = infer_labels(splits["train"]["label"][:], regression=True)
+        return labels, {name: labels.encode(rows["label"][:], f"the {name} data") for name, rows in splits.items()}
+    named = {name: with_class_names(rows, "label", f"the {name} data") for name, rows in splits.items()}
+    names = named["train"][1]
+    values = {name: given for name, (given, _) in named.items()}
+    if names is None and all("label_name" in rows.column_names for rows in splits.values()):
+        names = _names_of_ids(splits["train"])
+        values = {name: rows["label_name"][:] for name, rows in splits.items()}
+    if names is None:
+        labels = infer_labels(values["train"])
+    else:
+        labels = Labels(MULTI_LABEL if isinstance(values["train"][0], list) else SINGLE_LABEL, names)
+    return labels, {name: labels.encode(given, f"the {name} data") for name, given in values.items()}
+
+
+def _names_of_ids(rows: Dataset) -> list[str]:
+    """Return the names of a column `label_name` in the order of the labels."""
+    names: dict[Any, str] = {}
+    for number, (label, name) in enumerate(zip(rows["label"], rows["label_name"], strict=True), start=1):
+        if names.setdefault(label, str(name)) != str(name):
+            raise ValueError(
+                f"The train data, row {number}: a label must have one name, but {quoted(label)} is {quoted(name)} "
+                f"here and {quoted(names[label])} before."
+            )
+    if len(set(names.values())) < max(len(names), 2):
+        raise ValueError(f"There must be at least two classes with different names, got {quoted(names)}.")
+    return [names[label] for label in sorted(names, key=_natural_order)]
 
 
 @dataclass
@@ -199,7 +335,7 @@ def _natural_order(value: Any) -> tuple[int, float, str]:
     return (0, float(text), "") if is_number else (1, 0.0, text)
 
 
-def _check_columns(columns: Sequence[str], existing: Sequence[str], where: str) -> None:
+def _check_columns(options: Mapping[str, str], existing: Sequence[str], where: str) -> None:
     """Raise if a column does not exist."""
-    for column in columns:
-        check_column("columns", column, existing, where)
+    for option, column in options.items():
+        check_column("columns" if option == column else option, column, existing, where)

@@ -105,7 +105,7 @@ def load_parallel_dataset(
     _check_request(dataset_name, config_name, data_files, revision, columns)
     if dataset_name is not None:
         loaded = load_dataset(dataset_name, config_name, revision=revision, streaming=streaming)
-        splits = {name: _pairs_of_table(split, columns, f"{dataset_name} ({name})") for name, split in loaded.items()}
+        splits = {name: pairs_of_table(split, columns, f"{dataset_name} ({name})") for name, split in loaded.items()}
     else:
         paths = {name: _checked_paths(name, files) for name, files in (data_files or {}).items()}
         splits = {name: _load_files(name, files, columns, streaming) for name, files in paths.items()}
@@ -191,7 +191,7 @@ def _load_files(
     """Check all of one split's files, then load or stream them."""
     if len(paths) == 1 and suffix_of(paths[0]) == ".parquet":
         table = load_dataset("parquet", data_files=paths[0], split="train", streaming=streaming)
-        return _pairs_of_table(table, columns, paths[0])
+        return pairs_of_table(table, columns, paths[0])
     pairs = 0
     empty = []
     for number, source, target in _read_pairs(paths, columns):
@@ -283,10 +283,23 @@ def _report_empty(numbers: list[int], pairs: int, where: str) -> None:
         )
 
 
-def _pairs_of_table(
+def pairs_of_table(
     table: Dataset | IterableDataset, columns: tuple[str, str], where: str
 ) -> Dataset | IterableDataset:
-    """Reduce a dataset to the columns `source` and `target`, without pairs that have an empty side."""
+    """Reduce a dataset to the columns `source` and `target`, without pairs that have an empty side.
+
+    Args:
+        table (`Dataset` or `IterableDataset`): The dataset.
+        columns (`tuple[str, str]`): Columns of source and target, or their language codes in a `translation` column.
+        where (`str`): Name of the dataset, for messages.
+
+    Returns:
+        The same kind of dataset.
+
+    Raises:
+        ValueError: if a column is missing, or no pair is left.
+        TypeError: if a column contains anything but strings.
+    """
     if isinstance(table, IterableDataset):
         return _pairs_of_stream(table, columns, where)
     if columns[0] not in table.column_names and _TRANSLATION in table.column_names:
@@ -294,10 +307,11 @@ def _pairs_of_table(
         table = table.select_columns([_TRANSLATION]).flatten()
         columns = (f"{_TRANSLATION}.{columns[0]}", f"{_TRANSLATION}.{columns[1]}")
     _check_columns(columns, table.column_names, where)
-    for column in columns:
+    for option, column in zip(("source_column", "target_column"), columns, strict=True):
         dtype = getattr(table.features[column], "dtype", None)
         if dtype not in ("string", "large_string"):
-            raise TypeError(f"{where}: column {column!r} must contain strings, got {dtype or table.features[column]}.")
+            given = dtype or table.features[column]
+            raise TypeError(f"{where}: `{option}` ({column!r}) must contain strings, got {given}.")
     table = table.select_columns(list(columns)).rename_columns(dict(zip(columns, _PAIR_FEATURES, strict=True)))
     kept: list[int] = []
     empty: list[int] = []

@@ -16,17 +16,25 @@ from .files import check_text, existing_path, iterate_lines, quoted, read_json_o
 QUESTION_COLUMNS = ("id", "question", "context", "answers")
 
 
-def load_questions(path: str | os.PathLike[str]) -> Dataset:
+def load_questions(
+    source: str | os.PathLike[str] | Dataset,
+    columns: Mapping[str, str | None] | None = None,
+    where: str | None = None,
+) -> Dataset:
     """Load questions in one of SQuAD's forms, and check that every answer is in its context.
 
     - The official JSON file, `{"data": [article, ...]}`, or one article per line:
       `{"paragraphs": [{"context": ..., "qas": [{"id": ..., "question": ..., "answers": [{"text": ...,
       "answer_start": ...}]}]}]}`.
     - One question per row, as on the Hub: `id`, `question`, `context` and `answers`, which is
-      `{"text": [...], "answer_start": [...]}`.
+      `{"text": [...], "answer_start": [...]}`. Without an `id`, the numbers of the rows are the ids.
 
     Args:
-        path (`str`): A `.json`, `.jsonl` or `.parquet` file; the first two may end in `.gz`.
+        source (`str` or `Dataset`): A `.json`, `.jsonl` or `.parquet` file; the first two may end in `.gz`. Or a
+            dataset with one question per row.
+        columns (`Mapping[str, str | None]`, *optional*): The columns of such rows by `id_column`, `question_column`,
+            `context_column` and `answers_column`, where they have other names than these.
+        where (`str`, *optional*): Name of a dataset, for messages.
 
     Returns:
         `Dataset`: with `id`, `question`, `context` and `answers` as on the Hub. An unanswerable question has no
@@ -38,27 +46,21 @@ def load_questions(path: str | os.PathLike[str]) -> Dataset:
         TypeError: if id, question or context is not a string.
         FileNotFoundError: if there is no such file.
     """
-    path = existing_path(path, "path")
-    suffix = suffix_of(path)
-    if suffix not in (".json", ".jsonl", ".parquet"):
-        raise ValueError(f"{path} must end in .json, .jsonl (or these and .gz) or .parquet.")
-    columns: dict[str, list[Any]] = {name: [] for name in QUESTION_COLUMNS}
+    name_of_source = (where or "the dataset") if isinstance(source, Dataset) else existing_path(source, "path")
+    given = {name: (columns or {}).get(f"{name}_column") for name in QUESTION_COLUMNS}
+    found: dict[str, list[Any]] = {name: [] for name in QUESTION_COLUMNS}
     known: set[str] = set()
-    for where, row in _read_questions(path, suffix):
-        for name in QUESTION_COLUMNS:
-            if row.get(name) is None:
-                raise ValueError(f"{where}: a question must have {', '.join(QUESTION_COLUMNS)}; {name!r} is missing.")
-        for name in ("id", "question", "context"):
-            check_text(row[name], f"{where}: {name!r}")
+    for number, (place, fields) in enumerate(_read_questions(source, name_of_source), start=1):
+        row = _question_of_row(fields, given, number, place)
         if row["id"] in known:
-            raise ValueError(f"{where}: the ids of questions must be unique, but {quoted(row['id'])} occurs twice.")
+            raise ValueError(f"{place}: the ids of questions must be unique, but {quoted(row['id'])} occurs twice.")
         known.add(row["id"])
-        _check_answers(row, where)
+        _check_answers(row, place)
         for name in QUESTION_COLUMNS:
-            columns[name].append(row[name])
+            found[name].append(row[name])
     if not known:
-        raise ValueError(f"{path} must have at least one question, but has none.")
-    return Dataset.from_dict(columns)
+        raise ValueError(f"{name_of_source} must have at least one question, but has none.")
+    return Dataset.from_dict(found)
 
 
 def tokenize_questions(
@@ -160,10 +162,34 @@ def find_answers(
     }
 
 
-def _read_questions(path: str, suffix: str) -> Iterator[tuple[str, dict[str, Any]]]:
+def _question_of_row(
+    fields: Mapping[str, Any], given: Mapping[str, str | None], number: int, place: str
+) -> dict[str, Any]:
+    """Return `id`, `question`, `context` and `answers` of a row."""
+    row = {}
+    for name, column in given.items():
+        row[name] = fields.get(column or name)
+        if name == "id" and column is None and "id" not in fields:
+            row[name] = str(number)
+        if row[name] is None:
+            raise ValueError(
+                f"{place}: a question must have {', '.join(QUESTION_COLUMNS)}; {column or name!r} is missing. There "
+                f"is {', '.join(map(repr, fields))}; --{name}_column names another column."
+            )
+        if name != "answers":
+            check_text(row[name], f"{place}: `{name}_column`")
+    return row
+
+
+def _read_questions(source: str | os.PathLike[str] | Dataset, path: str) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield (place, question) of any form."""
-    if suffix == ".parquet":
+    table = source if isinstance(source, Dataset) else None
+    suffix = suffix_of(path)
+    if table is None and suffix not in (".json", ".jsonl", ".parquet"):
+        raise ValueError(f"{path} must end in .json, .jsonl (or these and .gz) or .parquet.")
+    if table is None and suffix == ".parquet":
         table = load_dataset("parquet", data_files=path, split="train")
+    if table is not None:
         for number, row in enumerate(table, start=1):
             yield f"{path}, row {number}", row
         return

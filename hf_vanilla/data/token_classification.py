@@ -26,14 +26,15 @@ def check_tagged_words(rows: Dataset, tokens_column: str, tags_column: str, wher
     Raises:
         ValueError: if a row has anything else; row and column are named.
     """
-    for column in (tokens_column, tags_column):
+    for name, column in (("tokens_column", tokens_column), ("tags_column", tags_column)):
         for row, values in enumerate(rows[column][:], start=1):
             if not isinstance(values, list):
-                raise ValueError(f"{where}, row {row}: {column!r} must be a list of strings, got {quoted(values)}.")
+                raise ValueError(f"{where}, row {row}: `{name}` must be a list of strings, got {quoted(values)}.")
             for value in values:
                 if not isinstance(value, str):
                     raise ValueError(
-                        f"{where}, row {row}: {column!r} must contain only strings, but has {quoted(value)}."
+                        f"{where}, row {row}: `{name}` must contain only strings, or numbers that have names in a "
+                        f"`ClassLabel` feature, but has {quoted(value)}."
                     )
 
 
@@ -82,7 +83,7 @@ def tokenize_tagged_words(
     for row, (words, tags) in enumerate(zip(rows[tokens_column][:], rows[tags_column][:], strict=True), start=1):
         if len(words) != len(tags):
             raise ValueError(
-                f"Row {row}: {tags_column!r} must have as many entries as {tokens_column!r}, got {len(tags)} and "
+                f"Row {row}: `tags_column` must have as many entries as `tokens_column`, got {len(tags)} and "
                 f"{len(words)}."
             )
         for tag in tags:

@@ -128,6 +128,13 @@ def score_texts(
 ) -> list[TextScore]:
     """Score pairs of texts, in batches of similar length.
 
+    ```python
+    model = AutoModelForSeq2SeqLM.from_pretrained("runs/en-de")
+    tokenizer, target_tokenizer = load_tokenizers("runs/en-de")
+    [found] = score_texts(model, tokenizer, ["a man runs ."], ["ein mann rennt ."], target_tokenizer=target_tokenizer)
+    found.score / found.tokens  # nats per token
+    ```
+
     Args:
         model (`PreTrainedModel`): An encoder-decoder model, in evaluation mode.
         tokenizer (`PreTrainedTokenizerBase`): The tokenizer, of the source and, unless another is given, the target.

@@ -90,6 +90,8 @@ def word_alignments(
     """Align the words of sentences with those of their translations, from any source.
 
     ```python
+    model = AutoModelForSeq2SeqLM.from_pretrained("runs/en-de")
+    tokenizer = AutoTokenizer.from_pretrained("runs/en-de")
     [alignment] = word_alignments(model, tokenizer, ["a man runs ."], ["ein mann rennt ."])
     str(alignment)  # "0-0 1-1 2-2 3-3"
     ```

@@ -50,7 +50,7 @@ def test_truncated_sentences_are_counted(tokenizer, caplog):
 @pytest.mark.parametrize(
     ("tags", "message"),
     [
-        (["O"], r"Row 1: 'tags' must have as many entries as 'tokens', got 1 and 4"),
+        (["O"], r"Row 1: `tags_column` must have as many entries as `tokens_column`, got 1 and 4"),
         (["O", "O", "O", "B-thing"], r"Row 1: a tag must be one of \['O', .*got 'B-thing'"),
     ],
     ids=["count", "name"],
@@ -63,9 +63,12 @@ def test_bad_tags_are_named(tokenizer, tags, message):
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"tags": [[7], [3]]}, "the train data, row 1: 'tags' must contain only strings, but has 7"),
-        ({"tags": [["O"], [None]]}, "the train data, row 2: 'tags' must contain only strings, but has None"),
-        ({"tokens": ["a b", "c"]}, "the train data, row 1: 'tokens' must be a list of strings, got 'a b'"),
+        ({"tags": [[7], [3]]}, "the train data, row 1: `tags_column` must contain only strings, or .* but has 7"),
+        (
+            {"tags": [["O"], [None]]},
+            "row 2: `tags_column` must contain only strings, or .* but has None",
+        ),
+        ({"tokens": ["a b", "c"]}, "the train data, row 1: `tokens_column` must be a list of strings, got 'a b'"),
     ],
     ids=["number", "null", "string"],
 )

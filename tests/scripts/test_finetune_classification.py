@@ -160,9 +160,12 @@ def test_killed_fine_tuning_resumes(folder, tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--label_column", "stars"], "line 1 has no 'stars'; it has 'review', 'verdict'"),
+        (["--label_column", "stars"], "which has 'review', 'verdict'; got 'stars'"),
         (["--validation_file", "nowhere.csv"], "`validation_file` must be an existing file"),
-        (["--task_name", "sst2"], "Pass either `task_name` or `train_file`"),
+        (
+            ["--task_name", "sst2"],
+            "Pass either `task_name` or `train_file` or `dataset_name`, got task_name and",
+        ),
         (["--regression"], "a label for regression must be a number, got 'liked'"),
     ],
     ids=["column", "file", "both", "regression"],

@@ -99,7 +99,11 @@ def test_question_answering_finds_answers(bert, tmp_path):
 @pytest.mark.parametrize(
     ("script", "row", "message"),
     [
-        ("finetune_token_classification.py", {"tokens": ["a", "b"], "tags": ["O"]}, "Row 1: 'tags' must have as many"),
+        (
+            "finetune_token_classification.py",
+            {"tokens": ["a", "b"], "tags": ["O"]},
+            "Row 1: `tags_column` must have",
+        ),
         (
             "finetune_multiple_choice.py",
             {"sent1": "a", "endings": ["b", "c"], "label": 2},
@@ -108,12 +112,12 @@ def test_question_answering_finds_answers(bert, tmp_path):
         (
             "finetune_multiple_choice.py",
             {"sent1": "a", "endings": 5, "label": 0},
-            "the train data, row 1: the endings must be a list of strings, got 5",
+            "the train data, row 1: `endings_column` must be a list of strings, got 5",
         ),
         (
             "finetune_token_classification.py",
             {"tokens": ["a", "b"], "tags": [0, 1]},
-            "the train data, row 1: 'tags' must contain only strings, but has 0",
+            "the train data, row 1: `tags_column` must contain only strings, or",
         ),
         (
             "finetune_question_answering.py",

@@ -146,7 +146,7 @@ def test_further_pretraining_without_next_sentences(run_dir, corpus, tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ([], "Pass either `dataset_name` or `data_files`, got neither"),
+        ([], "Pass either `dataset_name` or `train_files`, got neither"),
         (["--train_files", "nowhere.txt"], "there is no file"),
         (["--phase_shares", "0.5", "0.4"], "`phase_shares` must add up to 1"),
         (["--phase_lengths", "16"], "must be equal in number"),

@@ -109,7 +109,7 @@ def test_further_pretraining_of_a_foreign_model(run_dir, corpus, tmp_path, monke
 @pytest.mark.parametrize(
     ("options", "status", "message"),
     [
-        ([], 1, "Pass either `dataset_name` or `data_files`, got neither"),
+        ([], 1, "Pass either `dataset_name` or `train_files`, got neither"),
         (["--train_files", "nowhere.txt"], 1, "there is no file"),
         (["--hidden_size", "13"], 1, "`hidden_size` (13) must be"),
         (["--streaming", "--max_steps", "-1"], 1, "`max_steps` is missing"),
