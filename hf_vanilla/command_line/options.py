@@ -157,6 +157,9 @@ def _describe(action: argparse.Action) -> dict[str, Any]:
         option["nargs"] = action.nargs
     if action.choices is not None:
         option["choices"] = [str(each) for each in action.choices]
+    spellings = {f"--{action.dest}", f"--{action.dest.replace('_', '-')}"}
+    if aliases := [each for each in action.option_strings if each not in spellings]:
+        option["aliases"] = aliases
     if action.dest in WITHOUT_EFFECT:
         option["hidden"] = True
     if action.required:

@@ -39,7 +39,10 @@ class DatasetArguments:
     dataset_name: str | None = field(default=None, metadata={"help": "A dataset of the Hub, in place of files."})
     dataset_config_name: str | None = field(default=None, metadata={"help": "Its configuration, such as de-en."})
     dataset_revision: str | None = field(default=None, metadata={"help": "Its branch, tag or commit."})
-    train_split: str = field(default="train", metadata={"help": "Its split to train on; parts too: train[:10%]."})
+    train_split: str = field(
+        default="train",
+        metadata={"help": "Its split to train on; parts too: train[:10%].", "aliases": ["--dataset_split"]},
+    )
     validation_split: str | None = field(
         default=None, metadata={"help": "Its split for validation. Default: the one with the usual name, if any."}
     )

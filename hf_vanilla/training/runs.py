@@ -389,6 +389,10 @@ def _read_options(path: Path) -> dict[str, Any]:
 def _check_unchanged(options: dict[str, Any], earlier: dict[str, Any], folder: Path) -> None:
     """Raise if options differ; an option that only one of two versions has is ignored."""
     differing = [name for name, value in options.items() if name in earlier and earlier[name] != value]
+    # Version 0.1 had defaults where scripts now look for the usual columns, and find these first.
+    defaults = ("text", "label", "sent1", "endings", "tokens", "tags")
+    is_found = {name for name in differing if name.endswith("_column") and options[name] is None}
+    differing = [name for name in differing if name not in is_found or earlier[name] not in defaults]
     if not differing:
         return
     name, *others = differing

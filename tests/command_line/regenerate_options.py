@@ -44,7 +44,7 @@ def describe_all():
 
     def without_trainer(command):
         if "trainer" in command:
-            names = ("name", "type", "nargs", "choices", "negation")
+            names = ("name", "type", "nargs", "choices", "negation", "aliases")
             short = [{name: option[name] for name in names if name in option} for option in command["trainer"]]
             command["trainer"] = command.pop("trainer_class")
             trainers[command["trainer"]] = short

@@ -104,6 +104,7 @@ def test_options_of_the_trainer_are_checked_for_the_version_of_the_table(monkeyp
         hf_vanilla_cli.answer_from_table("pretrain-bert", list(arguments), "hf-vanilla pretrain-bert")
 
     check("--max_steps", "10", "--no-eval-do-concat-batches", "--preset=mini", "--eval_on_start", "--bf16", "True")
+    check("--force", "--dataset_split", "train")  # other names of options
     check("options.json")
     check("--help_all")  # the script itself shows it
     if installed:

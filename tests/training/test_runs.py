@@ -5,7 +5,7 @@ import re
 import signal
 import subprocess
 import sys
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 import pytest
 import torch
@@ -146,6 +146,15 @@ def test_run_is_resumed_with_its_tokenizer(tmp_path, folder):
         path.write_text(changed)
         with pytest.raises(ValueError, match=r"tokenizer\.json differs from .*checkpoint-2.* Restore it"):
             begin_run(args)
+
+
+@pytest.mark.parametrize(("column", "is_default"), [("label", True), ("stars", False)])
+def test_columns_of_earlier_defaults_may_be_found_instead(tmp_path, options, column, is_default):
+    begin(tmp_path, {**options, "label_column": column})
+    (tmp_path / "config.json").write_text("{}")
+    refused = pytest.raises(ValueError, match="`label_column` is None, not the 'stars'")
+    with nullcontext() if is_default else refused:
+        begin(tmp_path, {**options, "label_column": None})
 
 
 @pytest.mark.parametrize(
