@@ -105,7 +105,7 @@ def test_changed_options_are_refused(run_dir, corpus, monkeypatch, capsys, chang
     assert run_here(monkeypatch, SCRIPT, *options) == 1
     error = capsys.readouterr().err.strip().splitlines()[-1]
     assert error.startswith(message)
-    assert error.endswith("or another `output_dir` for a new one.")
+    assert error.endswith("as `model_name_or_path` can start from.")
     assert {path.name: path.stat().st_mtime_ns for path in run_dir.iterdir()} == before
 
 
