@@ -69,7 +69,7 @@ def card(results, **options):
     )
 
 
-# Metrics of the library `evaluate`, which the Hub uses.
+# Metrics of the library `evaluate`, which the Hub uses; it lacks the last two.
 KNOWN_METRICS = [
     "bleu",
     "chrf",
@@ -80,6 +80,9 @@ KNOWN_METRICS = [
     "matthews_correlation",
     "pearsonr",
     "spearmanr",
+    "perplexity",
+    "bits_per_byte",
+    "perplexity_per_token",
 ]
 
 
