@@ -62,7 +62,7 @@ def test_script_publishes_and_goes_back(hub, folder, tmp_path, monkeypatch, caps
 
 def test_commands_of_the_readme_run(hub, tmp_path, monkeypatch, capsys):
     root = Path(__file__).parents[2]
-    section = (root / "README.md").read_text("utf-8").partition("## Publish on the Hub")[2].partition("\n## ")[0]
+    section = (root / "scripts" / "README.md").read_text("utf-8").partition("## Publish")[2].partition("\n## ")[0]
     commands, program = re.findall(r"```(?:python)?\n(.*?)```", section, flags=re.DOTALL)
     (tmp_path / "scripts").symlink_to(root / "scripts")
     monkeypatch.chdir(tmp_path)
@@ -75,13 +75,13 @@ def test_commands_of_the_readme_run(hub, tmp_path, monkeypatch, capsys):
     texts = ["the dog likes the cat and the bird"] * 3
     train_tokenizer(texts, 300, show_progress=False).save_pretrained(tmp_path / "runs" / "en-de")
     for command in commands.strip().splitlines():
-        script, *options = command.removeprefix("python ").split()
+        options = command.removeprefix("hf-vanilla push-to-hub ").split()
         if "--roll_back_to" in options:
             before = hub.files("my-name/en-de")
             (tmp_path / "runs" / "en-de" / "notes.txt").write_text("new")
             publish(tmp_path / "runs" / "en-de", "my-name/en-de")
             assert "notes.txt" in hub.files("my-name/en-de")
-        finished = run_here(monkeypatch, capsys, script, *options)
+        finished = run_here(monkeypatch, capsys, "scripts/push_to_hub.py", *options)
         assert finished.returncode == 0, finished.stderr
     assert hub.titles("my-name/en-de") == ["Go back to v1.0", "Upload model", "Upload model", "initial commit"]
     assert hub.files("my-name/en-de") == before
