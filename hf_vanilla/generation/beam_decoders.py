@@ -211,7 +211,15 @@ class SideBySideDecoder:
             and cache.get_seq_length() == 0
             and not (generation_config.output_attentions or generation_config.output_hidden_states)
             and len(set(getattr(model, "hf_device_map", {}).values())) < 2
+            and cls._fits_inputs(input_ids, generation_config, model_kwargs)
         )
+
+    @staticmethod
+    def _fits_inputs(
+        input_ids: torch.Tensor, generation_config: GenerationConfig, model_kwargs: dict[str, Any]
+    ) -> bool:
+        """Return whether inputs of the supported names have the supported form."""
+        return True
 
     def start(self) -> torch.Tensor:
         """Process the prompt, once for all beams of a sentence.
@@ -306,27 +314,11 @@ class Seq2SeqDecoder(SideBySideDecoder):
         self.source_layers = [DynamicLayer() for _ in self.slot_layers]
         self.cache = EncoderDecoderCache(Cache(layers=self.slot_layers), Cache(layers=self.source_layers))
 
-    @classmethod
-    def fits(
-        cls,
-        model: PreTrainedModel,
-        input_ids: torch.Tensor,
-        generation_config: GenerationConfig,
-        model_kwargs: dict[str, Any],
+    @staticmethod
+    def _fits_inputs(
+        input_ids: torch.Tensor, generation_config: GenerationConfig, model_kwargs: dict[str, Any]
     ) -> bool:
-        """Return whether this decoder supports the model and the options.
-
-        Args:
-            model (`PreTrainedModel`): The model.
-            input_ids (`torch.LongTensor` of shape `(batch * num_beams, tgt_len)`): The decoder's prompt.
-            generation_config (`GenerationConfig`): The options.
-            model_kwargs (`dict[str, Any]`): The model's inputs as prepared by `generate()`.
-
-        Returns:
-            `bool`: whether it does.
-        """
-        fits = super().fits(model, input_ids, generation_config, model_kwargs)
-        return fits and len(model_kwargs["encoder_outputs"][0]) * generation_config.num_beams == len(input_ids)
+        return len(model_kwargs["encoder_outputs"][0]) * generation_config.num_beams == len(input_ids)
 
     def keep(self, sentences: torch.Tensor) -> None:
         """Drop all sentences except these.
@@ -382,27 +374,11 @@ class CausalDecoder(SideBySideDecoder):
             self.mask[:, :, : self.used].masked_fill_(is_padding, self.hides)
         self.cache = Cache(layers=self.slot_layers)
 
-    @classmethod
-    def fits(
-        cls,
-        model: PreTrainedModel,
-        input_ids: torch.Tensor,
-        generation_config: GenerationConfig,
-        model_kwargs: dict[str, Any],
+    @staticmethod
+    def _fits_inputs(
+        input_ids: torch.Tensor, generation_config: GenerationConfig, model_kwargs: dict[str, Any]
     ) -> bool:
-        """Return whether this decoder supports the model and the options.
-
-        Args:
-            model (`PreTrainedModel`): The model.
-            input_ids (`torch.LongTensor` of shape `(batch * num_beams, length)`): The prompts.
-            generation_config (`GenerationConfig`): The options.
-            model_kwargs (`dict[str, Any]`): The model's inputs as prepared by `generate()`.
-
-        Returns:
-            `bool`: whether it does.
-        """
-        fits = super().fits(model, input_ids, generation_config, model_kwargs)
-        return fits and "position_ids" in model_kwargs and generation_config.prefill_chunk_size is None
+        return "position_ids" in model_kwargs and generation_config.prefill_chunk_size is None
 
     def _decode(self, tokens: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         return self.decoder(
