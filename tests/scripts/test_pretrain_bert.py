@@ -4,7 +4,7 @@ import json
 
 import pytest
 from safetensors.torch import load_file
-from script_runner import run, run_here
+from script_runner import run, run_here, train_and_resume, write_documents
 from transformers import AutoModelForMaskedLM, AutoTokenizer, pipeline
 
 import hf_vanilla
@@ -28,15 +28,7 @@ def files_and_steps(corpus):
 
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("corpus")
-    animals = ("dog", "cat", "bird", "horse")
-    for split, count in (("train", 40), ("held_out", 8)):
-        documents = [
-            "\n".join(f"the {animals[number % 4]} has {legs} legs ." for legs in range(number % 3 + 2, 9))
-            for number in range(count)
-        ]
-        (folder / f"{split}.txt").write_text("\n\n".join(documents), encoding="utf-8")
-    return folder
+    return write_documents(tmp_path_factory.mktemp("corpus"))
 
 
 @pytest.fixture(scope="module")
@@ -44,16 +36,7 @@ def run_dir(corpus, tmp_path_factory):
     """A run that is resumed after 6 of 10 updates."""
     output_dir = tmp_path_factory.mktemp("runs") / "bert"
     arguments = [*files_and_steps(corpus), "--output_dir", output_dir]
-    first = run(SCRIPT, *arguments)
-    assert first.returncode == 0, first.stderr
-    weights = load_file(output_dir / "model.safetensors")
-    (output_dir / "checkpoint-10").rename(output_dir.parent / "away")  # as if it had been killed after checkpoint-6
-    (output_dir / "trainer_state.json").unlink()
-    again = run(SCRIPT, *arguments)
-    assert again.returncode == 0, again.stderr
-    assert f"Resuming from {output_dir}/checkpoint-6" in again.stderr
-    resumed = load_file(output_dir / "model.safetensors")
-    assert all(tensor.equal(resumed[name]) for name, tensor in weights.items())
+    train_and_resume(SCRIPT, arguments, output_dir)
     return output_dir
 
 
