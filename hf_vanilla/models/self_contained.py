@@ -2,8 +2,10 @@
 
 import inspect
 import os
+import re
 import sys
 from collections.abc import Mapping
+from copy import deepcopy
 from typing import Any, ClassVar, NamedTuple, Self, cast
 
 import torch
@@ -13,13 +15,12 @@ from transformers import initialization as init
 from transformers.activations import ACT2FN
 from transformers.configuration_utils import PreTrainedConfig
 from transformers.conversion_mapping import register_checkpoint_conversion_mapping
-from transformers.core_model_loading import WeightTransform
+from transformers.core_model_loading import WeightConverter, WeightRenaming, WeightTransform
 from transformers.generation import GenerationMixin
 from transformers.modeling_utils import PreTrainedModel
 from transformers.utils.output_capturing import OutputRecorder
 
 from .dropout import dropout
-from .file_names import take_file_names
 from .layers import EncoderLayer, SelfAttention
 
 
@@ -35,6 +36,12 @@ def _place_of(saved_class: type) -> str:
     """Name a class as transformers finds it in a checkpoint, such as `modeling_vanilla_bert.VanillaBertModel`."""
     return f"{saved_class.__module__.rpartition('.')[2]}.{saved_class.__name__}"
 
+
+# The names of norms in TensorFlow's files, which transformers renames in all checkpoints.
+LEGACY_NAMES = [
+    WeightRenaming(r"LayerNorm\.gamma$", "LayerNorm.weight"),
+    WeightRenaming(r"LayerNorm\.beta$", "LayerNorm.bias"),
+]
 
 # What the recorded outputs of an encoder are; a decoder with cross-attention has its own.
 ENCODER_OUTPUTS = {"hidden_states": EncoderLayer, "attentions": OutputRecorder(SelfAttention, index=1)}
@@ -351,6 +358,46 @@ class Pooler(nn.Module):
         return self.activation(self.dense(hidden_states[:, 0]))
 
 
+def _take_file_names(module: Any, state_dict: dict[str, Tensor], prefix: str, *args: Any) -> None:
+    """Rename what `load_state_dict` is given under the names in files: a pre-hook of it.
+
+    transformers renames in `from_pretrained` and, backwards, in `save_pretrained`, by the rules in
+    `conversion_<family>`. `load_state_dict`, which the Trainer calls when it resumes, does not.
+
+    Args:
+        module (`VanillaPreTrainedModel`): The model, whose `file_names` are the rules.
+        state_dict (`dict[str, torch.Tensor]`): The parameters, renamed in place.
+        prefix (`str`): What the names of this model begin with.
+        *args: torch's `local_metadata`, `strict` and `missing_keys`, which gets what a file has in part, and more.
+    """
+    names = deepcopy([*module.file_names(), *LEGACY_NAMES])  # transformers notes in them what was used
+    ignored = module._keys_to_ignore_on_load_unexpected or ()
+    parts: dict[str, tuple[WeightConverter, dict[str, Tensor]]] = {}
+    for theirs in [name for name in state_dict if name.startswith(prefix)]:
+        ours, converter, pattern = theirs[len(prefix) :], None, ""
+        for each in names:
+            ours, source = each.rename_source_key(ours)
+            if isinstance(each, WeightConverter) and source is not None:
+                converter, pattern = each, source
+        if any(re.search(each, ours) for each in ignored):
+            del state_dict[theirs]
+        elif converter is not None:
+            parts.setdefault(ours, (converter, {}))[1][pattern] = state_dict.pop(theirs)
+        elif ours != theirs[len(prefix) :]:
+            state_dict[prefix + ours] = state_dict.pop(theirs)
+    parameters = dict(module.named_parameters())
+    for name, (converter, found) in parts.items():
+        patterns = converter.source_patterns
+        if name in parameters and len(found) < len(patterns):  # another shard may hold the other parts
+            args[2].append(prefix + name)
+            known = parameters[name].detach().chunk(len(patterns))
+            found = {**dict(zip(patterns, known, strict=True)), **found}
+        patterns = [pattern for pattern in patterns if pattern in found]
+        for operation in converter.operations:
+            found = operation.convert(found, patterns, converter.target_patterns)
+        (state_dict[prefix + name],) = found.values()
+
+
 class VanillaPreTrainedModel(PreTrainedModel):
     """What all models of the package share: what transformers may do with them, and how norms are initialised."""
 
@@ -369,7 +416,7 @@ class VanillaPreTrainedModel(PreTrainedModel):
             base_class = config.auto_classes()["AutoModel"]
             key = type(self) if isinstance(self, base_class) else base_class
             register_checkpoint_conversion_mapping(key.__name__, names, overwrite=True)
-            self.register_load_state_dict_pre_hook(take_file_names)
+            self.register_load_state_dict_pre_hook(_take_file_names)
 
     def file_names(self) -> list[WeightTransform]:
         """Return the rules from the names of parameters in files to those in the model; none by default.

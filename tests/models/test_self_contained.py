@@ -34,7 +34,6 @@ BERT_CODE = {
     "configuration_vanilla_bert.py",
     "conversion_vanilla_bert.py",
     "dropout.py",
-    "file_names.py",
     "layers.py",
     "loss.py",
     "modeling_vanilla_bert.py",
