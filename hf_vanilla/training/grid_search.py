@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from transformers import PreTrainedModel, set_seed
 from transformers.utils import logging
 
 from .arguments import LOSSES, FinetuningArguments
@@ -75,6 +76,9 @@ def search_settings(
         study = optuna.create_study(**shared)
         remaining = _queue_remaining(study, choices)
 
+    def setting_of(trial: Any) -> dict[str, Any]:
+        return {name: trial.suggest_categorical(name, values) for name, values in choices.items()}
+
     def objective(scores: dict[str, float]) -> float:
         if f"eval_{task.main_score}" not in scores:
             names = ", ".join(name.removeprefix("eval_") for name in scores)
@@ -84,9 +88,16 @@ def search_settings(
     if remaining:
         trainer = task.make_trainer(args)
         trainer.add_callback(StopOnNaNCallback())
+        make_model = trainer.model_init
+
+        def make_seeded_model(trial: Any) -> PreTrainedModel:
+            set_seed(setting_of(trial)["seed"])  # transformers 5 does so after it made the model
+            return make_model()
+
+        trainer.model_init = make_seeded_model
         trainer.eval_dataset = task.evaluation_sets["validation"]  # settings are chosen on this set alone
         trainer.hyperparameter_search(
-            hp_space=lambda trial: {name: trial.suggest_categorical(name, each) for name, each in choices.items()},
+            hp_space=setting_of,
             compute_objective=objective,
             n_trials=remaining,
             backend="optuna",

@@ -2,7 +2,6 @@
 
 import re
 import runpy
-import subprocess
 import sys
 from pathlib import Path
 
@@ -13,6 +12,11 @@ import torch
 from hf_vanilla import VanillaBertConfig, VanillaBertModel
 from hf_vanilla.data.tokenization import train_wordpiece_tokenizer
 from hf_vanilla.generation.features import extract_features
+
+
+sys.path.append(str(Path(__file__).parents[1] / "scripts"))
+
+from script_runner import run
 
 
 TEXTS = ["the dog runs in the park", "a cat", "", "the cat and the dog run", "park"]
@@ -98,15 +102,13 @@ def test_script_writes_arrays(model, tokenizer, tmp_path):
     model.save_pretrained(tmp_path / "bert")
     tokenizer.save_pretrained(tmp_path / "bert")
     (tmp_path / "texts.txt").write_text("\n".join(TEXTS) + "\n")
-    script = Path(__file__).parents[2] / "scripts" / "extract_features.py"
-    command = [sys.executable, script, "--model", tmp_path / "bert", "--input", tmp_path / "texts.txt", "--output"]
+    options = ["extract_features.py", "--model", tmp_path / "bert", "--input", tmp_path / "texts.txt", "--output"]
     output = tmp_path / "new" / "v.npy"
-    subprocess.run([*command, output], check=True, capture_output=True, timeout=200)
+    finished = run(*options, output)
+    assert finished.returncode == 0, finished.stderr
     expected = np.stack(extract_features(model, tokenizer, TEXTS))
     np.testing.assert_allclose(np.load(output), expected, rtol=1e-5, atol=1e-6)
-    refused = subprocess.run(
-        [*command, tmp_path / "v.npy", "--pooling", "tokens"], capture_output=True, text=True, timeout=200, check=False
-    )
+    refused = run(*options, tmp_path / "v.npy", "--pooling", "tokens")
     assert refused.returncode == 2
     assert "--output must end in .npz" in refused.stderr
 

@@ -4,7 +4,6 @@ import ast
 import json
 import re
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
@@ -45,6 +44,11 @@ from hf_vanilla.hub.results import list_scores
 
 
 ROOT = Path(__file__).parents[2]
+sys.path.append(str(ROOT / "tests" / "scripts"))
+
+from script_runner import run  # noqa: E402
+
+
 TOKENIZER = train_wordpiece_tokenizer(["the dog and the cat"] * 3, 40, show_progress=False)
 SIZES = dict(
     vocab_size=len(TOKENIZER), hidden_size=12, num_hidden_layers=1, num_attention_heads=3, intermediate_size=20
@@ -305,8 +309,8 @@ def test_cards_of_the_recipes_are_up_to_date(name, tmp_path):
     copied = tmp_path / "model_cards"
     shutil.copytree(ROOT / "model_cards", copied)
     (copied / f"{name}.md").unlink()
-    script = ROOT / "scripts" / "write_model_cards.py"
-    subprocess.run([sys.executable, script, "--folder", copied], check=True, timeout=120)
+    finished = run("write_model_cards.py", "--folder", copied)
+    assert finished.returncode == 0, finished.stderr
     assert (copied / f"{name}.md").read_text("utf-8") == (ROOT / "model_cards" / f"{name}.md").read_text("utf-8")
 
 

@@ -1,21 +1,47 @@
 """Ways to run a script."""
 
+import multiprocessing
+import os
 import runpy
 import subprocess
 import sys
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 from safetensors.torch import load_file
 
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"
+# On Linux new processes are forked from one that has imported the package, which takes each of them seconds.
+PROCESSES = multiprocessing.get_context("forkserver" if sys.platform == "linux" else "spawn")
+PROCESSES.set_forkserver_preload(["hf_vanilla.training", "hf_vanilla.command_line"])
 
 
-def run(script, *arguments, stdin=None):
+def _be_script(arguments, folder):
+    """Do what Python does for a script, in a process that was made for it."""
+    for descriptor, name in enumerate(("stdin", "stdout", "stderr")):
+        os.dup2(os.open(folder / name, os.O_RDWR | os.O_CREAT), descriptor)
+    sys.stdin = os.fdopen(0, encoding="utf-8", closefd=False)
+    sys.argv[:] = arguments
+    sys.path.insert(0, str(SCRIPTS))
+    runpy.run_path(arguments[0], run_name="__main__")
+
+
+def run(script, *arguments, stdin=""):
     """Run a script in a new process."""
-    command = [sys.executable, SCRIPTS / script, *map(str, arguments)]
-    return subprocess.run(command, input=stdin, capture_output=True, text=True, timeout=300, check=False)
+    command = [str(SCRIPTS / script), *map(str, arguments)]
+    with TemporaryDirectory() as name:
+        folder = Path(name)
+        (folder / "stdin").write_text(stdin, encoding="utf-8")
+        process = PROCESSES.Process(target=_be_script, args=(command, folder))
+        process.start()
+        process.join(timeout=300)
+        if process.exitcode is None:
+            process.kill()
+            raise TimeoutError(f"{script} takes longer than 300 seconds.")
+        output = [(folder / name).read_text(encoding="utf-8") for name in ("stdout", "stderr")]
+        return subprocess.CompletedProcess(command, process.exitcode, *output)
 
 
 def run_here(monkeypatch, script, *arguments):

@@ -28,7 +28,7 @@ def bert():
 @pytest.fixture
 def args(tmp_path):
     return FinetuningArguments(
-        output_dir=str(tmp_path / "run"), num_train_epochs=30, use_cpu=True, disable_tqdm=True, report_to=[]
+        output_dir=str(tmp_path / "run"), num_train_epochs=20, use_cpu=True, disable_tqdm=True, report_to=[]
     )
 
 
@@ -67,12 +67,14 @@ def test_search_trains_every_setting_with_every_seed(tmp_path, args):
 
 
 def test_search_gives_the_score_of_a_single_training(tmp_path, args):
-    grid = {"learning_rate": [1e-2]}
-    found = search_settings(task([]), args, [7], tmp_path / "journal", grid=grid)[0]["scores"]["7"]
-    args.learning_rate, args.seed = 1e-2, 7
-    trainer = task([]).make_trainer(args)
-    trainer.train()
-    assert trainer.evaluate(ROWS)["eval_accuracy"] == found
+    args.num_train_epochs, grid = 2, {"learning_rate": [1e-2]}
+    [found] = search_settings(task([], main_score="loss"), args, [6, 7], tmp_path / "journal", grid=grid)
+    args.learning_rate = 1e-2
+    for seed in (6, 7):
+        args.seed = seed
+        trainer = task([]).make_trainer(args)
+        trainer.train()
+        assert trainer.evaluate(ROWS)["eval_loss"] == found["scores"][str(seed)]
 
 
 def test_search_resumes(tmp_path, args):
