@@ -91,7 +91,7 @@ print(model(**inputs).logits.softmax(-1)[0, 0])  # probability that the second f
 FROM_FOLDER = "from its folder"
 FROM_AUTHOR = "from its folder and its author's facts or results"
 _SIGNATURE = re.compile(r"\n<!-- Written by hf_vanilla (.+); renewed unless edited: ([0-9a-f]{16}) -->\n\Z")
-_FILE_ENDINGS = re.compile(r"(?:\.(?:txt|jsonl?|csv|tsv|parquet|gz))+$")
+_FILE_ENDINGS = re.compile(r"(?:\.(?:txt|jsonl?|csv|tsv|parquet|gz))+(?=$|, )")
 _LOCAL_PATH = re.compile(r"(?:--?[\w-]+=)?(~?(?:/[^/^*{}|;\n]+)+/?)")
 
 
