@@ -34,6 +34,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from datasets import Dataset
 from transformers import AutoTokenizer, DataCollatorForLanguageModeling, set_seed
 
 from hf_vanilla import VanillaBertConfig, VanillaBertForMaskedLM, VanillaBertForPreTraining
@@ -57,6 +58,7 @@ from hf_vanilla.training import (
     begin_run,
     folder_of_tokenizer,
     lock_run_folder,
+    plan_phases,
     resume_hint_on_interrupt,
     save_final_model,
     save_metrics,
@@ -241,6 +243,8 @@ def adapt_to_phases(model_args: ModelArguments, data_args: DataArguments, traini
     if data_args.phase_learning_rates is not None and data_args.phase_warmup_steps is not None:
         training_args.learning_rate = data_args.phase_learning_rates[0]
         training_args.warmup_steps = data_args.phase_warmup_steps[0]
+    phases = [Phase(Dataset.from_dict({}), *others) for _, *others in phases_of(data_args)]
+    plan_phases(phases, training_args, data_args.mixed_phases)  # checks them before the examples are built
     lengths = data_args.validation_lengths
     if training_args.load_best_model_at_end:
         if lengths is None:

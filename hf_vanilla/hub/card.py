@@ -146,6 +146,7 @@ def model_card(
     seed: str | None = None,
     curve: str | None = None,
     has_pipeline: bool = True,
+    recipe: str | None = None,
 ) -> ModelCard:
     """Fill the template.
 
@@ -159,6 +160,7 @@ def model_card(
         seed (`str`, *optional*): The model's seed, if the results are those of several.
         curve (`str`, *optional*): Name of a picture of the training in the card's folder.
         has_pipeline (`bool`): Whether the model brings the pipeline of its task if transformers has none.
+        recipe (`str`, *optional*): Name with which `hf-vanilla reproduce` trains the model again.
 
     Returns:
         `ModelCard`: the card, with metadata for the Hub that include the scores as a `model-index`.
@@ -212,6 +214,7 @@ def model_card(
         ],
         environment=escape_markdown(_environment(results)),
         curve=curve,
+        recipe=recipe,
     )
     return ModelCard(re.sub(r"\n{3,}", "\n\n", str(filled)).strip() + "\n")
 

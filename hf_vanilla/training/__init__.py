@@ -34,6 +34,7 @@ from .pretraining import (
     RepeatableCollator,
     fill_new_positions,
     phased_learning_rate,
+    plan_phases,
 )
 from .recipes import (
     GPT_RECIPE,
@@ -114,6 +115,7 @@ __all__ = [
     "paper_optimizers",
     "paper_training_arguments",
     "phased_learning_rate",
+    "plan_phases",
     "resume_hint_on_interrupt",
     "save_final_model",
     "save_metrics",

@@ -94,6 +94,65 @@ def phased_learning_rate(
     return float(np.interp(step, *zip(*knots, (end, 0.0), strict=True)))
 
 
+def plan_phases(phases: Sequence[Phase], args: VanillaTrainingArguments, mixed_phases: int = 0) -> list[int]:
+    """Divide the updates of a job among its phases, and check the settings of the phases.
+
+    Args:
+        phases (`Sequence[Phase]`): The phases; their datasets are not read.
+        args (`VanillaTrainingArguments`): With `max_steps` and `max_tokens_per_batch`.
+        mixed_phases (`int`): As in [`PretrainingTrainer`].
+
+    Returns:
+        `list[int]`: number of updates of each phase; the last one gets the rounding remainder.
+
+    Raises:
+        ValueError: as [`PretrainingTrainer`].
+    """
+    for name, value in (("max_steps", args.max_steps), ("max_tokens_per_batch", args.max_tokens_per_batch)):
+        if value is None or value < 1:
+            raise ValueError(f"`{name}` must be at least 1 for training in phases, got {value}.")
+    if not phases:
+        raise ValueError("`phases` must hold at least one phase.")
+    total = sum(phase.share for phase in phases)
+    if min(phase.share for phase in phases) < 0 or abs(total - 1) > 1e-6:
+        shares = ", ".join(str(phase.share) for phase in phases)
+        raise ValueError(f"`phases` must have shares from 0 to 1 that add up to 1, got {shares}.")
+    updates = [round(phase.share * args.max_steps) for phase in phases[:-1]]
+    updates.append(args.max_steps - sum(updates))
+    if mixed_phases not in (0, *range(2, len(phases) + 1)):
+        raise ValueError(
+            f"`mixed_phases` must be 0, or from 2 to the number of phases ({len(phases)}), got {mixed_phases}."
+        )
+    if any(phase.learning_rate is not None for phase in phases):
+        _check_rates(phases, updates, args, mixed_phases)
+    return updates
+
+
+def _check_rates(
+    phases: Sequence[Phase], updates: Sequence[int], args: VanillaTrainingArguments, mixed_phases: int
+) -> None:
+    """Raise if the learning rates or warm-ups of phases can't be."""
+    if mixed_phases:
+        raise ValueError(
+            f"`mixed_phases` ({mixed_phases}) and learning rates of phases can't be combined; leave one out."
+        )
+    if args.lr_scheduler_type != SchedulerType.LINEAR:
+        raise ValueError(
+            "`lr_scheduler_type` must be linear if phases have learning rates, got "
+            f"{SchedulerType(args.lr_scheduler_type).value}."
+        )
+    warmups = [phase.warmup_steps for phase in phases]
+    if phases[0].learning_rate is None:
+        warmups[0] = args.get_warmup_steps(args.max_steps)
+    for phase, warmup, count in zip(phases, warmups, updates, strict=True):
+        if phase.learning_rate is not None and phase.learning_rate <= 0:
+            raise ValueError(f"`phases` must have learning rates above 0, got {phase.learning_rate}.")
+        if not 0 <= warmup <= count:
+            raise ValueError(
+                f"`phases` must have warm-ups from 0 to their numbers of updates, got {warmup} of {count}."
+            )
+
+
 def fill_new_positions(table: torch.Tensor, learned: int, longest: int, method: str) -> None:
     """Fill embeddings of positions that no example had so far with learned ones, in place.
 
@@ -258,14 +317,10 @@ class PretrainingTrainer(VanillaTrainer):
         new_positions: Literal["random", "repeat", "interpolate"] = "random",
         **kwargs: Any,
     ) -> None:
-        for name, value in (("max_steps", args.max_steps), ("max_tokens_per_batch", args.max_tokens_per_batch)):
-            if value is None or value < 1:
-                raise ValueError(f"`{name}` must be at least 1 for training in phases, got {value}.")
         self.phases = list(phases)
-        self.phase_updates = _updates_of(self.phases, args.max_steps)
+        self.phase_updates = plan_phases(self.phases, args, mixed_phases)
         self.mixed_phases = mixed_phases
         self.new_positions = new_positions
-        _check_schedule(self.phases, self.phase_updates, mixed_phases, args)
         if new_positions not in ("random", "repeat", "interpolate"):
             raise ValueError(f"`new_positions` must be random, repeat or interpolate, got {new_positions!r}.")
         # Mixed phases are one stage.
@@ -397,47 +452,6 @@ class PretrainingTrainer(VanillaTrainer):
         super()._set_signature_columns_if_needed()
         if "special_tokens_mask" not in self._signature_columns:
             self._signature_columns += ["special_tokens_mask"]
-
-
-def _updates_of(phases: Sequence[Phase], max_steps: int) -> list[int]:
-    """Divide the updates among the phases; the last one gets the rounding remainder."""
-    if not phases:
-        raise ValueError("`phases` must hold at least one phase.")
-    total = sum(phase.share for phase in phases)
-    if min(phase.share for phase in phases) < 0 or abs(total - 1) > 1e-6:
-        shares = ", ".join(str(phase.share) for phase in phases)
-        raise ValueError(f"`phases` must have shares from 0 to 1 that add up to 1, got {shares}.")
-    updates = [round(phase.share * max_steps) for phase in phases[:-1]]
-    return [*updates, max_steps - sum(updates)]
-
-
-def _check_schedule(
-    phases: Sequence[Phase], updates: Sequence[int], mixed_phases: int, args: VanillaTrainingArguments
-) -> None:
-    """Raise if the learning rates of phases, or how many are mixed, can't be."""
-    if mixed_phases not in (0, *range(2, len(phases) + 1)):
-        raise ValueError(
-            f"`mixed_phases` must be 0, or from 2 to the number of phases ({len(phases)}), got {mixed_phases}."
-        )
-    rates = [phase.learning_rate for phase in phases]
-    if not any(rate is not None for rate in rates):
-        return
-    if mixed_phases:
-        raise ValueError(
-            f"`mixed_phases` ({mixed_phases}) and learning rates of phases ({rates}) can't be combined; leave one out."
-        )
-    if args.lr_scheduler_type != SchedulerType.LINEAR:
-        raise ValueError(
-            "`lr_scheduler_type` must be linear if phases have learning rates, got "
-            f"{SchedulerType(args.lr_scheduler_type).value}."
-        )
-    for phase, count in zip(phases, updates, strict=True):
-        if phase.learning_rate is not None and phase.learning_rate <= 0:
-            raise ValueError(f"`phases` must have learning rates above 0, got {phase.learning_rate}.")
-        if not 0 <= phase.warmup_steps <= count:
-            raise ValueError(
-                f"`phases` must have warm-ups from 0 to their numbers of updates, got {phase.warmup_steps} of {count}."
-            )
 
 
 class _NewPositions(TrainerCallback):
