@@ -243,7 +243,7 @@ def adapt_to_phases(model_args: ModelArguments, data_args: DataArguments, traini
     if data_args.phase_learning_rates is not None and data_args.phase_warmup_steps is not None:
         training_args.learning_rate = data_args.phase_learning_rates[0]
         training_args.warmup_steps = data_args.phase_warmup_steps[0]
-    phases = [Phase(Dataset.from_dict({}), *others) for _, *others in phases_of(data_args)]
+    phases = [Phase(Dataset.from_dict({}), **settings) for _, settings in phases_of(data_args)]
     plan_phases(phases, training_args, data_args.mixed_phases)  # checks them before the examples are built
     lengths = data_args.validation_lengths
     if training_args.load_best_model_at_end:
@@ -254,16 +254,18 @@ def adapt_to_phases(model_args: ModelArguments, data_args: DataArguments, traini
                 f"`validation_lengths` must be one length for `early_stopping_patience` and `load_best_model_at_end`, "
                 f"got {lengths}."
             )
-    data_args.validation_lengths = lengths or sorted({length for length, *_ in phases_of(data_args)})
+    data_args.validation_lengths = lengths or sorted({length for length, _ in phases_of(data_args)})
 
 
-def phases_of(data_args: DataArguments) -> list[tuple[int, float, float | None, int]]:
-    """Return length, share, learning rate and warm-up of each phase that has updates."""
-    count = len(data_args.phase_lengths)
-    rates = data_args.phase_learning_rates or [None] * count
-    warmups = data_args.phase_warmup_steps or [0] * count
-    phases = zip(data_args.phase_lengths, data_args.phase_shares, rates, warmups, strict=True)
-    return [phase for phase in phases if phase[1] > 0]
+def phases_of(data_args: DataArguments) -> list[tuple[int, dict[str, Any]]]:
+    """Return the length of each phase that has updates, and its share and learning rate."""
+    settings: list[dict[str, Any]] = [{"share": share} for share in data_args.phase_shares]
+    if data_args.phase_learning_rates is not None and data_args.phase_warmup_steps is not None:
+        rates = zip(data_args.phase_learning_rates, data_args.phase_warmup_steps, strict=True)
+        for each, (rate, warmup) in zip(settings, rates, strict=True):
+            each |= {"learning_rate": rate, "warmup_steps": warmup}
+    phases = zip(data_args.phase_lengths, settings, strict=True)
+    return [(length, each) for length, each in phases if each["share"] > 0]
 
 
 def build_examples(model_args: ModelArguments, data_args: DataArguments, corpora, tokenizer, seed: int):
@@ -284,7 +286,7 @@ def build_examples(model_args: ModelArguments, data_args: DataArguments, corpora
             num_proc=data_args.preprocessing_num_workers,
         )
 
-    phases = [Phase(build(corpora["train"], length), *others) for length, *others in phases_of(data_args)]
+    phases = [Phase(build(corpora["train"], length), **settings) for length, settings in phases_of(data_args)]
     if "validation" not in corpora:
         return phases, None
     held_out = {
@@ -380,7 +382,7 @@ def train(model_args: ModelArguments, data_args: DataArguments, training_args: P
         if training_args.process_index > 0:
             saved_in = output_dir
         phases, held_out, tokenizer = prepare_data(model_args, data_args, training_args.seed, output_dir, saved_in)
-    for phase, (length, *_) in zip(phases, phases_of(data_args), strict=True):
+    for phase, (length, _) in zip(phases, phases_of(data_args), strict=True):
         logger.info(f"{len(phase.dataset):,} examples of up to {length} tokens")
 
     # 2. model and trainer

@@ -83,15 +83,16 @@ def phased_learning_rate(
         `float`: the learning rate.
     """
     end, start = sum(updates), 0
-    knots: list[tuple[int, float]] = [(0, 0.0)]
+    steps, rates = [0], [0.0]  # the ends of the straight lines
     for count, peak, warmup in zip(updates, peaks, warmups, strict=True):
         if peak is not None and count > 0:
             if start > 0:
-                top, rate = knots[-1]
-                knots.append((start, rate * (end - start) / (end - top)))
-            knots.append((start + warmup, peak))
+                rates.append(rates[-1] * (end - start) / (end - steps[-1]))
+                steps.append(start)
+            rates.append(peak)
+            steps.append(start + warmup)
         start += count
-    return float(np.interp(step, *zip(*knots, (end, 0.0), strict=True)))
+    return float(np.interp(step, [*steps, end], [*rates, 0.0]))
 
 
 def plan_phases(phases: Sequence[Phase], args: VanillaTrainingArguments, mixed_phases: int = 0) -> list[int]:
@@ -425,7 +426,8 @@ class PretrainingTrainer(VanillaTrainer):
         stage = min(int(np.searchsorted(self._stage_ends, self.state.global_step)), len(self._stages) - 1)
         super().log({**logs, "sequence_length": self._stage_lengths[stage]}, start_time)
         if stage > 0 and self.is_world_process_zero():
-            self._warn_of_lasting_jump(*self._stage_ends[stage - 1 : stage + 1].tolist(), self._stage_lengths[stage])
+            start, end = self._stage_ends[stage - 1 : stage + 1].tolist()
+            self._warn_of_lasting_jump(start, end, self._stage_lengths[stage])
 
     def _warn_of_lasting_jump(self, start: int, end: int, length: int) -> None:
         """Warn, in one log of a stage, if its loss is still far above the end of the stage before it."""

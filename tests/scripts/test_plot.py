@@ -64,7 +64,7 @@ def test_every_picture_is_drawn(options, folder, tmp_path, monkeypatch):
             ["--dpi", 50],
             "the first argument must be one of attention, alignment, positions, schedule, curve, position_losses.",
         ),
-        (["position-losses", "--results", "trainer_state.json"], "trainer_state.json has no such losses"),
+        (["position-losses", "--results", "trainer_state.json"], "trainer_state.json has no losses by position"),
         (
             ["position-losses", "--results", "old.json", "--labels", "a", "b"],
             "`labels` must be as many as `results` (1)",
