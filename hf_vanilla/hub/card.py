@@ -190,15 +190,12 @@ def model_card(
         eval_results=[_eval_result(score, task) for score in scores] or None,
     )
     notes = results.get("notes", {})
-    parameters = int(results.get("parameters") or notes.get("parameters", 0))
-    sizes = f": {results['sizes']}" if "sizes" in results else ""
-    size = f" {parameters:,} parameters{sizes}." if parameters else ""
     commands = results.get("commands") or ([results["command"]] if "command" in results else [])
     filled = ModelCard.from_template(
         data,
         template_path=str(TEMPLATE),
         title=escape_markdown(facts.title or name),
-        description=PAPERS[model_type] + size,
+        description=PAPERS[model_type] + _size(results),
         use=_use(auto_class, processor, repo_id, facts, with_package=True),
         use_without_package=_use(auto_class, processor, repo_id, facts, with_package=False, has_pipeline=has_pipeline),
         training_data=facts.training_data and plain_markdown(facts.training_data),
@@ -457,6 +454,13 @@ def _quoted(text: str) -> str:
     """Write a string literal of Python in one line, with characters that don't print as escapes."""
     signs = json.dumps(text, ensure_ascii=False)
     return "".join(sign if sign.isprintable() else sign.encode("unicode_escape").decode() for sign in signs)
+
+
+def _size(results: dict[str, Any]) -> str:
+    """Describe the size of the model that results are of, if they know it."""
+    parameters = int(results.get("parameters") or results.get("notes", {}).get("parameters", 0))
+    sizes = f": {results['sizes']}" if "sizes" in results else ""
+    return f" {parameters:,} parameters{sizes}." if parameters else ""
 
 
 def _sizes(config: PreTrainedConfig) -> str:
