@@ -5,6 +5,7 @@ Every function returns a `matplotlib.figure.Figure` that pyplot does not manage:
 """
 
 import math
+import re
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -28,6 +29,8 @@ logger = logging.get_logger(__name__)
 _COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 # Evaluation entries of a training log that are not metrics.
 _SPEED_FIELDS = ("runtime", "samples_per_second", "steps_per_second", "model_preparation_time")
+# An evaluation of one of several lengths of sequences.
+_OF_LENGTH = re.compile(r"(\d+)_tokens_(.+)")
 # Fields of a training log in words; the underscores of other names become spaces.
 _WORDS = {
     "mlm": "masked tokens",
@@ -269,7 +272,8 @@ def plot_learning_rate(schedules: Mapping[str, Sequence[float]], *, title: str |
 def plot_training_curve(log_history: Sequence[Mapping[str, Any]], *, title: str | None = None) -> "Figure":
     """Plot the losses of a training run over its steps, and each metric of its evaluations.
 
-    The learning rate is a grey line with an axis of its own. Dotted lines separate phases of different
+    The learning rate is a grey line with an axis of its own. Evaluations of several lengths of sequences, logged as
+    `eval_128_tokens_...`, are curves of the same panel. Dotted lines separate phases of different
     `sequence_length`, which [`~hf_vanilla.training.PretrainingTrainer`] logs. An evaluation after the training, such
     as that of averaged checkpoints, is a star: it is not of the weights that the line follows.
 
@@ -303,9 +307,45 @@ def plot_training_curve(log_history: Sequence[Mapping[str, Any]], *, title: str 
         _draw_phases(axes, phases)
         if name == "loss":
             _draw_learning_rate(axes, log_history)
-        _finish_curves(axes, legend=name == "loss" or any(curve.final for curve in curves.values()))
+        has_legend = name == "loss" or len(curves) > 1 or any(curve.final for curve in curves.values())
+        _finish_curves(axes, legend=has_legend)
     for axes in grid.flat[len(panels) :]:
         axes.remove()
+    return figure
+
+
+def plot_position_losses(curves: Mapping[str, Mapping[str, Any]], *, title: str | None = None) -> "Figure":
+    """Plot the loss of masked tokens over their positions, a curve for each model, text or length.
+
+    Args:
+        curves (`Mapping[str, Mapping[str, Any]]`): For each label, what [`~hf_vanilla.metrics.loss_by_position`]
+            returns.
+        title (`str`, *optional*): Title of the figure.
+
+    Returns:
+        `matplotlib.figure.Figure`: one panel with all curves; a point is the mean over `width` positions, at their
+        middle.
+
+    Raises:
+        ImportError: if matplotlib is missing.
+        ValueError: if there is no curve, or one has no loss.
+    """
+    if len(curves) == 0:
+        raise ValueError("`curves` must have at least one list of losses, got none.")
+    figure = _new_figure(7.5, 4.2, title)
+    axes = figure.subplots()
+    for (label, curve), color in zip(curves.items(), _cycle_colors(len(curves)), strict=True):
+        width = curve["width"]
+        points = [
+            (number * width + (width - 1) / 2, loss) for number, loss in enumerate(curve["loss"]) if loss is not None
+        ]
+        if not points:
+            raise ValueError(f"`curves` must have losses, got none for {label!r}.")
+        mean = np.average([loss for _, loss in points], weights=[each for each in curve["tokens"] if each])
+        axes.plot(*zip(*points, strict=True), color=color, linewidth=1.2, label=f"{label} (mean {mean:.2f})")
+    axes.set(xlabel="position", ylabel="loss of masked tokens, nats")
+    axes.set_xlim(left=0)
+    _finish_curves(axes)
     return figure
 
 
@@ -467,9 +507,8 @@ def _logged_curves(log_history: Sequence[Mapping[str, Any]]) -> dict[str, dict[s
                 label = "training"
             elif not name.startswith("eval_") or name.endswith(_SPEED_FIELDS):
                 continue
-            elif name.endswith("loss"):
-                data = panel.removesuffix("loss").strip("_")
-                panel, label = "loss", f"evaluation ({_WORDS.get(data, data)})" if data else label
+            else:
+                panel, label = _panel_and_label(panel)
             curve = panels.setdefault(panel, {}).setdefault(label, _Curve([], []))
             _add_point(curve, (entry["step"], value), is_over)
     panels = {name: curves for name, curves in panels.items() if curves}
@@ -485,6 +524,16 @@ def _logged_curves(log_history: Sequence[Mapping[str, Any]]) -> dict[str, dict[s
         if any(len(curve.points) + len(curve.final) > 1 for curve in curves.values())
     }
     return with_several_points or panels
+
+
+def _panel_and_label(name: str) -> tuple[str, str]:
+    """Return the panel and the label of a metric of evaluations: losses share a panel, and so do lengths."""
+    found = _OF_LENGTH.fullmatch(name)
+    length, name = (f", {found[1]} tokens", found[2]) if found else ("", name)
+    if not name.endswith("loss"):
+        return name, f"evaluation{length}"
+    data = name.removesuffix("loss").strip("_")
+    return "loss", f"evaluation ({_WORDS.get(data, data)}){length}" if data else f"evaluation{length}"
 
 
 def _add_point(curve: _Curve, point: tuple[float, float], is_over: bool) -> None:

@@ -119,7 +119,7 @@ def answer(
         trainers (`Mapping[str, list[dict[str, Any]]]`, *optional*): Options of each class of the trainer's, if
             `command` names the class alone. Without, a command that trains is not checked.
     """
-    if arguments == [DESCRIBE]:
+    if arguments[-1:] == [DESCRIBE]:  # also of a task that the table does not have yet
         return
     if "tasks" in command:
         first = "".join(arguments[:1])

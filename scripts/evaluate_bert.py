@@ -5,7 +5,9 @@ r"""Evaluate a pre-trained BERT on unseen documents: masked tokens and next sent
 
 Each file is evaluated separately. The documents are packed into pairs as in pre-training; 15 % of the tokens, which
 --seed decides, are masked. A model without a next-sentence head is evaluated on masked tokens only. The losses of
-models with different vocabularies can't be compared.
+models with different vocabularies can't be compared. With --max_length 128 512 each file is evaluated with pairs of
+both lengths. --by_position 8 adds the loss of each 8 positions in a row to the results, which
+`plot.py position-losses --results results.json` draws.
 """
 
 from hf_vanilla_cli import answer_early
@@ -21,7 +23,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from transformers import AutoModelForPreTraining, AutoTokenizer, DataCollatorForTokenClassification
+from transformers import (
+    AutoModelForPreTraining,
+    AutoTokenizer,
+    DataCollatorForTokenClassification,
+    EvalPrediction,
+)
 from transformers.utils import logging
 
 import hf_vanilla  # noqa: F401  (registers the models)
@@ -29,7 +36,7 @@ from hf_vanilla.command_line.checks import check_files_exist, check_models, chec
 from hf_vanilla.command_line.options import parse_arguments, run
 from hf_vanilla.command_line.report import write_report
 from hf_vanilla.data import build_pretraining_dataset, load_documents, mask_statically
-from hf_vanilla.metrics import PretrainingMetrics
+from hf_vanilla.metrics import PretrainingMetrics, loss_by_position
 from hf_vanilla.training import VanillaTrainer, VanillaTrainingArguments
 
 
@@ -44,9 +51,14 @@ class EvaluationArguments:
     model: str = field(metadata={"help": "Folder or Hub name of the model and its tokenizer."})
     files: list[str] = field(metadata={"help": "Documents: .jsonl, .json, .csv, .parquet or plain text, also as .gz."})
     text_column: str = field(default="text", metadata={"help": "Column of the text."})
-    max_length: int = field(default=128, metadata={"help": "Tokens of a pair."})
+    max_length: list[int] = field(
+        default_factory=lambda: [128], metadata={"help": "Tokens of a pair; several are evaluated one after another."}
+    )
     mlm_probability: float = field(default=0.15, metadata={"help": "Share of tokens to predict."})
     batch_size: int = field(default=32, metadata={"help": "Pairs of a batch."})
+    by_position: int | None = field(
+        default=None, metadata={"help": "Also report the loss of masked tokens of each so many positions in a row."}
+    )
     seed: int = field(default=0, metadata={"help": "Seed of pairs and masks."})
     results_file: str | None = field(default=None, metadata={"help": "JSON file for metrics, versions and machine."})
     commands: list[str] = field(
@@ -55,22 +67,24 @@ class EvaluationArguments:
     notes: list[str] = field(default_factory=list, metadata={"help": "More facts for the report, each as name=value."})
 
     def __post_init__(self):
+        if self.by_position is not None and self.by_position < 1:
+            raise ValueError(f"`by_position` must be at least 1 position, got {self.by_position}.")
         for note in self.notes:
             if "=" not in note:
                 raise ValueError(f"`notes` must be of the form name=value, got {note!r}.")
 
 
 def measure(
-    model, tokenizer, path: str, arguments: EvaluationArguments, *, with_next_sentence: bool
+    model, tokenizer, path: str, max_length: int, arguments: EvaluationArguments, *, with_next_sentence: bool
 ) -> dict[str, Any]:
-    """Return the metrics of one file."""
+    """Return the metrics of one file, with pairs of one length."""
     documents = load_documents(data_files=[path], text_column=arguments.text_column)
-    pairs = build_pretraining_dataset(documents, tokenizer, max_length=arguments.max_length, seed=arguments.seed)
+    pairs = build_pretraining_dataset(documents, tokenizer, max_length=max_length, seed=arguments.seed)
     masked = mask_statically(
         pairs,
         tokenizer,
         probability=arguments.mlm_probability,
-        max_predictions=math.ceil(arguments.mlm_probability * arguments.max_length),
+        max_predictions=math.ceil(arguments.mlm_probability * max_length),
         seed=arguments.seed,
     ).remove_columns(["special_tokens_mask", "offset_mapping"])
     metrics = PretrainingMetrics()
@@ -87,15 +101,22 @@ def measure(
         model,
         training_args,
         DataCollatorForTokenClassification(tokenizer),
-        eval_dataset=masked,
         processing_class=tokenizer,
         compute_metrics=metrics,
         preprocess_logits_for_metrics=metrics.preprocess_logits,
     )
-    measured = trainer.evaluate()
+    prediction = trainer.predict(masked)
+    measured = prediction.metrics
     names = ("mlm_loss", "mlm_accuracy", "nsp_accuracy") if with_next_sentence else ("mlm_loss", "mlm_accuracy")
-    figures = {name: round(measured[f"eval_{name}"], 4) for name in names}
-    return {**figures, "documents": len(documents), "pairs": len(masked)}
+    figures = {name: round(measured[f"test_{name}"], 4) for name in names}
+    figures |= {"documents": len(documents), "pairs": len(masked)}
+    if arguments.by_position is not None:
+        by_position = loss_by_position(
+            EvalPrediction(prediction.predictions, prediction.label_ids), arguments.by_position
+        )
+        losses = [loss if loss is None else round(loss, 4) for loss in by_position["loss"]]
+        figures["by_position"] = {**by_position, "loss": losses}
+    return figures
 
 
 def main() -> None:
@@ -113,21 +134,26 @@ def main() -> None:
             f"`model` must have a head for masked tokens, but {arguments.model} has none; give the pre-trained model."
         )
     with_next_sentence = NEXT_SENTENCE_HEAD not in loading["missing_keys"]
+    lengths = arguments.max_length
     figures = {
-        path: measure(model, tokenizer, path, arguments, with_next_sentence=with_next_sentence)
+        path if len(lengths) == 1 else f"{path}, {length} tokens": measure(
+            model, tokenizer, path, length, arguments, with_next_sentence=with_next_sentence
+        )
         for path in arguments.files
+        for length in lengths
     }
     report = {
         "files": figures,
         "parameters": model.num_parameters(),
         "vocabulary": len(tokenizer),
         "masking": f"{arguments.mlm_probability:.0%} of the tokens, an exact number in each pair, 80/10/10",
-        "max_length": arguments.max_length,
+        "max_length": lengths[0] if len(lengths) == 1 else lengths,
         "seed": arguments.seed,
         "notes": dict(note.split("=", 1) for note in arguments.notes),
         "commands": arguments.commands,
     }
-    print(json.dumps(figures, indent=2, ensure_ascii=False))
+    shown = {path: {k: v for k, v in each.items() if k != "by_position"} for path, each in figures.items()}
+    print(json.dumps(shown, indent=2, ensure_ascii=False))
     if arguments.results_file is not None:
         write_report(arguments.results_file, report)
 

@@ -6,6 +6,7 @@ r"""Draw a picture: the first argument says of what.
     python scripts/plot.py positions --d_model 512 --length 100
     python scripts/plot.py schedule --d_model 512 --warmup_steps 4000 8000 --max_steps 20000
     python scripts/plot.py curve --run runs/en-de
+    python scripts/plot.py position-losses --results old.json new.json --labels before after
 
 attention: which tokens each token attends to: of a translation to its source, or of a text to itself (BERT and GPT).
     Without --target the model translates; --heads draws single heads in place of their mean.
@@ -13,6 +14,8 @@ alignment: the same for words, as word alignments use it.
 positions: the position encodings of --model, or the paper's sinusoids.
 schedule: the paper's learning rate, a curve for each --d_model and --warmup_steps.
 curve: losses, scores and learning rate of a training, from the trainer_state.json of its folder or a checkpoint.
+position-losses: BERT's loss of masked tokens by position, from results of evaluate_bert.py --by_position; of several
+    lengths the largest one.
 
 Needs matplotlib: pip install hf_vanilla[viz].
 """
@@ -32,7 +35,7 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModel, AutoTokenizer
 
-from hf_vanilla.command_line.checks import check_models, explained_loading
+from hf_vanilla.command_line.checks import check_files_exist, check_models, explained_loading
 from hf_vanilla.command_line.options import parse_arguments, run, take_task
 from hf_vanilla.generation import load_translator, translate, word_alignments
 from hf_vanilla.models.layers import sinusoidal_positions
@@ -41,6 +44,7 @@ from hf_vanilla.visualization import (
     plot_attention,
     plot_learning_rate,
     plot_position_encodings,
+    plot_position_losses,
     plot_training_curve,
     readable_tokens,
 )
@@ -77,6 +81,13 @@ class PlotArguments:
     length: int = field(default=100, metadata={"help": "Number of positions (positions)."})
     run: str | None = field(
         default=None, metadata={"help": "Folder of a training or a checkpoint, or its trainer_state.json (curve)."}
+    )
+
+    results: list[str] | None = field(
+        default=None, metadata={"help": "Results of evaluate_bert.py --by_position (position-losses)."}
+    )
+    labels: list[str] | None = field(
+        default=None, metadata={"help": "A label for each of the results. Default: their names (position-losses)."}
     )
 
     def __post_init__(self):
@@ -196,12 +207,36 @@ def draw_curve(arguments: PlotArguments) -> Any:
     return plot_training_curve(history, title=arguments.title or f"training of {path.absolute().parent.name}")
 
 
+def draw_position_losses(arguments: PlotArguments) -> Any:
+    """Draw the loss of masked tokens by position, of each file of each results file."""
+    require(arguments, "results")
+    paths = [Path(each) for each in arguments.results or ()]
+    labels = arguments.labels or [path.stem for path in paths]
+    if len(labels) != len(paths):
+        raise ValueError(f"`labels` must be as many as `results` ({len(paths)}), got {len(labels)}.")
+    check_files_exist(results=arguments.results)
+    curves = {}
+    for path, label in zip(paths, labels, strict=True):
+        measured = json.loads(path.read_text(encoding="utf-8")).get("files", {})
+        found = {name: each["by_position"] for name, each in measured.items() if "by_position" in each}
+        if not found:
+            raise ValueError(
+                f"`results` must be of evaluate_bert.py --by_position, but {path} has no losses by position."
+            )
+        reach = {name: len(each["loss"]) * each["width"] for name, each in found.items()}
+        longest = {name: each for name, each in found.items() if reach[name] == max(reach.values())}
+        for name, each in longest.items():
+            curves[label if len(longest) == 1 else f"{label}: {Path(name).name}"] = each
+    return plot_position_losses(curves, title=arguments.title or "loss of masked tokens by position")
+
+
 PICTURES = {
     "attention": draw_attention,
     "alignment": draw_alignment,
     "positions": draw_positions,
     "schedule": draw_schedule,
     "curve": draw_curve,
+    "position_losses": draw_position_losses,
 }
 TASKS = tuple(PICTURES)
 

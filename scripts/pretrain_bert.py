@@ -13,7 +13,9 @@ Further pre-training of any BERT on text of your domain: --model_name_or_path go
 
 Nine tenths of the updates have sequences of 128 tokens, the last tenth of 512, as in the paper. In a short run a small
 model learns more than word frequencies sooner if it starts with even shorter ones: --phase_lengths 32 128 512
---phase_shares 0.15 0.75 0.1. The optimizer is the paper's by default. Run the same command again to resume an
+--phase_shares 0.15 0.75 0.1. It learns the positions of the last phase in few updates only with help: a larger share,
+--phase_learning_rates and --phase_warmup_steps, --new_positions repeat, or --mixed_phases 2. Validation has the length
+of each phase. The optimizer is the paper's by default. Run the same command again to resume an
 interrupted run; other data or another model is refused. `accelerate launch` and `torchrun` in place of `python` use
 several devices. All options can also be in a JSON or YAML file, which is then the only argument.
 """
@@ -29,9 +31,10 @@ import math
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
+from datasets import Dataset
 from transformers import AutoTokenizer, DataCollatorForLanguageModeling, set_seed
 
 from hf_vanilla import VanillaBertConfig, VanillaBertForMaskedLM, VanillaBertForPreTraining
@@ -55,6 +58,7 @@ from hf_vanilla.training import (
     begin_run,
     folder_of_tokenizer,
     lock_run_folder,
+    plan_phases,
     resume_hint_on_interrupt,
     save_final_model,
     save_metrics,
@@ -124,7 +128,39 @@ class DataArguments(DatasetArguments):
     phase_shares: list[float] = field(
         default_factory=lambda: [0.9, 0.1], metadata={"help": "Share of the updates of each phase."}
     )
-    validation_length: int = field(default=128, metadata={"help": "Tokens of an example in validation."})
+    phase_learning_rates: list[float] | None = field(
+        default=None,
+        metadata={
+            "help": "Peak learning rate of each phase, from which it falls towards 0 at the end of the run, in place "
+            "of learning_rate. Default: one schedule over all phases."
+        },
+    )
+    phase_warmup_steps: list[int] | None = field(
+        default=None,
+        metadata={
+            "help": "Updates from the start of each phase to its peak learning rate, in place of warmup_steps; with "
+            "phase_learning_rates."
+        },
+    )
+    mixed_phases: int = field(
+        default=0,
+        metadata={"help": "Mix the updates of the last so many phases, in place of one phase after another."},
+    )
+    new_positions: Literal["random", "repeat", "interpolate"] = field(
+        default="random",
+        metadata={
+            "help": "How embeddings of positions start that no earlier phase had: random, as in the paper, or as the "
+            "learned ones, repeated or stretched."
+        },
+    )
+    validation_lengths: list[int] | None = field(
+        default=None,
+        metadata={
+            "help": "Tokens of an example in validation, each length apart. Default: those of the phases; with "
+            "load_best_model_at_end that of the largest.",
+            "aliases": ["--validation_length"],
+        },
+    )
     repeats: int = field(default=1, metadata={"help": "Passes over the documents, each with other random pairs."})
     short_sequence_probability: float = field(default=0.1, metadata={"help": "Share of examples that are shorter."})
     mlm_probability: float = field(default=0.15, metadata={"help": "Share of tokens to predict."})
@@ -166,6 +202,12 @@ def check_phases(data_args: DataArguments) -> None:
             f"`phase_lengths` ({data_args.phase_lengths}) and `phase_shares` ({data_args.phase_shares}) must be "
             "equal in number."
         )
+    for name in ("phase_learning_rates", "phase_warmup_steps"):
+        given = getattr(data_args, name)
+        if (given is None) != (data_args.phase_learning_rates is None):
+            raise ValueError("`phase_learning_rates` and `phase_warmup_steps` go together; give both or neither.")
+        if given is not None and len(given) != len(data_args.phase_lengths):
+            raise ValueError(f"`{name}` ({given}) must have a number for each of {data_args.phase_lengths}.")
     if abs(sum(data_args.phase_shares) - 1) > 1e-6:
         raise ValueError(f"`phase_shares` must add up to 1, got {data_args.phase_shares}.")
 
@@ -190,8 +232,44 @@ def get_tokenizer(arguments: ModelArguments, documents, output_dir: Path, saved_
     return tokenizer
 
 
+def adapt_to_phases(model_args: ModelArguments, data_args: DataArguments, training_args: PretrainingArguments) -> None:
+    """Check the options of the phases together with those of model and trainer, and set what follows from them."""
+    check_phases(data_args)
+    if data_args.new_positions != "random" and model_args.model_name_or_path is not None:
+        raise ValueError(
+            f"`new_positions` ({data_args.new_positions}) is for a new model, but that of `model_name_or_path` "
+            "has learned its positions; leave one of the two out."
+        )
+    if data_args.phase_learning_rates is not None and data_args.phase_warmup_steps is not None:
+        training_args.learning_rate = data_args.phase_learning_rates[0]
+        training_args.warmup_steps = data_args.phase_warmup_steps[0]
+    phases = [Phase(Dataset.from_dict({}), **settings) for _, settings in phases_of(data_args)]
+    plan_phases(phases, training_args, data_args.mixed_phases)  # checks them before the examples are built
+    lengths = data_args.validation_lengths
+    if training_args.load_best_model_at_end:
+        if lengths is None:
+            lengths = [data_args.phase_lengths[data_args.phase_shares.index(max(data_args.phase_shares))]]
+        if len(lengths) > 1:
+            raise ValueError(
+                f"`validation_lengths` must be one length for `early_stopping_patience` and `load_best_model_at_end`, "
+                f"got {lengths}."
+            )
+    data_args.validation_lengths = lengths or sorted({length for length, _ in phases_of(data_args)})
+
+
+def phases_of(data_args: DataArguments) -> list[tuple[int, dict[str, Any]]]:
+    """Return the length of each phase that has updates, and its share and learning rate."""
+    settings: list[dict[str, Any]] = [{"share": share} for share in data_args.phase_shares]
+    if data_args.phase_learning_rates is not None and data_args.phase_warmup_steps is not None:
+        rates = zip(data_args.phase_learning_rates, data_args.phase_warmup_steps, strict=True)
+        for each, (rate, warmup) in zip(settings, rates, strict=True):
+            each |= {"learning_rate": rate, "warmup_steps": warmup}
+    phases = zip(data_args.phase_lengths, settings, strict=True)
+    return [(length, each) for length, each in phases if each["share"] > 0]
+
+
 def build_examples(model_args: ModelArguments, data_args: DataArguments, corpora, tokenizer, seed: int):
-    """Build the examples of each phase, and validation examples with fixed masks."""
+    """Build the examples of each phase, and validation examples with fixed masks, of each length."""
 
     def build(documents, length: int):
         if model_args.no_next_sentence_prediction:
@@ -208,21 +286,19 @@ def build_examples(model_args: ModelArguments, data_args: DataArguments, corpora
             num_proc=data_args.preprocessing_num_workers,
         )
 
-    phases = [
-        Phase(build(corpora["train"], length), share)
-        for length, share in zip(data_args.phase_lengths, data_args.phase_shares, strict=True)
-        if share > 0
-    ]
+    phases = [Phase(build(corpora["train"], length), **settings) for length, settings in phases_of(data_args)]
     if "validation" not in corpora:
         return phases, None
-    length = data_args.validation_length
-    held_out = mask_statically(
-        build(corpora["validation"], length),
-        tokenizer,
-        probability=data_args.mlm_probability,
-        max_predictions=math.ceil(MAX_PREDICTED_SHARE * length),
-    )
-    return phases, held_out.remove_columns(["special_tokens_mask", "offset_mapping"])
+    held_out = {
+        f"{length}_tokens": mask_statically(
+            build(corpora["validation"], length),
+            tokenizer,
+            probability=data_args.mlm_probability,
+            max_predictions=math.ceil(MAX_PREDICTED_SHARE * length),
+        ).remove_columns(["special_tokens_mask", "offset_mapping"])
+        for length in data_args.validation_lengths or ()
+    }
+    return phases, held_out if len(held_out) > 1 else next(iter(held_out.values()), None)
 
 
 def prepare_data(
@@ -280,7 +356,7 @@ def main() -> None:
         ModelArguments, DataArguments, PretrainingArguments, description=__doc__
     )
     set_up_logging(training_args)
-    check_phases(data_args)
+    adapt_to_phases(model_args, data_args, training_args)
     check_output_dir(training_args.output_dir)
     check_models(
         model_name_or_path=model_args.model_name_or_path, tokenizer_name_or_path=model_args.tokenizer_name_or_path
@@ -306,10 +382,7 @@ def train(model_args: ModelArguments, data_args: DataArguments, training_args: P
         if training_args.process_index > 0:
             saved_in = output_dir
         phases, held_out, tokenizer = prepare_data(model_args, data_args, training_args.seed, output_dir, saved_in)
-    lengths = [
-        length for length, share in zip(data_args.phase_lengths, data_args.phase_shares, strict=True) if share > 0
-    ]
-    for phase, length in zip(phases, lengths, strict=True):
+    for phase, (length, _) in zip(phases, phases_of(data_args), strict=True):
         logger.info(f"{len(phase.dataset):,} examples of up to {length} tokens")
 
     # 2. model and trainer
@@ -330,6 +403,8 @@ def train(model_args: ModelArguments, data_args: DataArguments, training_args: P
         processing_class=tokenizer,
         compute_metrics=metrics,
         callbacks=[WarmupWarning()],
+        mixed_phases=data_args.mixed_phases,
+        new_positions=data_args.new_positions,
         preprocess_logits_for_metrics=metrics.preprocess_logits,
     )
 

@@ -45,6 +45,7 @@ def make_card(folder: Path, name: str, repo_id: str, entry: dict) -> str:
         auto_class=entry["auto_class"],
         results=results,
         curve=f"{name}.png" if (folder / f"{name}.png").is_file() else None,
+        recipe=Path(entry["results"]).stem,
     )
     return str(card)
 

@@ -12,6 +12,7 @@ from hf_vanilla.visualization import (
     plot_image_attention,
     plot_learning_rate,
     plot_position_encodings,
+    plot_position_losses,
     plot_training_curve,
     readable_tokens,
 )
@@ -326,6 +327,41 @@ def test_training_curve_shows_phases_and_the_learning_rate():
     assert [line.get_xdata() for line in losses.get_lines()[1:]] == [[20, 20]]  # the last update of the first phase
     (rate,) = next(axes for axes in figure.axes if axes not in panels_of(figure)).get_lines()
     np.testing.assert_allclose(rate.get_ydata(), [1e-3, 2e-3, 3e-3])
+
+
+def test_training_curve_draws_lengths_of_sequences_together():
+    log = [
+        {f"eval_{length}_tokens_{name}": value + step, "step": step}
+        for step in (1, 2)
+        for length, name, value in (
+            (8, "mlm_loss", 3),
+            (16, "mlm_loss", 4),
+            (8, "nsp_accuracy", 0),
+            (16, "nsp_accuracy", 5),
+        )
+    ]
+    losses, accuracy = plot_training_curve(log).axes
+    assert curves_of(losses) == {
+        "evaluation (masked tokens), 8 tokens": [(1, 4), (2, 5)],
+        "evaluation (masked tokens), 16 tokens": [(1, 5), (2, 6)],
+    }
+    assert curves_of(accuracy) == {"evaluation, 8 tokens": [(1, 1), (2, 2)], "evaluation, 16 tokens": [(1, 6), (2, 7)]}
+    assert len(accuracy.get_legend().get_texts()) == 2
+
+
+def test_losses_by_position_have_a_curve_for_each_model(tmp_path):
+    curves = {
+        "old": {"width": 4, "loss": [3.0, None, 2.0], "tokens": [1, 0, 3]},
+        "new": {"width": 1, "loss": [1.0, 2.0], "tokens": [2, 2]},
+    }
+    figure = plot_position_losses(curves, title="Losses")
+    (axes,) = figure.axes
+    assert curves_of(axes) == {"old (mean 2.25)": [(1.5, 3.0), (9.5, 2.0)], "new (mean 1.50)": [(0, 1.0), (1, 2.0)]}
+    assert figure.get_suptitle() == "Losses"
+    write(figure, tmp_path)
+    for bad, message in (({}, "got none"), ({"a": {"width": 1, "loss": [None], "tokens": [0]}}, "none for 'a'")):
+        with pytest.raises(ValueError, match=f"`curves` must have .*{message}"):
+            plot_position_losses(bad)
 
 
 @pytest.mark.parametrize("final_step", [20, 25], ids=["evaluated before", "not evaluated before"])

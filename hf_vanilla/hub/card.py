@@ -91,7 +91,7 @@ print(model(**inputs).logits.softmax(-1)[0, 0])  # probability that the second f
 FROM_FOLDER = "from its folder"
 FROM_AUTHOR = "from its folder and its author's facts or results"
 _SIGNATURE = re.compile(r"\n<!-- Written by hf_vanilla (.+); renewed unless edited: ([0-9a-f]{16}) -->\n\Z")
-_FILE_ENDINGS = re.compile(r"(?:\.(?:txt|jsonl?|csv|tsv|parquet|gz))+$")
+_FILE_ENDINGS = re.compile(r"(?:\.(?:txt|jsonl?|csv|tsv|parquet|gz))+(?=$|, )")
 _LOCAL_PATH = re.compile(r"(?:--?[\w-]+=)?(~?(?:/[^/^*{}|;\n]+)+/?)")
 
 
@@ -146,6 +146,7 @@ def model_card(
     seed: str | None = None,
     curve: str | None = None,
     has_pipeline: bool = True,
+    recipe: str | None = None,
 ) -> ModelCard:
     """Fill the template.
 
@@ -159,6 +160,7 @@ def model_card(
         seed (`str`, *optional*): The model's seed, if the results are those of several.
         curve (`str`, *optional*): Name of a picture of the training in the card's folder.
         has_pipeline (`bool`): Whether the model brings the pipeline of its task if transformers has none.
+        recipe (`str`, *optional*): Name with which `hf-vanilla reproduce` trains the model again.
 
     Returns:
         `ModelCard`: the card, with metadata for the Hub that include the scores as a `model-index`.
@@ -188,15 +190,12 @@ def model_card(
         eval_results=[_eval_result(score, task) for score in scores] or None,
     )
     notes = results.get("notes", {})
-    parameters = int(results.get("parameters") or notes.get("parameters", 0))
-    sizes = f": {results['sizes']}" if "sizes" in results else ""
-    size = f" {parameters:,} parameters{sizes}." if parameters else ""
     commands = results.get("commands") or ([results["command"]] if "command" in results else [])
     filled = ModelCard.from_template(
         data,
         template_path=str(TEMPLATE),
         title=escape_markdown(facts.title or name),
-        description=PAPERS[model_type] + size,
+        description=PAPERS[model_type] + _size(results),
         use=_use(auto_class, processor, repo_id, facts, with_package=True),
         use_without_package=_use(auto_class, processor, repo_id, facts, with_package=False, has_pipeline=has_pipeline),
         training_data=facts.training_data and plain_markdown(facts.training_data),
@@ -212,6 +211,7 @@ def model_card(
         ],
         environment=escape_markdown(_environment(results)),
         curve=curve,
+        recipe=recipe,
     )
     return ModelCard(re.sub(r"\n{3,}", "\n\n", str(filled)).strip() + "\n")
 
@@ -454,6 +454,13 @@ def _quoted(text: str) -> str:
     """Write a string literal of Python in one line, with characters that don't print as escapes."""
     signs = json.dumps(text, ensure_ascii=False)
     return "".join(sign if sign.isprintable() else sign.encode("unicode_escape").decode() for sign in signs)
+
+
+def _size(results: dict[str, Any]) -> str:
+    """Describe the size of the model that results are of, if they know it."""
+    parameters = int(results.get("parameters") or results.get("notes", {}).get("parameters", 0))
+    sizes = f": {results['sizes']}" if "sizes" in results else ""
+    return f" {parameters:,} parameters{sizes}." if parameters else ""
 
 
 def _sizes(config: PreTrainedConfig) -> str:

@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import re
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -92,7 +93,11 @@ def results_of_folder(folder: str | os.PathLike[str]) -> dict[str, Any]:
     scores = read_json(root / "scores.json")
     measured = read_json(root / "eval_results.json")
     if measured:
-        scores = {"validation": {name.removeprefix("eval_"): value for name, value in measured.items()}}
+        scores = {}
+        for name, value in measured.items():
+            of_length = re.fullmatch(r"eval_(\d+)_tokens_(.+)", name)
+            dataset = f"validation, {of_length[1]} tokens" if of_length else "validation"
+            scores.setdefault(dataset, {})[of_length[2] if of_length else name.removeprefix("eval_")] = value
     return {"parameters": _count_parameters(root), "scores": scores, "notes": notes, **settings}
 
 

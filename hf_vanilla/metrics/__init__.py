@@ -5,7 +5,7 @@ from .chrf import ChrF
 from .classification import ClassificationMetrics
 from .corpus_scores import comet_score, corpus_scores
 from .perplexity import evaluate_documents
-from .pretraining import PretrainingMetrics
+from .pretraining import PretrainingMetrics, loss_by_position
 from .token_classification import EntityMetrics
 from .translation import TranslationMetrics
 
@@ -20,4 +20,5 @@ __all__ = [
     "comet_score",
     "corpus_scores",
     "evaluate_documents",
+    "loss_by_position",
 ]

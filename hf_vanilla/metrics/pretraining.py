@@ -9,6 +9,31 @@ from transformers import EvalPrediction
 from ..models.checks import IGNORED_LABEL
 
 
+def loss_by_position(prediction: EvalPrediction, width: int = 1) -> dict[str, Any]:
+    """Average the loss of masked tokens over each position, or over several positions in a row.
+
+    Args:
+        prediction (`EvalPrediction`): Outputs of `PretrainingMetrics.preprocess_logits`, and the labels.
+        width (`int`): Number of positions that are averaged together.
+
+    Returns:
+        `dict[str, Any]`: `width`; `loss`, a list of the mean losses in nats, for positions 0 to `width` - 1 and so on,
+        `None` where no token was masked; and `tokens`, a list of the numbers of masked tokens.
+
+    Raises:
+        ValueError: if `width` is below 1.
+    """
+    if width < 1:
+        raise ValueError(f"`width` must be at least 1 position, got {width}.")
+    losses, labels = prediction.predictions[0], prediction.label_ids
+    is_masked = (labels[0] if isinstance(labels, tuple | list) else labels) != IGNORED_LABEL
+    numbers = np.arange(losses.shape[1]) // width
+    tokens = np.bincount(numbers, is_masked.sum(axis=0))
+    totals = np.bincount(numbers, np.where(is_masked, losses, 0).sum(axis=0, dtype=np.float64))
+    means = [float(total / count) if count else None for total, count in zip(totals, tokens, strict=True)]
+    return {"width": width, "loss": means, "tokens": tokens.astype(int).tolist()}
+
+
 class PretrainingMetrics:
     """`compute_metrics` for pre-training, with its `preprocess_logits_for_metrics`.
 

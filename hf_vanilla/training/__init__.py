@@ -27,7 +27,15 @@ from .finetuning import (
     train_with_seeds,
 )
 from .grid_search import PAPER_GRID, search_settings
-from .pretraining import Phase, PhasedBatchSampler, PretrainingTrainer, RepeatableCollator
+from .pretraining import (
+    Phase,
+    PhasedBatchSampler,
+    PretrainingTrainer,
+    RepeatableCollator,
+    fill_new_positions,
+    phased_learning_rate,
+    plan_phases,
+)
 from .recipes import (
     GPT_RECIPE,
     WarmupWarning,
@@ -94,6 +102,7 @@ __all__ = [
     "command_of_process",
     "decisive_options",
     "estimate",
+    "fill_new_positions",
     "folder_of_tokenizer",
     "gpt_training_arguments",
     "has_all_updates",
@@ -105,6 +114,8 @@ __all__ = [
     "noam_learning_rate",
     "paper_optimizers",
     "paper_training_arguments",
+    "phased_learning_rate",
+    "plan_phases",
     "resume_hint_on_interrupt",
     "save_final_model",
     "save_metrics",

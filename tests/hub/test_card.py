@@ -284,6 +284,11 @@ def test_scores_come_from_the_folder_without_a_results_file(tmp_path):
     assert [(each.metric_type, each.metric_value) for each in made.data.eval_results] == [("bleu", 9.59)]
     assert "- updates: 1,200\n- epochs: 2.5\n- minutes since the last start: 1.5\n" in made.text
     assert " parameters: 1 layers of width 12, 3 heads, " in made.text
+    (folder / "eval_results.json").write_text(
+        '{"eval_128_tokens_mlm_accuracy": 0.5, "eval_512_tokens_mlm_accuracy": 0.25}'
+    )
+    text = card_of_folder(folder, "me/tiny").text
+    assert "| validation, 128 tokens | accuracy of masked tokens | 0.5 |\n| validation, 512 tokens |" in text
     (folder / "eval_results.json").unlink()
     (folder / "scores.json").write_text('{"test": {"loss": 0.5, "f1": 0.25}}')
     assert "| test | f1 | 0.25 |" in card_of_folder(folder, "me/tiny").text

@@ -24,6 +24,13 @@ def folder(tmp_path_factory):
     train_wordpiece_tokenizer(["a b c"] * 2, 11, show_progress=False).save_pretrained(root / "bert")
     log = [{"loss": 3.0 - step, "learning_rate": 0.1, "step": step} for step in (1, 2)]
     (root / "trainer_state.json").write_text(json.dumps({"log_history": log}))
+    losses = {"width": 4, "loss": [3.0, None, 2.5], "tokens": [5, 0, 7]}
+    files = {
+        "a.txt, 12 tokens": {"by_position": losses},
+        "a.txt, 4 tokens": {"by_position": {**losses, "loss": [3.1]}},
+    }
+    (root / "old.json").write_text(json.dumps({"files": files}))
+    (root / "new.json").write_text(json.dumps({"files": {"a.txt": files["a.txt, 12 tokens"]}}))
     return root
 
 
@@ -39,6 +46,7 @@ def folder(tmp_path_factory):
         ["positions", "--model", "bert"],
         ["schedule", "--max_steps", 9, "--warmup_steps", 2, 4],
         ["curve", "--run", "."],
+        ["position-losses", "--results", "old.json", "new.json", "--labels", "old", "new"],
     ],
     ids=lambda options: " ".join(map(str, options[:3])),
 )
@@ -52,7 +60,15 @@ def test_every_picture_is_drawn(options, folder, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--dpi", 50], "the first argument must be one of attention, alignment, positions, schedule, curve."),
+        (
+            ["--dpi", 50],
+            "the first argument must be one of attention, alignment, positions, schedule, curve, position_losses.",
+        ),
+        (["position-losses", "--results", "trainer_state.json"], "trainer_state.json has no losses by position"),
+        (
+            ["position-losses", "--results", "old.json", "--labels", "a", "b"],
+            "`labels` must be as many as `results` (1)",
+        ),
         (["attention", "--model", "translator"], "`source` is missing; give it as --source."),
         (["curve", "--run", "bert"], "there is no bert/trainer_state.json"),
         (["schedule", "--dpi", 0], "`dpi` must be at least 1, got 0."),

@@ -60,12 +60,17 @@ def test_metrics_are_saved(run_dir):
 def test_evaluation_script_gives_the_same_metrics(run_dir, corpus, tmp_path):
     finished = run(
         "evaluate_bert.py", "--model", run_dir, "--files", corpus / "held_out.txt", corpus / "train.txt",
-        "--max_length", 16, "--seed", 42, "--results_file", tmp_path / "result.json",
+        "--max_length", 16, 32, "--by_position", 5, "--seed", 42, "--results_file", tmp_path / "result.json",
     )  # fmt: skip
     assert finished.returncode == 0, finished.stderr
     report = json.loads((tmp_path / "result.json").read_text())
-    found = report["files"][str(corpus / "held_out.txt")]
-    assert (found["documents"], report["files"][str(corpus / "train.txt")]["documents"]) == (8, 40)
+    found = report["files"][f"{corpus / 'held_out.txt'}, 16 tokens"]
+    assert (found["documents"], report["files"][f"{corpus / 'train.txt'}, 16 tokens"]["documents"]) == (8, 40)
+    for each, bins in ((found, 4), (report["files"][f"{corpus / 'held_out.txt'}, 32 tokens"], 7)):
+        losses, tokens = each["by_position"]["loss"], each["by_position"]["tokens"]
+        total = sum(loss * count for loss, count in zip(losses, tokens, strict=True) if count)
+        assert len(losses) == bins
+        assert total / sum(tokens) == pytest.approx(each["mlm_loss"], abs=1e-3)  # both are rounded
     assert report["vocabulary"] == len(AutoTokenizer.from_pretrained(run_dir))
     expected = json.loads((run_dir / "eval_results.json").read_text())
     assert found["nsp_accuracy"] == pytest.approx(expected["eval_nsp_accuracy"], abs=1e-4)  # the same pairs
@@ -112,6 +117,22 @@ def test_model_without_next_sentence_head_is_evaluated_on_masked_tokens(run_dir,
     assert found.keys() == {"mlm_loss", "mlm_accuracy", "documents", "pairs"}
 
 
+def test_phases_have_rates_new_positions_and_validation_of_their_own(corpus, tmp_path, monkeypatch):
+    options = [*files_and_steps(corpus), "--phase_shares", 0.6, 0.4, "--phase_learning_rates", 0.01, 0.02]
+    options += ["--phase_warmup_steps", 2, 3, "--new_positions", "repeat", "--validation_lengths", 16, 32]
+    options += ["--logging_steps", 1, "--eval_strategy", "steps", "--eval_steps", 5, "--output_dir", tmp_path / "run"]
+    assert run_here(monkeypatch, SCRIPT, *options) == 0
+    measured = json.loads((tmp_path / "run" / "eval_results.json").read_text())
+    assert {f"eval_{length}_tokens_{name}" for length in (16, 32) for name in ("mlm_loss", "nsp_accuracy")} < set(
+        measured
+    )
+    log = json.loads((tmp_path / "run" / "trainer_state.json").read_text())["log_history"]
+    assert [entry["step"] for entry in log if "eval_32_tokens_mlm_loss" in entry][:2] == [5, 10]
+    rates = [entry["learning_rate"] for entry in log if "learning_rate" in entry]
+    expected = [0, 0.005, 0.01, 0.00875, 0.0075, 0.00625, 0.005, 0.01, 0.015, 0.02]  # the second phase starts at 6
+    assert rates == pytest.approx(expected, abs=1e-9)
+
+
 def test_further_pretraining_without_next_sentences(run_dir, corpus, tmp_path):
     output_dir = tmp_path / "domain"
     options = [option for option in TINY[8:] if option not in ("--vocab_size", "90")]
@@ -134,15 +155,41 @@ def test_further_pretraining_without_next_sentences(run_dir, corpus, tmp_path):
         (["--phase_shares", "0.5", "0.4"], "`phase_shares` must add up to 1"),
         (["--phase_lengths", "16"], "must be equal in number"),
         (["--hidden_size", "13"], "`hidden_size` (13) must be"),
+        (["--phase_warmup_steps", "2", "1"], "`phase_learning_rates` and `phase_warmup_steps` go together"),
+        (
+            ["--phase_warmup_steps", "2", "--phase_learning_rates", "1", "1"],
+            "`phase_warmup_steps` ([2]) must have a number for each of [16, 32]",
+        ),
+        (
+            ["--early_stopping_patience", "2", "--eval_strategy", "steps", "--validation_lengths", "16", "32"],
+            "`validation_lengths` must be one length",
+        ),
+        (
+            ["--phase_warmup_steps", "2", "3", "--phase_learning_rates", "1", "1"],
+            "`phases` must have warm-ups from 0 to their numbers of updates, got 3 of 0",
+        ),
+        (["--new_positions", "repeat", "--model_name_or_path", "bert"], "`new_positions` (repeat) is for a new model"),
     ],
-    ids=["nothing", "file", "shares", "lengths", "sizes"],
+    ids=[
+        "nothing",
+        "file",
+        "shares",
+        "lengths",
+        "sizes",
+        "warm-up alone",
+        "rates",
+        "best",
+        "long warm-up",
+        "positions",
+    ],
 )
-def test_bad_input_ends_in_one_line(corpus, tmp_path, options, message):
+def test_bad_input_ends_in_one_line(corpus, tmp_path, monkeypatch, capsys, options, message):
     given = [] if not options or "--train_files" in options else ["--train_files", corpus / "train.txt"]
-    finished = run(SCRIPT, *given, *TINY, *options, "--max_steps", 4, "--output_dir", tmp_path / "run")
-    assert finished.returncode == 1
-    assert message in finished.stderr
-    assert "Traceback" not in finished.stderr
+    options = [*given, *TINY, *options, "--max_steps", 4, "--output_dir", tmp_path / "run"]
+    assert run_here(monkeypatch, SCRIPT, *options) == 1
+    error = capsys.readouterr().err.strip().splitlines()[-1]
+    assert error.startswith("error: ")
+    assert message in error
 
 
 def test_preset_is_checked_first(corpus, tmp_path):

@@ -8,13 +8,15 @@ from run_bert_ranks import SIZES, tiny_tokenizer
 from transformers import DataCollatorForLanguageModeling, EvalPrediction, TrainerCallback
 
 from hf_vanilla import VanillaBertConfig, VanillaBertForMaskedLM, VanillaBertForPreTraining
-from hf_vanilla.metrics import PretrainingMetrics
+from hf_vanilla.metrics import PretrainingMetrics, loss_by_position
 from hf_vanilla.training import (
     Phase,
     PhasedBatchSampler,
     PretrainingTrainer,
     RepeatableCollator,
     bert_training_arguments,
+    fill_new_positions,
+    phased_learning_rate,
 )
 
 
@@ -37,23 +39,26 @@ def examples(count, longest, seed=0, **columns):
     )
 
 
-def phases():
-    return [Phase(examples(25, SHORT), 0.75), Phase(examples(10, LONG, seed=1), 0.25)]
+def phases(*rates):
+    first, second = rates or ((), ())
+    return [Phase(examples(25, SHORT), 0.75, *first), Phase(examples(10, LONG, seed=1), 0.25, *second)]
 
 
 class Shapes(TrainerCallback):
-    """Records the shapes of the batches."""
+    """Records the shapes of the batches, and the position embeddings with each."""
 
     def __init__(self, model):
         self.seen = []
+        self.tables = []
         model.register_forward_pre_hook(self.note, with_kwargs=True)
 
     def note(self, module, args, kwargs):
         if module.training:
             self.seen.append(tuple(kwargs["input_ids"].shape))
+            self.tables.append(module.bert.embeddings.position_embeddings.weight.detach().clone())
 
 
-def make_trainer(folder, parts=None, **changes):
+def make_trainer(folder, parts=None, options=None, **changes):
     arguments = bert_training_arguments(
         str(folder),
         **{
@@ -79,6 +84,7 @@ def make_trainer(folder, parts=None, **changes):
         phases=phases() if parts is None else parts,
         processing_class=tiny_tokenizer(),
         callbacks=[shapes],
+        **(options or {}),
     )
     return trainer, shapes
 
@@ -121,14 +127,95 @@ def test_both_phases_share_one_schedule(tmp_path, accumulation):
     assert logged == [SHORT] * 9 + [LONG] * 3
 
 
-@pytest.mark.parametrize("stop", [5, 11], ids=["first-phase", "second-phase"])
-def test_resumed_run_ends_with_the_same_bits(tmp_path, stop):
-    trainer, _ = make_trainer(tmp_path / "whole")
+def test_mixed_phases_come_in_random_order():
+    lengths = [np.full(24, 10), np.full(9, 20), np.full(6, 30)]
+    sampler = PhasedBatchSampler(lengths, [3, 6, 6], MAX_TOKENS, seed=3, batches_per_step=2, mixed_phases=2)
+    batches = list(sampler)
+    assert len(batches) == len(sampler) == 30
+    phase_of = [np.searchsorted([24, 33], batch, side="right") for batch in batches]
+    assert all((each == each[0]).all() for each in phase_of)
+    numbers = [each[0] for each in phase_of]
+    assert numbers[::2] == numbers[1::2]  # of both batches of an update
+    assert numbers[:6] == [0] * 6
+    assert sorted(numbers[6:]) == [1] * 12 + [2] * 12 != numbers[6:]
+    assert batches == list(sampler)
+    others = PhasedBatchSampler(lengths, [3, 6, 6], MAX_TOKENS, seed=4, batches_per_step=2, mixed_phases=2)
+    assert [batch[0] >= 33 for batch in others] != [batch[0] >= 33 for batch in batches]
+
+
+@pytest.mark.parametrize(
+    ("peaks", "warmups", "expected"),
+    [
+        ([0.9, None], [2, 0], {0: 0, 1: 0.45, 2: 0.9, 10: 0.5, 11: 0.45, 20: 0}),
+        ([0.9, 0.6], [2, 4], {1: 0.45, 2: 0.9, 10: 0.5, 12: 0.55, 14: 0.6, 17: 0.3, 20: 0}),
+        ([1.0, 0.5], [0, 0], {0: 1, 9: 0.55, 10: 0.5, 15: 0.25}),
+    ],
+    ids=["one peak", "two peaks", "no warm-up"],
+)
+def test_learning_rate_of_phases(peaks, warmups, expected):
+    found = {step: phased_learning_rate(step, [10, 10], peaks, warmups) for step in expected}
+    assert found == pytest.approx(expected, abs=1e-12)
+
+
+def test_phase_has_a_warmup_of_its_own(tmp_path):
+    trainer, _ = make_trainer(tmp_path, phases((), (0.02, 2)))
+    trainer.train()
+    rates = [entry["learning_rate"] for entry in trainer.state.log_history if "learning_rate" in entry]
+    expected = [0.01 * min(step / 3, (12 - step) / 9) for step in range(10)]
+    assert rates == pytest.approx([*expected, (expected[9] + 0.02) / 2, 0.02], abs=1e-9)
+
+
+@pytest.mark.parametrize(("method", "rows"), [("repeat", [1, 2, 3, 1, 2]), ("interpolate", [1, 1.5, 2, 2.5, 3])])
+def test_new_positions_are_filled_from_learned_ones(method, rows):
+    table = torch.arange(11.0)[:, None].repeat(1, 2) ** 2
+    straight = torch.arange(11.0)[:, None].repeat(1, 2)
+    fill_new_positions(straight, 4, 9, method)
+    torch.testing.assert_close(straight[:, 1], torch.tensor([0.0, 1, 2, 3, *rows, 9, 10]))
+    fill_new_positions(table, 4, 9, method)
+    assert table[[3, 4, 8, 9], 0].tolist() == [9, 1, {"repeat": 4, "interpolate": 9}[method], 81]
+
+
+@pytest.mark.parametrize("mixed", [False, True])
+def test_longer_phase_starts_from_learned_positions(tmp_path, mixed):
+    parts = phases()
+    if mixed:
+        parts = [parts[0], *(phase._replace(share=0.125) for phase in phases())]
+    trainer, shapes = make_trainer(tmp_path, parts, {"new_positions": "repeat", "mixed_phases": 2 if mixed else 0})
+    trainer.train()
+    before, after = shapes.tables[8], shapes.tables[9]
+    assert torch.equal(after[SHORT:LONG], after[[1 + number % (SHORT - 1) for number in range(LONG - SHORT)]])
+    assert not torch.equal(before[SHORT:LONG], after[SHORT:LONG])
+    torch.testing.assert_close(after[LONG:], before[LONG:], rtol=1e-3, atol=0)  # they only decay
+    assert not torch.equal(shapes.tables[-1][SHORT], shapes.tables[-1][1])
+
+
+@pytest.mark.parametrize(
+    ("losses", "warns"),
+    [([5.4, 5.3, 5.3, 5.3], True), ([5.4, 4.2, 3.9, 3.8], False), ([3.7, 3.7, 3.7, 3.7], False)],
+    ids=["stays", "comes down", "small jump"],
+)
+def test_lasting_jump_of_the_loss_is_warned_of(tmp_path, caplog, losses, warns):
+    trainer, _ = make_trainer(tmp_path, max_steps=24)
+    trainer.get_train_dataloader()
+    for step, loss in enumerate([*[3.6, 3.5, 3.4] * 5, 3.5, *losses], start=3):  # the second phase starts after 18
+        trainer.state.global_step = step
+        trainer.log({"loss": loss})
+    assert sum("the training loss rose" in each for each in caplog.messages) == warns
+    assert not warns or "With sequences of 20 tokens the training loss rose from 3.47 to 5.40" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("options", "stop"),
+    [({}, 5), ({}, 11), ({"new_positions": "interpolate"}, 9), ({"mixed_phases": 2}, 7)],
+    ids=["first-phase", "second-phase", "new-positions", "mixed"],
+)
+def test_resumed_run_ends_with_the_same_bits(tmp_path, options, stop):
+    trainer, _ = make_trainer(tmp_path / "whole", None, options)
     trainer.train()
     expected = trainer.model.state_dict()
     saving = {"save_strategy": "steps", "save_steps": stop}
-    make_trainer(tmp_path / "stopped", **saving)[0].train()
-    resumed, shapes = make_trainer(tmp_path / "stopped", **saving)
+    make_trainer(tmp_path / "stopped", None, options, **saving)[0].train()
+    resumed, shapes = make_trainer(tmp_path / "stopped", None, options, **saving)
     resumed.train(resume_from_checkpoint=str(tmp_path / "stopped" / f"checkpoint-{stop}"))
     assert len(shapes.seen) == 12 - stop
     for name, tensor in resumed.model.state_dict().items():
@@ -185,6 +272,20 @@ def test_evaluation_keeps_given_masks(tmp_path):
     assert first["eval_nsp_accuracy"] == pytest.approx(following / 7)
 
 
+def test_loss_by_position_is_averaged_over_masked_tokens():
+    losses = np.array([[0, 2, 4, 0, 0], [1, 0, 6, 3, 0]], dtype=np.float32)
+    labels = np.array([[-100, 7, 8, -100, -100], [5, -100, 6, 9, -100]])
+    prediction = EvalPrediction((losses, losses), (labels, np.zeros(2)))
+    assert loss_by_position(prediction, 2) == {
+        "width": 2,
+        "loss": [1.5, pytest.approx(13 / 3), None],
+        "tokens": [2, 3, 0],
+    }
+    assert loss_by_position(prediction)["loss"] == [1, 2, 5, 3, None]
+    with pytest.raises(ValueError, match="`width` must be at least 1 position, got 0"):
+        loss_by_position(prediction, 0)
+
+
 def test_metrics_of_masked_tokens_alone():
     metrics = PretrainingMetrics()
     torch.manual_seed(0)
@@ -214,3 +315,20 @@ def test_bad_input_raises(tmp_path, changes, shares, message):
     parts = None if shares is None else [Phase(examples(4, SHORT), share) for share in shares]
     with pytest.raises(ValueError, match=message):
         make_trainer(tmp_path, parts, **changes)
+
+
+@pytest.mark.parametrize(
+    ("rates", "options", "changes", "message"),
+    [
+        (((), (0.1, 4)), {}, {}, r"warm-ups from 0 to their numbers of updates, got 4 of 3"),
+        (((), (-0.1, 0)), {}, {}, r"learning rates above 0, got -0.1"),
+        (((), (0.1, 1)), {}, {"lr_scheduler_type": "cosine"}, r"`lr_scheduler_type` must be linear .* got cosine"),
+        (((), (0.1, 1)), {"mixed_phases": 2}, {}, r"`mixed_phases` \(2\) and learning rates of phases"),
+        (((), ()), {"mixed_phases": 3}, {}, r"`mixed_phases` must be 0, or from 2 to .*\(2\), got 3"),
+        (((), ()), {"new_positions": "mirror"}, {}, r"`new_positions` must be random, .* got 'mirror'"),
+    ],
+    ids=["warm-up", "rate", "schedule", "mixed rates", "mixed", "positions"],
+)
+def test_bad_phases_are_named(tmp_path, rates, options, changes, message):
+    with pytest.raises(ValueError, match=message):
+        make_trainer(tmp_path, phases(*rates), options, **changes)
