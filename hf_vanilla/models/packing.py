@@ -43,8 +43,8 @@ PACKED_KERNELS = ("eager", "sdpa")
 # One bucket per 64 positions of the longest row, at most 8.
 BUCKET_LENGTH = 64
 MAX_BUCKETS = 8
-# Modules whose hooks see no difference: transformers' recording, and FSDP2, which gathers a layer's parameters.
-HARMLESS_HOOKS = (capture_outputs.__module__, "torch.distributed.fsdp")
+# Where hooks are from that see no difference: transformers' recording, and FSDP2, which gathers a layer's parameters.
+HARMLESS = (capture_outputs.__module__, "torch.distributed.fsdp")
 
 
 def gather_tokens(hidden_states: Tensor, tokens: Tensor | None) -> Tensor:
@@ -327,8 +327,8 @@ def _accepts_packing(layer: nn.Module) -> bool:
     layer = getattr(layer, "_orig_mod", layer)
     attentions = [child for name, child in layer.named_children() if name.endswith("_attn")]
     for module in (layer, *attentions):
-        owner = next(each for each in type(module).__mro__ if "forward" in vars(each))
-        if "accepts_packing" not in vars(owner):
+        classes = (each for each in type(module).__mro__ if not each.__module__.startswith(HARMLESS))  # FSDP2 adds one
+        if "accepts_packing" not in vars(next(each for each in classes if "forward" in vars(each))):
             return False
     return not any(map(_has_hooks, layer.modules()))
 
@@ -340,13 +340,11 @@ def _is_compiled(layer: nn.Module) -> bool:
 
 def _has_hooks(module: nn.Module) -> bool:
     """Whether a module is patched, or has hooks other than those of recording, sharding and offloading."""
-    is_shared = hasattr(module, "_hf_hook") or hasattr(
-        module, "_is_hooked"
-    )  # by accelerate, by a plan of transformers
-    if "forward" in vars(module) and not is_shared:
+    is_placed = hasattr(module, "_hf_hook") or hasattr(module, "_is_hooked")  # by accelerate or tensor parallelism
+    if "forward" in vars(module) and not is_placed:
         return True
     hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
-    return any(not hook.__module__.startswith(HARMLESS_HOOKS) for each in hooks for hook in each.values())
+    return any(not hook.__module__.startswith(HARMLESS) for each in hooks for hook in each.values())
 
 
 def run_layers(

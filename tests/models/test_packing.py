@@ -1,6 +1,7 @@
 """Packing changes no results: outputs, losses and gradients equal those of all positions."""
 
 import logging
+from collections import Counter
 
 import pytest
 import torch
@@ -190,17 +191,21 @@ def padded_batch(batch, length):
     return {"input_ids": ids.masked_fill(~mask, 0), "attention_mask": mask.long(), "labels": labels}
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:The .grad attribute of a Tensor:UserWarning")
 @pytest.mark.parametrize("make", COMPILED.values(), ids=COMPILED)
 def test_layers_compiled_one_by_one_work_on_packed_tokens(make, monkeypatch):
     torch.compiler.reset()
-    plans, plan, are_layers = [], packing.plan_packing, []
-    monkeypatch.setattr(
-        packing, "plan_packing", lambda *args, **kwargs: plans.append(plan(*args, **kwargs)) or plans[-1]
-    )
+    plans, layers = [], Counter()
+
+    def plan(*args, **kwargs):
+        plans.append(plan_packing(*args, **kwargs))
+        return plans[-1]
+
+    monkeypatch.setattr(packing, "plan_packing", plan)
 
     def backend(graph, inputs):
-        are_layers.append(any("feed_forward" in node.name for node in graph.graph.nodes))
+        names = " ".join(node.name for node in graph.graph.nodes)
+        layers.update(["cross_attn" in names] if "feed_forward" in names else [])
         return graph
 
     plain, compiled = make().train(), compile_regions(make().train(), backend=backend)
@@ -215,7 +220,7 @@ def test_layers_compiled_one_by_one_work_on_packed_tokens(make, monkeypatch):
         actual = {name.replace("_orig_mod.", ""): gradient for name, gradient in actual.items()}
         torch.testing.assert_close(actual, expected, **TOLERANCE)
     torch.compiler.reset()
-    assert 1 <= sum(are_layers) <= 4
+    assert 1 <= max(layers.values()) <= 4  # of each class: the first shape, and all others, twice for the last layer
 
 
 @pytest.mark.parametrize("pooled", [True, False])
