@@ -177,6 +177,7 @@ def freeze_row(matrix: Tensor, row: int, dim: int = 0) -> Tensor:
 
 def _is_plain(projection: nn.Module) -> bool:
     """Whether a product with its weight is all that a projection does: no adapter, no offloaded weights."""
+    projection = getattr(projection, "_orig_mod", projection)  # compiled by itself
     return type(projection) is nn.Linear and not hasattr(projection, "_hf_hook")
 
 

@@ -212,7 +212,7 @@ class VanillaBertPreTrainedModel(VanillaPreTrainedModel):
 
     def get_output_embeddings(self) -> nn.Linear | None:
         """Return the projection onto the vocabulary, if this model has one."""
-        has_projection = "predictions" in getattr(self, "cls", {})
+        has_projection = hasattr(getattr(self, "cls", None), "predictions")
         return self._token_head().decoder if has_projection else None
 
     def set_output_embeddings(self, new_embeddings: nn.Linear) -> None:
@@ -222,7 +222,7 @@ class VanillaBertPreTrainedModel(VanillaPreTrainedModel):
 
     def _token_head(self) -> MaskedTokenHead:
         """Return the head that predicts masked tokens."""
-        return cast(MaskedTokenHead, self.cls["predictions"])
+        return cast(MaskedTokenHead, self.cls.predictions)
 
 
 class VanillaBertModel(VanillaBertPreTrainedModel):
@@ -456,7 +456,7 @@ class VanillaBertForPreTraining(VanillaBertWithHead):
 
     def _predict(self, outputs: Any, labels: Tensor | None, is_random: Tensor | None, items: Any) -> tuple:
         loss, logits = self._token_head().predict(outputs.last_hidden_state, labels, items)
-        next_logits = self.cls["seq_relationship"](outputs.pooler_output)  # (batch, 2)
+        next_logits = self.cls.seq_relationship(outputs.pooler_output)  # (batch, 2)
         if is_random is not None:
             next_loss = self._next_sentence_loss(next_logits, is_random, labels, items)
             loss = next_loss if loss is None else loss + next_loss
@@ -524,7 +524,7 @@ class VanillaBertForNextSentencePrediction(VanillaBertWithHead):
         self.cls = nn.ModuleDict({"seq_relationship": nn.Linear(config.hidden_size, 2)})
 
     def _predict(self, outputs: Any, labels: Tensor | None, items: Tensor | int | None) -> LossAndLogits:
-        logits = self.cls["seq_relationship"](outputs.pooler_output)  # (batch, 2)
+        logits = self.cls.seq_relationship(outputs.pooler_output)  # (batch, 2)
         return classification_loss(logits, labels, items), logits
 
 

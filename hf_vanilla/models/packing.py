@@ -12,7 +12,8 @@ layer or attention takes one if its own class declares `accepts_packing`: a subc
 declare it again.
 
 Packing is a fast path of CPUs; everything has the same value without it. It is off where results would differ visibly:
-if a layer is hooked, compiled, traced or replaced, or if outputs of single layers are requested.
+if a layer is hooked, traced or replaced, the whole model is compiled, or outputs of single layers are requested. Where
+layers are compiled one by one, there is a single bucket, as every number of them would be compiled anew.
 """
 
 from collections.abc import Callable
@@ -42,6 +43,8 @@ PACKED_KERNELS = ("eager", "sdpa")
 # One bucket per 64 positions of the longest row, at most 8.
 BUCKET_LENGTH = 64
 MAX_BUCKETS = 8
+# Where hooks are from that see no difference: transformers' recording, and FSDP2, which gathers a layer's parameters.
+HARMLESS = (capture_outputs.__module__, "torch.distributed.fsdp")
 
 
 def gather_tokens(hidden_states: Tensor, tokens: Tensor | None) -> Tensor:
@@ -257,6 +260,7 @@ def plan_packing(
     has_outputs = outputs is not None and outputs.device.type == "cpu" and len(layers) > 0
     if (is_token is None and sequences is None and not has_outputs) or not all(map(_accepts_packing, layers)):
         return None
+    max_buckets = 1 if any(map(_is_compiled, layers)) else max_buckets
     packing, cells = Packing(batch, length, None), torch.arange(batch * length)
     if is_token is not None:
         packing = _pack(packing, cells[is_token.flatten()], is_token.sum(1), min(max_buckets, length // BUCKET_LENGTH))
@@ -319,20 +323,28 @@ def _may_leave_out(model: PreTrainedModel, hidden_states: Tensor, kwargs: dict[s
 
 
 def _accepts_packing(layer: nn.Module) -> bool:
-    """Whether a layer's class, and that of each attention in it, declares so itself, and nothing in it is hooked."""
+    """Whether the class of a layer's `forward`, and of each attention's, declares so, and nothing in it is hooked."""
+    layer = getattr(layer, "_orig_mod", layer)
     attentions = [child for name, child in layer.named_children() if name.endswith("_attn")]
-    if not all("accepts_packing" in vars(type(module)) for module in (layer, *attentions)):
-        return False
+    for module in (layer, *attentions):
+        classes = (each for each in type(module).__mro__ if not each.__module__.startswith(HARMLESS))  # FSDP2 adds one
+        if "accepts_packing" not in vars(next(each for each in classes if "forward" in vars(each))):
+            return False
     return not any(map(_has_hooks, layer.modules()))
 
 
+def _is_compiled(layer: nn.Module) -> bool:
+    """Whether a layer, or a part of it, is compiled by itself."""
+    return any(each._compiled_call_impl is not None or hasattr(each, "_orig_mod") for each in layer.modules())
+
+
 def _has_hooks(module: nn.Module) -> bool:
-    """Whether a module is compiled or patched by itself, or has hooks other than transformers' own for recording."""
-    is_patched = "forward" in vars(module) and not hasattr(module, "_hf_hook")  # accelerate's hooks see no difference
-    if is_patched or module._compiled_call_impl is not None or hasattr(module, "_orig_mod"):
+    """Whether a module is patched, or has hooks other than those of recording, sharding and offloading."""
+    is_placed = hasattr(module, "_hf_hook") or hasattr(module, "_is_hooked")  # by accelerate or tensor parallelism
+    if "forward" in vars(module) and not is_placed:
         return True
     hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
-    return any(hook.__module__ != capture_outputs.__module__ for each in hooks for hook in each.values())
+    return any(not hook.__module__.startswith(HARMLESS) for each in hooks for hook in each.values())
 
 
 def run_layers(
@@ -419,8 +431,13 @@ def run_encoder(
         first position, `(batch, 1, d_model)`, which a pooler reads even where it is padding.
 
     Raises:
-        ValueError: if `read_positions` has another shape.
+        ValueError: if `read_positions` has another shape, or sequences are cut across devices.
     """
+    if kwargs.get("shift_labels") is not None:
+        raise ValueError(
+            "`shift_labels` must not be given: context parallelism, which cuts sequences across devices, knows causal "
+            "attention only. Use DDP, FSDP2 or tensor parallelism (`DistributedConfig`)."
+        )
     if read_positions is not None:
         check_shape("read_positions", read_positions, *hidden_states.shape[:2])
         if reads_first:

@@ -113,6 +113,19 @@ class SelfContainedConfig(PreTrainedConfig):
     pooler_output_size = cast(Any, None)  # the width of the model
     pooler_act = "tanh"
 
+    # How processes share a model, for transformers' `DistributedConfig`; each model keeps the rules for its modules.
+    # A cut through a fused projection is no cut between heads, so its output is gathered before heads attend.
+    base_model_tp_plan = {
+        "layers.*.self_attn.qkv_proj": "colwise_gather_output",
+        "layers.*.self_attn.out_proj": "rowwise_split_input",
+        "layers.*.cross_attn.q_proj": "colwise_gather_output",
+        "layers.*.cross_attn.kv_proj": "colwise_gather_output",
+        "layers.*.cross_attn.out_proj": "rowwise_split_input",
+        "layers.*.feed_forward.fc1": "colwise",
+        "layers.*.feed_forward.fc2": "rowwise",
+    }
+    base_model_fsdp_plan = {"layers.*": "free_full_weight"}
+
     _auto_class = "AutoConfig"  # makes transformers copy the file of the class and those that it imports
 
     def __post_init__(self, **kwargs: Any) -> None:
@@ -417,6 +430,46 @@ class VanillaPreTrainedModel(PreTrainedModel):
             key = type(self) if isinstance(self, base_class) else base_class
             register_checkpoint_conversion_mapping(key.__name__, names, overwrite=True)
             self.register_load_state_dict_pre_hook(_take_file_names)
+
+    def init_parallel_plans(self) -> None:
+        """Keep of the config's plans what names a module here, and embeddings whole: losses read the projection's."""
+        super().init_parallel_plans()
+        names = {re.sub(r"\.\d+(?=\.|$)", ".*", name) for name, _ in self.named_modules()}
+        names = {name for name in names if not name.endswith("embed_tokens")}
+        self._tp_plan = {name: style for name, style in (self._tp_plan or {}).items() if name in names}
+        self._fsdp_plan = {name: style for name, style in (self._fsdp_plan or {}).items() if name in names}
+
+    @classmethod
+    def from_pretrained(cls, *args: Any, distributed_config: Any = None, **kwargs: Any) -> Any:
+        """Load a model, and with a `distributed_config` share it between the processes that `torchrun` started.
+
+        Each process reads all weights and then keeps its part. transformers alone would cut them as they are in the
+        file, where queries, keys and values are apart, or matrices transposed: other parts.
+
+        Args:
+            *args: As in `PreTrainedModel.from_pretrained`.
+            distributed_config (`DistributedConfig`, *optional*): From `transformers.distributed`:
+                `DistributedConfig(tp_plan="auto")` for tensor parallelism, `DistributedConfig(fsdp_size=2)` for FSDP2.
+            **kwargs: As in `PreTrainedModel.from_pretrained`.
+
+        Returns:
+            `PreTrainedModel`: the model, in evaluation mode; or what transformers returns beside it.
+
+        Raises:
+            ValueError: if `tp_plan` or `tp_size` are given by themselves.
+        """
+        if kwargs.get("tp_plan") is not None or kwargs.get("tp_size") is not None:
+            raise ValueError(
+                "`tp_plan` and `tp_size` must be fields of `distributed_config`; pass "
+                '`distributed_config=DistributedConfig(tp_plan="auto")`, from `transformers.distributed`.'
+            )
+        distributed, device_map, mesh = cls.prepare_distribute_model(
+            distributed_config, device_map=kwargs.pop("device_map", None)
+        )
+        loaded = super().from_pretrained(*args, device_map=device_map, **kwargs)
+        if mesh is not None:
+            cls.maybe_distribute_model(loaded[0] if isinstance(loaded, tuple) else loaded, distributed, mesh)
+        return loaded
 
     def file_names(self) -> list[WeightTransform]:
         """Return the rules from the names of parameters in files to those in the model; none by default.

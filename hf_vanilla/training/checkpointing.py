@@ -20,6 +20,7 @@ from transformers.utils import logging
 from ..hub.pushing_trainer import ResilientPushTrainer
 from .checkpoints import MANIFEST_MARK, checkpoint_to_resume, folders_by_step, why_not_resumable
 from .manifest import changes, harmless_changes, read_manifest, training_facts, write_manifest
+from .parallelism import check_parallelism
 
 
 logger = logging.get_logger(__name__)
@@ -147,6 +148,9 @@ class VerifiedCheckpointTrainer(ResilientPushTrainer):
     - `train(resume_from_checkpoint=True)` resumes from the newest checkpoint that is complete and undamaged, names
       those that it skips, and refuses to start anew if all are damaged.
     - `force_resume` in the training arguments resumes although configuration, tokenizer, data or processes changed.
+
+    Raises:
+        ValueError: if `parallelism_config` asks for context or sequence parallelism.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -154,6 +158,16 @@ class VerifiedCheckpointTrainer(ResilientPushTrainer):
         self._staging: str | None = None
         if not any(isinstance(each, ManifestCallback) for each in self.callback_handler.callbacks):
             self.add_callback(ManifestCallback(force=getattr(self.args, "force_resume", False)))
+
+    def create_accelerator_and_postprocess(self) -> None:
+        """Create the accelerator, unless it is to cut sequences across devices.
+
+        Raises:
+            ValueError: if it is.
+        """
+        check_parallelism(getattr(self.args, "parallelism_config", None))
+        super().create_accelerator_and_postprocess()
+        check_parallelism(getattr(self.accelerator, "parallelism_config", None))  # that of `accelerate launch`
 
     def train(
         self, resume_from_checkpoint: str | os.PathLike | bool | None = None, *args: Any, **kwargs: Any

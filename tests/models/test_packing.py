@@ -1,10 +1,13 @@
 """Packing changes no results: outputs, losses and gradients equal those of all positions."""
 
 import logging
+from collections import Counter
 
 import pytest
 import torch
+from accelerate.utils import compile_regions
 from tiny_berts import NO_DROPOUT, TASKS, tiny_bert
+from tiny_gpts import tiny_gpt
 from tiny_models import tiny_model
 
 from hf_vanilla import VanillaBertModel
@@ -22,6 +25,11 @@ SOURCE_MASKS = {
     "right": [[1, 1, 1, 1, 1], [1, 1, 1, 0, 0], [1, 1, 0, 0, 0]],
     "left": [[1, 1, 1, 1, 1], [0, 0, 1, 1, 1], [0, 0, 0, 1, 1]],
     "holes": [[1, 0, 1, 1, 1], [1, 0, 0, 0, 1], [0, 1, 0, 1, 0]],
+}
+COMPILED = {
+    "encoder": lambda: tiny_bert("masked-lm", max_position_embeddings=17, **NO_DROPOUT),
+    "decoder": lambda: tiny_gpt(**NO_DROPOUT),
+    "both": lambda: tiny_model(dropout=0.0),
 }
 DECODER_MASKS = {
     "none": None,
@@ -175,11 +183,44 @@ def test_packing_is_off_while_a_layer_is_hooked(fed_positions):
     assert fed_positions[-2:] == [10] * 2
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_packing_is_off_if_a_layer_is_compiled():
-    mask, model = torch.tensor(SOURCE_MASKS["right"]), tiny_bert("model")
-    model.layers[1].compile()
-    assert plan_packing(model, torch.ones(3, 5, 12), mask) is None
+def padded_batch(batch, length):
+    """Draw rows of different lengths, which have labels of their first three tokens."""
+    ids, positions = torch.randint(3, 13, (batch, length)), torch.arange(length)
+    mask = positions < length - 2 * torch.arange(batch)[:, None]
+    labels = ids.masked_fill(positions > 2, -100)
+    return {"input_ids": ids.masked_fill(~mask, 0), "attention_mask": mask.long(), "labels": labels}
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:The .grad attribute of a Tensor:UserWarning")
+@pytest.mark.parametrize("make", COMPILED.values(), ids=COMPILED)
+def test_layers_compiled_one_by_one_work_on_packed_tokens(make, monkeypatch):
+    torch.compiler.reset()
+    plans, layers = [], Counter()
+
+    def plan(*args, **kwargs):
+        plans.append(plan_packing(*args, **kwargs))
+        return plans[-1]
+
+    monkeypatch.setattr(packing, "plan_packing", plan)
+
+    def backend(graph, inputs):
+        names = " ".join(node.name for node in graph.graph.nodes)
+        layers.update(["cross_attn" in names] if "feed_forward" in names else [])
+        return graph
+
+    plain, compiled = make().train(), compile_regions(make().train(), backend=backend)
+    for shape in [(2, 9), (3, 12), (4, 11), (3, 17), (5, 13)]:
+        batch = padded_batch(*shape)
+        expected_loss, expected = loss_and_gradients(plain, batch)
+        plans.clear()
+        loss, actual = loss_and_gradients(compiled, batch)
+        assert len(plans) > 0
+        assert None not in plans
+        torch.testing.assert_close(loss, expected_loss, **TOLERANCE)
+        actual = {name.replace("_orig_mod.", ""): gradient for name, gradient in actual.items()}
+        torch.testing.assert_close(actual, expected, **TOLERANCE)
+    torch.compiler.reset()
+    assert 1 <= max(layers.values()) <= 4  # of each class: the first shape, and all others, twice for the last layer
 
 
 @pytest.mark.parametrize("pooled", [True, False])

@@ -4,6 +4,7 @@ import os
 import numpy as np
 import pytest
 import torch
+from accelerate import ParallelismConfig
 from datasets import IterableDataset
 from tiny_translation import Poison, Recorder, tiny_collator, tiny_model, tiny_pairs, tiny_tokenizer, weights_of
 from torch._dynamo.utils import counters
@@ -490,6 +491,12 @@ def test_stock_trainer_hides_nan_losses(tmp_path):
     Seq2SeqTrainer(model, arguments, tiny_collator(model), train_dataset=tiny_pairs(), callbacks=callbacks).train()
     assert math.isfinite(recorder.losses[0])
     assert torch.isnan(next(model.parameters())).any()
+
+
+@pytest.mark.parametrize("name", ["cp_size", "sp_size"])
+def test_sequences_cut_across_devices_are_refused(name, tmp_path):
+    with pytest.raises(ValueError, match=f"must not cut sequences across devices.*`{name}` 2.* Use DDP, FSDP2, or"):
+        make_trainer(tmp_path, parallelism_config=ParallelismConfig(**{name: 2}))
 
 
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated.*:DeprecationWarning")
