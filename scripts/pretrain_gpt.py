@@ -50,6 +50,7 @@ from hf_vanilla.training import (
     begin_run,
     folder_of_tokenizer,
     lock_run_folder,
+    main_process_first,
     resume_hint_on_interrupt,
     save_final_model,
     train_to_end,
@@ -277,7 +278,7 @@ def train(model_args: ModelArguments, data_args: DataArguments, training_args: P
         return
 
     # 1. documents -> tokenizer -> blocks; the first process does the work, the others read its cache
-    with training_args.main_process_first(local=False, desc="preparing the data"):
+    with main_process_first(training_args):
         corpora = load_document_splits(data_args, streaming=data_args.streaming)
         saved_in = folder_of_tokenizer(checkpoint) if checkpoint is not None else None
         if training_args.process_index > 0:

@@ -64,6 +64,7 @@ from hf_vanilla.training import (
     folder_of_tokenizer,
     last_checkpoints,
     lock_run_folder,
+    main_process_first,
     noam_learning_rate,
     paper_optimizers,
     resume_hint_on_interrupt,
@@ -406,7 +407,7 @@ def build_trainer(model, tokenizer, target_tokenizer, data, training_args, bleu_
 def use_average_of_last(trainer: Seq2SeqTrainer, count: int) -> None:
     """Replace the trained weights by the mean of the last `count` checkpoints (Vaswani et al. 2017, 6.1)."""
     folder = Path(trainer.args.output_dir) / "averaged"
-    with trainer.args.main_process_first(local=False, desc="averaging checkpoints"):
+    with main_process_first(trainer.args):
         if trainer.is_world_process_zero():
             average_checkpoints(last_checkpoints(trainer.args.output_dir, count), folder, overwrite=True)
     averaged = type(trainer.model).from_pretrained(folder)
@@ -438,7 +439,7 @@ def train(model_args: ModelArguments, data_args: DataArguments, training_args: T
         return
 
     # 1. text -> tokenizers -> token ids; the first process does the work, the others read its cache
-    with training_args.main_process_first(local=False, desc="preparing the data"):
+    with main_process_first(training_args):
         saved_in = folder_of_tokenizer(checkpoint) if checkpoint is not None else None
         if training_args.process_index > 0:
             saved_in = output_dir

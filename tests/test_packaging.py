@@ -23,9 +23,9 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "hf_vanilla"
 
 
-# Folders of the source tree, and what they are in the wheel; the benchmarks stay out.
+# Folders of the source tree, and what they are in the wheel; benchmarks and launchers stay out.
 PACKAGES = {"hf_vanilla": "hf_vanilla", "hf_vanilla_cli": "hf_vanilla_cli", "scripts": "hf_vanilla/scripts"}
-UNPACKAGED = shutil.ignore_patterns("__pycache__", "benchmark", "README.md")
+UNPACKAGED = shutil.ignore_patterns("__pycache__", "benchmark", "launch", "README.md")
 
 
 @pytest.fixture(scope="module")
@@ -74,7 +74,7 @@ def test_wheel_has_the_package_the_command_and_the_scripts(wheel):
     names = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
     expected = set()
     for folder, place in PACKAGES.items():
-        ignored = {"__pycache__", "benchmark", "README.md"}
+        ignored = {"__pycache__", "benchmark", "launch", "README.md"}
         files = [path.relative_to(ROOT / folder) for path in (ROOT / folder).rglob("*") if path.is_file()]
         expected |= {f"{place}/{path.as_posix()}" for path in files if not ignored & set(path.parts)}
     assert names == expected

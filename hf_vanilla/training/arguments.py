@@ -25,6 +25,10 @@ FORCE_RESUME: Any = {
 STOP_GRACE: Any = {
     "help": "Seconds from SIGTERM or Ctrl-C until the training has saved and ended. torchrun kills after 30."
 }
+DDP_TIMEOUT: Any = {
+    "help": "Seconds that processes wait for one that hangs, or whose machine is lost, before the job ends. A save "
+    "must take less; preparing the data may take more."
+}
 
 
 @dataclass
@@ -148,6 +152,8 @@ class VanillaTrainingArguments(EarlyStoppingArguments, Seq2SeqTrainingArguments)
             with.
         stop_grace (`float`, *optional*, defaults to 25.0): Seconds from SIGTERM or Ctrl-C within which a training of
             the scripts saves a checkpoint and ends ([`~hf_vanilla.training.StopOnSignalCallback`]).
+        ddp_timeout (`int`, *optional*, defaults to 300): As in `TrainingArguments`, but five minutes: so long do
+            processes wait for one that hangs, or whose machine is lost. One that dies ends the job sooner.
 
     Raises:
         ValueError: if a value is out of its range, or if `max_tokens_per_batch` is combined with another argument that
@@ -180,6 +186,7 @@ class VanillaTrainingArguments(EarlyStoppingArguments, Seq2SeqTrainingArguments)
     )
     force_resume: bool = field(default=False, metadata=FORCE_RESUME)
     stop_grace: float = field(default=25.0, metadata=STOP_GRACE)
+    ddp_timeout: int = field(default=300, metadata=DDP_TIMEOUT)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -242,6 +249,7 @@ class FinetuningArguments(EarlyStoppingArguments):
         save_strategy (`str`): When to save checkpoints while training.
         force_resume (`bool`): As in [`VanillaTrainingArguments`].
         stop_grace (`float`): Likewise.
+        ddp_timeout (`int`): Likewise.
 
     Raises:
         ValueError: if `output_dir` is missing, or a checkpoint to resume from is given.
@@ -276,6 +284,7 @@ class FinetuningArguments(EarlyStoppingArguments):
     save_strategy: str = field(default="no", metadata={"help": "Checkpoints while training: no, epoch or steps."})
     force_resume: bool = field(default=False, metadata=FORCE_RESUME)
     stop_grace: float = field(default=25.0, metadata=STOP_GRACE)
+    ddp_timeout: int = field(default=300, metadata=DDP_TIMEOUT)
 
     def __post_init__(self) -> None:
         if self.output_dir is None:

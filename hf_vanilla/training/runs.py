@@ -9,10 +9,12 @@ import re
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 from filelock import FileLock, Timeout
+from torch import distributed
 from transformers import Trainer, TrainerState, TrainingArguments
 from transformers.tokenization_utils_base import FULL_TOKENIZER_FILE
 from transformers.trainer import TRAINER_STATE_NAME
@@ -127,6 +129,32 @@ def _lock(folder: Path) -> Iterator[None]:
         lock.release()
         if is_new and folder.is_dir() and {path.name for path in folder.iterdir()} <= {LOCK_FILE, OPTIONS_FILE}:
             shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
+def main_process_first(args: TrainingArguments) -> Iterator[None]:
+    """Run this block on the first process, and then on the others, as `TrainingArguments.main_process_first` does.
+
+    The others wait for up to a day, however short the `ddp_timeout` of a step is. If the first process fails, they
+    run the block too.
+
+    Args:
+        args (`TrainingArguments`): The training arguments; all processes must call this.
+
+    Yields:
+        Nothing.
+    """
+    if args.world_size == 1:
+        yield
+        return
+    group = distributed.new_group(backend="gloo", timeout=timedelta(days=1))
+    if args.process_index > 0:
+        distributed.barrier(group)
+    try:
+        yield
+    finally:
+        if args.process_index == 0:
+            distributed.barrier(group)
 
 
 def begin_run(args: TrainingArguments, *options: Any) -> tuple[str | None, bool]:

@@ -76,7 +76,7 @@ class StopOnSignalCallback(TrainerCallback):
         self._received, self._is_stopping, self._process = 0, False, os.getpid()
         if args.world_size > 1 and distributed.is_initialized():
             # Tensors of this group stay on the CPU, so no step waits for a GPU.
-            self._group = distributed.new_group(backend="gloo")
+            self._group = distributed.new_group(backend="gloo", timeout=args.ddp_timeout_delta)
         if os.name == "posix":
             self._watch(REPEATED_WITHIN if args.world_size > 1 else 0.0)
         # A shell has its background jobs ignore Ctrl-C.
