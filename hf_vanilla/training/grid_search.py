@@ -9,8 +9,8 @@ from typing import Any
 from transformers.utils import logging
 
 from .arguments import LOSSES, FinetuningArguments
-from .divergence import StopOnNaNCallback
 from .finetuning import FinetuningTask, median_best_worst
+from .policies import add_policies
 
 
 logger = logging.get_logger(__name__)
@@ -83,7 +83,7 @@ def search_settings(
 
     if remaining:
         trainer = task.make_trainer(args)
-        trainer.add_callback(StopOnNaNCallback())
+        add_policies(trainer)
         trainer.eval_dataset = task.evaluation_sets["validation"]  # settings are chosen on this set alone
         trainer.hyperparameter_search(
             hp_space=lambda trial: {name: trial.suggest_categorical(name, each) for name, each in choices.items()},

@@ -21,6 +21,7 @@ from transformers import DataCollatorForTokenClassification, PreTrainedModel, Pr
 
 from ..data.batching import TokenBudgetBatchSampler, measure_pair_lengths
 from .arguments import VanillaTrainingArguments
+from .policies import StopOnDivergenceCallback
 from .trainer import VanillaTrainer
 
 
@@ -211,6 +212,22 @@ class PretrainingTrainer(VanillaTrainer):
             return super().get_eval_dataloader(eval_dataset)
         finally:
             self.data_collator = collator
+
+    def training_step(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        """Train on a batch; the losses of a new phase are not comparable with those before.
+
+        Args:
+            *args (`Any`): As in `Trainer`.
+            **kwargs (`Any`): Likewise.
+
+        Returns:
+            `torch.Tensor`: the loss.
+        """
+        if self.state.global_step in np.cumsum(self.phase_updates):
+            for callback in self.callback_handler.callbacks:
+                if isinstance(callback, StopOnDivergenceCallback):
+                    callback.reset()
+        return super().training_step(*args, **kwargs)
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Log values; a training loss together with the `sequence_length` of its phase.

@@ -1,5 +1,7 @@
 """Pre-training in phases: order of the batches, and resuming to the same bits in either phase."""
 
+from contextlib import nullcontext
+
 import numpy as np
 import pytest
 import torch
@@ -119,6 +121,20 @@ def test_both_phases_share_one_schedule(tmp_path, accumulation):
     assert rates == pytest.approx(expected, abs=1e-9)
     logged = [entry["sequence_length"] for entry in trainer.state.log_history if "loss" in entry]
     assert logged == [SHORT] * 9 + [LONG] * 3
+
+
+@pytest.mark.parametrize("longer_than", [SHORT, 0])
+def test_new_phase_is_no_divergence(tmp_path, longer_than):
+    trainer, shapes = make_trainer(tmp_path, stop_on_divergence=[4, 1, 9])
+
+    def add(model, args, kwargs, output):
+        rises = len(shapes.seen) > 6 and kwargs["input_ids"].shape[1] > longer_than
+        output.loss = output.loss + 90.0 * rises
+        return output
+
+    trainer.model.register_forward_hook(add, with_kwargs=True)
+    with nullcontext() if longer_than else pytest.raises(ValueError, match="The loss has diverged at step 7"):
+        trainer.train()
 
 
 @pytest.mark.parametrize("stop", [5, 11], ids=["first-phase", "second-phase"])
