@@ -55,8 +55,8 @@ def make_trainer(folder: Path, pairs: Dataset, kind: str = "vanilla", *callbacks
     trainer_class = VanillaTrainer if kind == "vanilla" else Seq2SeqTrainer
     policies = [] if kind == "vanilla" else [NaNPolicyCallback(on_nan)]
     return trainer_class(
-        model, arguments, tiny_collator(model), train_dataset=pairs, processing_class=tiny_tokenizer(),
-        callbacks=[*callbacks, *policies],
+        model, arguments, tiny_collator(model), train_dataset=pairs, eval_dataset=make_pairs(4),
+        processing_class=tiny_tokenizer(), callbacks=[*callbacks, *policies],
     )  # fmt: skip
 
 
