@@ -46,7 +46,6 @@ class BatchWatcher(TrainerCallback):
             inputs (`dict[str, Any]`): The batch.
             loss (`torch.Tensor` of shape `()`): Its part of the loss of the update, detached.
         """
-        raise NotImplementedError
 
 
 class RollbackRequested(ValueError):  # noqa: N818 - a request, and an error where nobody takes it
