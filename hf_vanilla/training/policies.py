@@ -210,10 +210,12 @@ def _is_finite_update(args: TrainingArguments, optimizer: Any, losses: Sequence[
     """Check the gradients and losses of an update on all processes, so that they decide the same."""
     gradients = [each.grad for group in optimizer.param_groups for each in group["params"] if each.grad is not None]
     local = [each.to_local() if isinstance(each, DTensor) else each for each in gradients]
-    # The largest absolute value, which unlike a sum of squares does not overflow.
-    largest = torch.nn.utils.get_total_norm([each for each in local if each.numel() > 0], math.inf)
-    values = torch.stack([each.to(largest.device, torch.float32) for each in (largest, *losses)])
-    is_finite = torch.isfinite(values).all().to(args.device, torch.int32)
+    norm = torch.nn.utils.get_total_norm(local)
+    values = torch.stack([each.to(args.device, torch.float32) for each in (norm, *losses)])
+    is_finite = torch.isfinite(values).to(args.device, torch.int32)
+    if not is_finite[0]:  # it may be too large for its type
+        is_finite[0] = all(torch.isfinite(each).all() for each in local)
+    is_finite = is_finite.min()
     if args.world_size > 1 and distributed.is_initialized():
         distributed.all_reduce(is_finite, distributed.ReduceOp.MIN)
     return bool(is_finite)
