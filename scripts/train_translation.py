@@ -25,6 +25,7 @@ if __name__ == "__main__":  # before the slow imports
 
 import logging
 import math
+import shutil
 import sys
 from dataclasses import dataclass, field
 from functools import partial
@@ -47,18 +48,19 @@ from hf_vanilla.command_line.checks import check_files_exist, check_models, chec
 from hf_vanilla.command_line.options import parse_arguments, run, set_up_logging
 from hf_vanilla.command_line.splits import DatasetArguments, hold_out_validation, load_hub_splits
 from hf_vanilla.data import load_parallel_dataset, tokenize_parallel_dataset
+from hf_vanilla.data.files import is_full_disk
 from hf_vanilla.data.parallel import pairs_of_table
 from hf_vanilla.data.tokenization import train_tokenizer
 from hf_vanilla.metrics import TranslationMetrics
 from hf_vanilla.metrics.bleu import check_tokenize
 from hf_vanilla.models.text_batches import DEFAULT_MAX_LENGTH, TARGET_TOKENIZER, load_tokenizers
 from hf_vanilla.training import (
-    StopOnNaNCallback,
     VanillaTrainer,
     VanillaTrainingArguments,
     VerifiedCheckpointTrainer,
     WarmupWarning,
     add_early_stopping,
+    add_policies,
     average_checkpoints,
     begin_run,
     folder_of_tokenizer,
@@ -248,10 +250,19 @@ class SaveTargetTokenizer(TrainerCallback):
         self.target_tokenizer = target_tokenizer
 
     def on_save(self, args, state, control, **kwargs) -> None:
-        """Save it in the checkpoint that the trainer has just saved."""
-        if state.is_world_process_zero:
-            checkpoint = Path(args.output_dir) / f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}"
+        """Save it in the checkpoint that the trainer has just saved, unless the disk is full."""
+        checkpoint = Path(args.output_dir) / f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}"
+        if not state.is_world_process_zero or not checkpoint.is_dir():
+            return
+        try:
             self.target_tokenizer.save_pretrained(checkpoint / TARGET_TOKENIZER)
+        except Exception as error:
+            if not is_full_disk(error):
+                raise
+            shutil.rmtree(checkpoint)
+            if args.on_disk_full == "stop":
+                raise
+            logger.warning(f"The disk is full: {checkpoint} is removed, since the target's tokenizer is missing.")
 
 
 def load_data(arguments: DataArguments):
@@ -398,8 +409,8 @@ def build_trainer(model, tokenizer, target_tokenizer, data, training_args, bleu_
         return VanillaTrainer(**kwargs)
     if training_args.lr_scheduler_type == "inverse_sqrt":
         kwargs["optimizers"] = paper_optimizers(model.to(training_args.device), training_args)
-    kwargs["callbacks"].append(StopOnNaNCallback())
     trainer = StockTrainer(**kwargs)
+    add_policies(trainer)
     add_early_stopping(trainer)
     return trainer
 

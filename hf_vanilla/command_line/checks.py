@@ -1,6 +1,5 @@
 """Checks of files, folders and models before a script's long work."""
 
-import errno
 import logging
 import os
 import re
@@ -12,26 +11,6 @@ from pathlib import Path
 from transformers import AutoConfig
 
 from ..hub.folder import check_json_files
-
-
-# Parts of the error messages of `torch.save` when it can't write; for small files the last flush fails.
-_TORCH_CANT_WRITE = ("inline_container", "PytorchStreamWriter", "iostream error")
-# Numbers of the errors that end the messages of the tokenizers library: full, over quota, file too large.
-_DISK_IS_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-
-
-def is_full_disk(error: Exception) -> bool:
-    """Recognize a full disk in the errors of libraries that raise no `OSError` for it.
-
-    Args:
-        error (`Exception`): A `RuntimeError` of torch, or an `Exception` of no class of its own from tokenizers.
-
-    Returns:
-        `bool`: `True` if a file could not be written.
-    """
-    if isinstance(error, RuntimeError):
-        return any(part in str(error) for part in _TORCH_CANT_WRITE)
-    return type(error) is Exception and str(error).endswith(tuple(f"(os error {number})" for number in _DISK_IS_FULL))
 
 
 def check_output_dir(output_dir: str | None) -> None:

@@ -24,7 +24,7 @@ from transformers.hf_argparser import string_to_bool
 from hf_vanilla_cli import program_name
 from hf_vanilla_cli.options import DESCRIBE, LISTING, answer, suggestion
 
-from .checks import is_full_disk
+from ..data.files import is_full_disk
 
 
 Result = TypeVar("Result")

@@ -2,6 +2,7 @@
 
 import codecs
 import csv
+import errno
 import gzip
 import itertools
 import json
@@ -13,9 +14,13 @@ from contextlib import contextmanager, nullcontext
 from typing import Any, TextIO
 
 from datasets import Dataset, Features, IterableDataset, NamedSplit
+from safetensors import SafetensorError
 
 
 STANDARD_STREAM = "-"
+# Parts of the error messages of `torch.save` when it can't write; for small files the last flush fails.
+_TORCH_CANT_WRITE = ("inline_container", "PytorchStreamWriter", "iostream error")
+_DISK_IS_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # full, over quota, file too large
 
 
 def suffix_of(path: str) -> str:
@@ -335,6 +340,24 @@ def replacing_file(path: str) -> Iterator[TextIO]:
     except BaseException:
         os.unlink(temporary)
         raise
+
+
+def is_full_disk(error: BaseException) -> bool:
+    """Recognize a full disk, also in the errors of libraries that raise no `OSError` for it.
+
+    Args:
+        error (`BaseException`): The error of a write: an `OSError`, a `RuntimeError` of torch, or one of safetensors
+            or tokenizers, whose messages have the number of the system's error.
+
+    Returns:
+        `bool`: `True` if a file could not be written.
+    """
+    if isinstance(error, OSError):
+        return error.errno in _DISK_IS_FULL
+    if isinstance(error, RuntimeError):
+        return any(part in str(error) for part in _TORCH_CANT_WRITE)
+    is_of_rust = type(error) is Exception or isinstance(error, SafetensorError)
+    return is_of_rust and any(f"(os error {number})" in str(error) for number in _DISK_IS_FULL)
 
 
 def _check_writable(path: str, target: str, temporary: str) -> None:

@@ -27,6 +27,7 @@ from .finetuning import (
     train_with_seeds,
 )
 from .grid_search import PAPER_GRID, search_settings
+from .policies import BatchWatcher, NaNPolicyCallback, StopOnDivergenceCallback, add_policies
 from .pretraining import (
     Phase,
     PhasedBatchSampler,
@@ -76,16 +77,19 @@ def __getattr__(name: str) -> Any:
 __all__ = [
     "GPT_RECIPE",
     "PAPER_GRID",
+    "BatchWatcher",
     "Estimate",
     "FinetuningArguments",
     "FinetuningTask",
     "ManifestCallback",
+    "NaNPolicyCallback",
     "OrderedEvaluationTrainer",
     "Phase",
     "PhasedBatchSampler",
     "PretrainingTrainer",
     "RepeatableCollator",
     "ResilientPushTrainer",
+    "StopOnDivergenceCallback",
     "StopOnNaNCallback",
     "StopOnSignalCallback",
     "VanillaTrainer",
@@ -93,6 +97,7 @@ __all__ = [
     "VerifiedCheckpointTrainer",
     "WarmupWarning",
     "add_early_stopping",
+    "add_policies",
     "average_checkpoints",
     "begin_run",
     "bert_training_arguments",

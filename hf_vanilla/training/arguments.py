@@ -11,6 +11,7 @@ from transformers.trainer_utils import IntervalStrategy, SaveStrategy
 from transformers.utils import logging
 
 from ..precision import FASTEST, fastest_precision
+from .policies import MAX_ROLLBACKS, MAX_SKIPS_IN_A_ROW, StopOnDivergenceCallback, check_on_nan
 from .runs import saved_option
 
 
@@ -92,8 +93,62 @@ class PrecisionArguments(TrainingArguments):
 
 
 @dataclass
-class EarlyStoppingArguments(PrecisionArguments):
-    """[`PrecisionArguments`] with early stopping.
+class PolicyArguments(PrecisionArguments):
+    """[`PrecisionArguments`] with what a training does if something fails.
+
+    Args:
+        on_nan (`str`, defaults to `"stop"`): What to do at an update whose loss or gradient is nan or infinite:
+            `"stop"`, `"skip"` or `"rollback"` ([`~hf_vanilla.training.NaNPolicyCallback`]).
+        stop_on_divergence (`list[float]`, *optional*): Stop once the loss has diverged, by these numbers of
+            [`~hf_vanilla.training.StopOnDivergenceCallback`]: `before`, `recent` and `sigmas`.
+        on_disk_full (`str`, defaults to `"stop"`): What to do if the disk is full at a checkpoint: `"stop"`, or
+            `"continue"` without it ([`~hf_vanilla.training.VerifiedCheckpointTrainer`]).
+
+    Raises:
+        ValueError: if a value is out of its range, or `on_nan` is combined with fp16 or DeepSpeed.
+    """
+
+    on_nan: Literal["stop", "skip", "rollback"] = field(
+        default="stop",
+        metadata={
+            "help": "What to do if loss or gradient of an update are nan or infinite: stop; skip that update, up to "
+            f"{MAX_SKIPS_IN_A_ROW} in a row; or rollback, up to {MAX_ROLLBACKS} times: return to the last checkpoint, "
+            "and leave that update out."
+        },
+    )
+    stop_on_divergence: list[float] | None = field(
+        default=None,
+        metadata={
+            "help": "Three numbers, such as 1000 10 5: stop if the mean loss of the last 10 updates is above that of "
+            "the 1000 before by more than 5 standard deviations."
+        },
+    )
+    on_disk_full: Literal["stop", "continue"] = field(
+        default="stop",
+        metadata={
+            "help": "What to do if the disk is full at a checkpoint: stop, or continue without it and try again at "
+            "the next one. Without its final model no run succeeds."
+        },
+    )
+
+    def __post_init__(self) -> None:
+        check_on_nan(self.on_nan, fp16=self.fp16, deepspeed=bool(self.deepspeed))
+        if self.stop_on_divergence is not None:
+            if len(self.stop_on_divergence) != 3:
+                raise ValueError(
+                    f"`stop_on_divergence` must be three numbers, such as 1000 10 5, got {self.stop_on_divergence}."
+                )
+            StopOnDivergenceCallback(*self.stop_on_divergence)
+        if self.on_disk_full not in ("stop", "continue"):
+            raise ValueError(f"`on_disk_full` must be stop or continue, got {self.on_disk_full!r}.")
+        super().__post_init__()
+        if self.on_nan != "stop":
+            self.logging_nan_inf_filter = True  # a log has the mean of the updates that were made
+
+
+@dataclass
+class EarlyStoppingArguments(PolicyArguments):
+    """[`PolicyArguments`] with early stopping.
 
     Args:
         early_stopping_patience (`int`, defaults to 0): Stop after so many evaluations in a row without a better
@@ -143,7 +198,8 @@ class VanillaTrainingArguments(EarlyStoppingArguments, Seq2SeqTrainingArguments)
             the gold tokens (1.0).
         logging_nan_inf_filter (`bool`, *optional*, defaults to `False`): As in `TrainingArguments`, but off:
             [`~hf_vanilla.training.StopOnNaNCallback`], which is part of [`VanillaTrainer`], stops at a loss that is
-            not finite, and does not see a filtered one. Off also saves a device synchronisation per step.
+            not finite, and does not see a filtered one. Off also saves a device synchronisation per step. Always on
+            if `on_nan` is not `"stop"`.
         ddp_find_unused_parameters (`bool`, *optional*, defaults to `False`): As in `TrainingArguments`, but off: every
             parameter takes part in every update of these models, and looking for others costs a walk over each graph.
             Set it for a model with frozen parts.

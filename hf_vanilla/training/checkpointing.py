@@ -6,21 +6,29 @@ checkpoint-500/manifest.json   written by a thread beside the training: all file
 checkpoint-400                 removed, if `save_total_limit` says so
 """
 
+import errno
 import os
 import shutil
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+import torch
+from accelerate.utils import gather_object
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer import TRAINER_STATE_NAME
+from transformers.trainer_callback import ExportableState
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, HubStrategy, TrainOutput
 from transformers.utils import logging
 
+from ..data.files import is_full_disk
 from ..hub.pushing_trainer import ResilientPushTrainer
 from .checkpoints import MANIFEST_MARK, checkpoint_to_resume, folders_by_step, why_not_resumable
 from .manifest import changes, harmless_changes, read_manifest, training_facts, write_manifest
 from .parallelism import check_parallelism
+from .policies import BatchWatcher, NaNPolicyCallback, RollbackRequested
 
 
 logger = logging.get_logger(__name__)
@@ -28,6 +36,7 @@ logger = logging.get_logger(__name__)
 
 STAGING_FOLDER = ".staging"  # of a run: the checkpoint that is being written, and one that is being removed
 _writing: list[threading.Thread] = []
+Callback = TypeVar("Callback", bound=TrainerCallback)
 
 
 class EvaluationStopped(Exception):  # noqa: N818 - no error
@@ -116,6 +125,8 @@ class ManifestCallback(TrainerCallback):
                 rotate_checkpoints(folder, *rotation)
         except (OSError, ValueError) as error:
             logger.warning(f"{folder} has no manifest, so the run can't be resumed from it: {error}")
+            if rotation is not None and is_full_disk(error):
+                shutil.rmtree(folder, ignore_errors=True)  # it would only take the space of the next one
 
     def _check_resumed(self, folder: Path, model: Any) -> None:
         """Check the files of a checkpoint unless that is done, and that the training is the one that it is of."""
@@ -148,6 +159,9 @@ class VerifiedCheckpointTrainer(ResilientPushTrainer):
     - `train(resume_from_checkpoint=True)` resumes from the newest checkpoint that is complete and undamaged, names
       those that it skips, and refuses to start anew if all are damaged.
     - `force_resume` in the training arguments resumes although configuration, tokenizer, data or processes changed.
+    - If the disk is full, the partial checkpoint is removed, and the training ends with an error in all processes.
+      With `on_disk_full="continue"` in the training arguments it is a warning, and the next checkpoint is tried.
+    - With `on_nan="rollback"` it returns to the newest good checkpoint as [`NaNPolicyCallback`] asks for.
 
     Raises:
         ValueError: if `parallelism_config` asks for context or sequence parallelism.
@@ -156,6 +170,7 @@ class VerifiedCheckpointTrainer(ResilientPushTrainer):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._staging: str | None = None
+        self._disk_full: Exception | None = None  # while a checkpoint is written
         if not any(isinstance(each, ManifestCallback) for each in self.callback_handler.callbacks):
             self.add_callback(ManifestCallback(force=getattr(self.args, "force_resume", False)))
 
@@ -170,13 +185,18 @@ class VerifiedCheckpointTrainer(ResilientPushTrainer):
         check_parallelism(getattr(self.accelerator, "parallelism_config", None))  # that of `accelerate launch`
 
     def train(
-        self, resume_from_checkpoint: str | os.PathLike | bool | None = None, *args: Any, **kwargs: Any
+        self,
+        resume_from_checkpoint: str | os.PathLike | bool | None = None,
+        trial: Any = None,
+        *args: Any,
+        **kwargs: Any,
     ) -> TrainOutput:
         """Train, from a checkpoint that is verified first.
 
         Args:
             resume_from_checkpoint (`str` or `bool`, *optional*): The checkpoint; `True` takes the newest good one in
                 `output_dir`.
+            trial (`Any`, *optional*): As in `Trainer.train`.
             *args (`Any`): The other arguments of `Trainer.train`.
             **kwargs (`Any`): Likewise.
 
@@ -185,7 +205,7 @@ class VerifiedCheckpointTrainer(ResilientPushTrainer):
 
         Raises:
             ValueError: if there is no checkpoint, if all or the given one are damaged, or if the training is another
-                than the one that saved it.
+                than the one that saved it; or by the callbacks, such as [`NaNPolicyCallback`].
         """
         if isinstance(resume_from_checkpoint, bool) or resume_from_checkpoint is None:
             given = checkpoint_to_resume(str(self.args.output_dir)) if resume_from_checkpoint else None
@@ -196,17 +216,70 @@ class VerifiedCheckpointTrainer(ResilientPushTrainer):
                 )
         else:
             given = checkpoint_to_resume(str(self.args.output_dir), os.fspath(resume_from_checkpoint))
-        manifest = self._manifest_callback()
-        if manifest is not None:
-            manifest.resumed = None if given is None else Path(given)
-        try:
-            return super().train(given, *args, **kwargs)
-        finally:
-            wait_for_manifests()  # after an error too, so that this process can resume
+        policy = self._callback(NaNPolicyCallback)
+        if policy is not None:
+            policy.left_out = set()
+        while True:
+            manifest = self._callback(ManifestCallback)
+            if manifest is not None:
+                manifest.resumed = None if given is None else Path(given)
+            try:
+                return super().train(given, trial, *args, **kwargs)
+            except RollbackRequested as request:
+                given = self._roll_back(request, Path(self._get_output_dir(trial)), given)
+            finally:
+                wait_for_manifests()  # after an error too, so that this process can resume
 
-    def _manifest_callback(self) -> ManifestCallback | None:
-        """Return the callback; a run may have removed it."""
-        found = (each for each in self.callback_handler.callbacks if isinstance(each, ManifestCallback))
+    def _roll_back(self, request: RollbackRequested, run_dir: Path, given: str | None) -> str:
+        """Return the checkpoint to return to, and have the update that failed left out from now on."""
+        policy = self._callback(NaNPolicyCallback)
+        if policy is None or len(policy.left_out) >= policy.max_rollbacks:
+            limit = 0 if policy is None else policy.max_rollbacks
+            raise ValueError(f"{request} It has been tried with {limit} rollbacks.") from None
+        wait_for_manifests()
+        self.accelerator.wait_for_everyone()
+        folders = folders_by_step(run_dir) if run_dir.is_dir() else {}
+        # Later ones are of an earlier attempt.
+        candidates = [str(folder) for step, folder in reversed(folders.items()) if step < request.step]
+        good = (each for each in [*candidates, *([given] if given else [])] if why_not_resumable(each) is None)
+        found = next(good, None)
+        if found is None:
+            raise ValueError(f"{request} There is no checkpoint to return to; save more often.") from None
+        policy.left_out.add(request.step)
+        self._restore_callbacks(Path(found))
+        logger.warning(f"{request} Returning to {found}, and then leaving out step {request.step}.")
+        return found
+
+    def _restore_callbacks(self, checkpoint: Path) -> None:
+        """Restore what callbacks, such as early stopping, count."""
+        saved = TrainerState.load_from_json(str(checkpoint / TRAINER_STATE_NAME)).stateful_callbacks
+        for callback in self.callback_handler.callbacks:
+            found = saved.get(type(callback).__name__)
+            if isinstance(callback, ExportableState) and isinstance(found, dict):
+                for name, value in found.get("attributes", {}).items():
+                    setattr(callback, name, value)
+
+    def training_step(self, model: Any, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> torch.Tensor:
+        """Train on a batch, and show it to callbacks that watch batches.
+
+        Args:
+            model (`torch.nn.Module`): The model, wrapped or not.
+            inputs (`dict[str, Any]`): The batch.
+            *args (`Any`): As in `Trainer`.
+            **kwargs (`Any`): Likewise.
+
+        Returns:
+            `torch.Tensor`: the loss.
+        """
+        loss = super().training_step(model, inputs, *args, **kwargs)
+        for callback in self.callback_handler.callbacks:
+            if isinstance(callback, BatchWatcher):
+                callback.add_batch(inputs, loss)
+        return loss
+
+    def _callback(self, callback_class: type[Callback]) -> Callback | None:
+        """Return the callback of a class; a run may have removed it."""
+        found = (each for each in self.callback_handler.callbacks if isinstance(each, callback_class))
         return next(found, None)
 
     def _get_output_dir(self, trial: Any) -> str:
@@ -231,21 +304,28 @@ class VerifiedCheckpointTrainer(ResilientPushTrainer):
         if self.args.local_process_index == 0:
             shutil.rmtree(staging, ignore_errors=True)  # of a process that was killed
         self.accelerator.wait_for_everyone()
-        self._staging = str(staging)
+        self._staging, self._disk_full = str(staging), None
+        best = self.state.best_model_checkpoint
         try:
-            super()._save_checkpoint(model, trial)
-            self._name_best_checkpoint(staging / name, Path(run_dir, name))
+            with self._full_disk_noted():
+                super()._save_checkpoint(model, trial)
+                self._name_best_checkpoint(staging / name, Path(run_dir, name))
         except BaseException:
             if self.args.should_save:
                 shutil.rmtree(staging, ignore_errors=True)
             raise
         finally:
             self._staging = None
+        is_full = [self._disk_full is not None]
+        if any(gather_object(is_full) if self.args.world_size > 1 else is_full):
+            self.state.best_model_checkpoint = best
+            self._leave_out_checkpoint(staging, Path(run_dir, name))
+            return
         self.accelerator.wait_for_everyone()
         if self.args.should_save:
             move_checkpoint(staging / name, Path(run_dir, name))
         self.accelerator.wait_for_everyone()
-        manifest = self._manifest_callback()
+        manifest = self._callback(ManifestCallback)
         if manifest is not None:
             manifest.saved = Path(run_dir, name)
         if self.args.push_to_hub:
@@ -253,6 +333,43 @@ class VerifiedCheckpointTrainer(ResilientPushTrainer):
             if manifest is not None and self.args.should_save and self.args.hub_strategy in _PUSHING_STATE:
                 manifest.write(Path(run_dir, name))
             self._push_from_checkpoint(os.path.join(run_dir, name))
+
+    @contextmanager
+    def _full_disk_noted(self) -> Iterator[None]:
+        """Note that the disk is full while a checkpoint is written, in place of raising the error."""
+        try:
+            yield
+        except Exception as error:
+            # After a first such error others may follow from it.
+            if self._staging is None or not (self._disk_full or is_full_disk(error)):
+                raise
+            self._disk_full = self._disk_full or error
+
+    def _save(self, *args: Any, **kwargs: Any) -> None:
+        """Save the model; of a checkpoint the other files follow even if the disk is full.
+
+        Other processes wait for this one between the model and those files.
+        """
+        with self._full_disk_noted():
+            super()._save(*args, **kwargs)
+
+    def _leave_out_checkpoint(self, staging: Path, folder: Path) -> None:
+        """Remove a checkpoint for which the disk has no space, and raise the error, or warn and continue."""
+        if self.args.should_save:
+            shutil.rmtree(staging, ignore_errors=True)
+        self.accelerator.wait_for_everyone()
+        reason = str(self._disk_full or "in another process").strip().partition("\n")[0]
+        message = f"The disk is full: {folder} could not be written ({reason})"
+        earlier = [each for step, each in folders_by_step(folder.parent).items() if step < self.state.global_step]
+        state = f"the last checkpoint is {earlier[-1]}" if earlier else "there is no earlier checkpoint"
+        if getattr(self.args, "on_disk_full", "stop") != "continue":
+            raise OSError(errno.ENOSPC, f"{message}; {state}. Free some space and resume") from self._disk_full
+        free = shutil.disk_usage(folder.parent).free / 2**20
+        is_best = ", which is the best model so far" if self.state.best_global_step == self.state.global_step else ""
+        logger.warning(
+            f"{message}, and is missing{is_best}; {state}. {free:,.1f} MiB are free. Training continues, and tries "
+            "again at the next checkpoint."
+        )
 
     def _name_best_checkpoint(self, staged: Path, folder: Path) -> None:
         """Have the state name the place of this checkpoint instead of the staging folder, if it is the best."""

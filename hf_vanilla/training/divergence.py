@@ -46,8 +46,7 @@ class StopOnNaNCallback(TrainerCallback):
             if isinstance(value, int | float) and not math.isfinite(value):
                 raise ValueError(
                     f"The {name} is {value} at step {state.global_step} (or at a step since the log before it); "
-                    f"checkpoints already saved are sound. Lower the learning rate ({args.learning_rate:g}), warm up "
-                    "longer, or train in float32."
+                    f"{advice_after_nan(args)}"
                 )
 
     def on_step_end(
@@ -71,6 +70,21 @@ class StopOnNaNCallback(TrainerCallback):
     ) -> None:
         """Check the weights of the trained model."""
         check_finite_weights(kwargs["model"], state.global_step)
+
+
+def advice_after_nan(args: TrainingArguments) -> str:
+    """Return the second half of a message on a training that stops.
+
+    Args:
+        args (`TrainingArguments`): The learning rate.
+
+    Returns:
+        `str`: what is sound, and what to change.
+    """
+    return (
+        f"checkpoints already saved are sound. Lower the learning rate ({args.learning_rate:g}), warm up longer, or "
+        "train in float32."
+    )
 
 
 def check_finite_weights(model: torch.nn.Module, step: int) -> None:

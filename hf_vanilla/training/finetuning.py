@@ -19,7 +19,7 @@ from ..data.files import replacing_file
 from .arguments import LOSSES, FinetuningArguments, add_early_stopping
 from .checkpointing import VerifiedCheckpointTrainer
 from .checkpoints import checkpoint_to_resume
-from .divergence import StopOnNaNCallback
+from .policies import add_policies
 from .runs import check_and_save_options, decisive_options, save_final_model, train_to_end
 
 
@@ -159,7 +159,7 @@ def _train_and_score(
     """Train with one seed, save the model, and return its scores on each set."""
     trainer = task.make_trainer(args)
     trainer.add_callback(FewUpdatesWarning())
-    trainer.add_callback(StopOnNaNCallback())
+    add_policies(trainer)
     add_early_stopping(trainer)
     train_to_end(trainer, checkpoint)
     save_final_model(trainer)  # first, so that no error while scoring loses it

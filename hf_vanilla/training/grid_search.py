@@ -10,8 +10,8 @@ from transformers import PreTrainedModel, set_seed
 from transformers.utils import logging
 
 from .arguments import LOSSES, FinetuningArguments
-from .divergence import StopOnNaNCallback
 from .finetuning import FinetuningTask, median_best_worst
+from .policies import add_policies
 
 
 logger = logging.get_logger(__name__)
@@ -87,7 +87,7 @@ def search_settings(
 
     if remaining:
         trainer = task.make_trainer(args)
-        trainer.add_callback(StopOnNaNCallback())
+        add_policies(trainer)
         make_model = trainer.model_init
 
         def make_seeded_model(trial: Any) -> PreTrainedModel:

@@ -36,6 +36,7 @@ from transformers.utils import logging
 
 from ..data.batching import TokenBudgetBatchSampler, measure_pair_lengths
 from .arguments import VanillaTrainingArguments
+from .policies import StopOnDivergenceCallback
 from .trainer import VanillaTrainer
 
 
@@ -412,6 +413,22 @@ class PretrainingTrainer(VanillaTrainer):
         self.lr_scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, share_of_highest)
         self._created_lr_scheduler = True
         return self.lr_scheduler
+
+    def training_step(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        """Train on a batch; the losses of a new phase are not comparable with those before.
+
+        Args:
+            *args (`Any`): As in `Trainer`.
+            **kwargs (`Any`): Likewise.
+
+        Returns:
+            `torch.Tensor`: the loss.
+        """
+        if self.state.global_step in np.cumsum(self.phase_updates):
+            for callback in self.callback_handler.callbacks:
+                if isinstance(callback, StopOnDivergenceCallback):
+                    callback.reset()
+        return super().training_step(*args, **kwargs)
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Log values; a training loss together with the `sequence_length` of its phase.

@@ -67,7 +67,7 @@ SEMANTIC_ARGUMENTS = (
 
 # Options of places, logs and speed, which do not change what is learnt, and `precision`, which sets `bf16`.
 NON_SEMANTIC_OPTIONS = re.compile(
-    r"output_dir|force_resume|stop_grace|results_file|seeds|main_score|disable_tqdm|resume_from_checkpoint"
+    r"output_dir|force_resume|stop_grace|on_nan|on_disk_full|stop_on_divergence|results_file|seeds|main_score|disable_tqdm|resume_from_checkpoint"
     r"|preprocessing_num_workers|local_rank|debug"
     r"|report_to|project|run_name|precision|use_cpu|skip_memory_metrics|torch_compile|prediction_loss_only|label_names"
     r"|remove_unused_columns|include_for_metrics|per_device_eval_batch_size|gradient_checkpointing"

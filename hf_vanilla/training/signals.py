@@ -8,13 +8,14 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
 import torch
 from torch import distributed
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
-from transformers.trainer_utils import SaveStrategy
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, SaveStrategy
 from transformers.utils import logging
 
 from .checkpointing import EvaluationStopped, VerifiedCheckpointTrainer, wait_for_manifests
@@ -124,7 +125,9 @@ class StopOnSignalCallback(TrainerCallback):
             distributed.barrier(self._group)  # a launcher kills the others once one has ended
         number = signal.Signals(self._received)
         self.restore()
-        logger.warning(f"{number.name}: saved the state of step {state.global_step} in {args.output_dir}, and ended.")
+        folder = Path(str(args.output_dir), f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}")
+        done = "saved" if folder.is_dir() else "could not save"
+        logger.warning(f"{number.name}: {done} the state of step {state.global_step} in {args.output_dir}, and ended.")
         if number == signal.SIGINT:
             raise KeyboardInterrupt
         sys.exit(EXIT_CODES[number])

@@ -28,7 +28,7 @@ from ..data.batching import LengthSortedBatchSampler, PairLengths, TokenBudgetBa
 from ..models.checks import IGNORED_LABEL
 from .arguments import VanillaTrainingArguments, add_early_stopping
 from .checkpointing import VerifiedCheckpointTrainer
-from .divergence import StopOnNaNCallback
+from .policies import add_policies
 from .recipes import inverse_sqrt_schedule_from_one
 
 
@@ -51,8 +51,10 @@ class VanillaTrainer(VerifiedCheckpointTrainer, Seq2SeqTrainer):
     - `teacher_forcing_ratio` below 1 feeds the decoder partly with the model's own predictions.
     - The default data collator is `DataCollatorForSeq2Seq` if `processing_class` is a tokenizer.
     - `early_stopping_patience` adds transformers' `EarlyStoppingCallback`.
-    - A loss, gradient norm or weight that is nan or infinite stops the run before anything is saved
-      ([`~hf_vanilla.training.StopOnNaNCallback`]).
+    - A loss, gradient or weight that is nan or infinite stops the run before anything is saved. `on_nan="skip"` leaves
+      such updates out, and `on_nan="rollback"` returns to a checkpoint
+      ([`~hf_vanilla.training.NaNPolicyCallback`]). `stop_on_divergence` stops at a loss that rises far
+      ([`~hf_vanilla.training.StopOnDivergenceCallback`]).
     - Checkpoints are written in one step, and verified when a run resumes from them
       ([`~hf_vanilla.training.VerifiedCheckpointTrainer`]).
 
@@ -91,7 +93,7 @@ class VanillaTrainer(VerifiedCheckpointTrainer, Seq2SeqTrainer):
         if data_collator is None and isinstance(self.processing_class, PreTrainedTokenizerBase):
             self.data_collator = DataCollatorForSeq2Seq(self.processing_class, model=self.model)
         self.add_callback(_EpochOfBatchSampler())
-        self.add_callback(StopOnNaNCallback())
+        add_policies(self)
         add_early_stopping(self)
         self._lengths_of_datasets: dict[int, tuple[Dataset, PairLengths]] = {}
         self._sentences_per_update: int | None = None

@@ -106,7 +106,7 @@ def test_finished_seeds_keep_their_scores_and_others_resume(tmp_path):
 
 def test_diverging_fine_tuning_stops_before_it_is_saved_or_scored(tmp_path):
     with pytest.raises(
-        ValueError, match="The training loss is nan at step 6 .* Lower the learning rate [(]1e[+]38[)]"
+        ValueError, match="The gradient is nan or infinite at step .; .* the learning rate [(]1e[+]38[)]"
     ):
         train(tmp_path, Steps(), learning_rate=1e38, logging_steps=6, save_strategy="no")
     assert not [path for path in tmp_path.rglob("*") if path.suffix in (".safetensors", ".json")]

@@ -1,5 +1,7 @@
 """Pre-training in phases: order of the batches, and resuming to the same bits in either phase."""
 
+from contextlib import nullcontext
+
 import numpy as np
 import pytest
 import torch
@@ -202,6 +204,20 @@ def test_lasting_jump_of_the_loss_is_warned_of(tmp_path, caplog, losses, warns):
         trainer.log({"loss": loss})
     assert sum("the training loss rose" in each for each in caplog.messages) == warns
     assert not warns or "With sequences of 20 tokens the training loss rose from 3.47 to 5.40" in caplog.text
+
+
+@pytest.mark.parametrize("longer_than", [SHORT, 0])
+def test_new_phase_is_no_divergence(tmp_path, longer_than):
+    trainer, shapes = make_trainer(tmp_path, stop_on_divergence=[4, 1, 9])
+
+    def add(model, args, kwargs, output):
+        rises = len(shapes.seen) > 6 and kwargs["input_ids"].shape[1] > longer_than
+        output.loss = output.loss + 90.0 * rises
+        return output
+
+    trainer.model.register_forward_hook(add, with_kwargs=True)
+    with nullcontext() if longer_than else pytest.raises(ValueError, match="The loss has diverged at step 7"):
+        trainer.train()
 
 
 @pytest.mark.parametrize(
