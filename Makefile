@@ -85,8 +85,8 @@ release: $(INSTALLED)  ## Build sdist and wheel into dist/, check them, and run 
 	release_output/bin/python -m pip install --quiet -c constraints.txt "$$(echo $(CURDIR)/dist/*.whl)[viz]"
 	cd release_output && bin/hf-vanilla --version && $(OFFLINE) bin/hf-vanilla demo
 
-# search_agreement.py needs a trained model, ngram_baseline.py KenLM.
-BENCHMARKS := $(filter-out %/measuring.py %/search_agreement.py %/ngram_baseline.py,$(wildcard scripts/benchmark/*.py)) \
+# search_agreement.py and translation_types.py need a trained model, ngram_baseline.py KenLM.
+BENCHMARKS := $(filter-out %/measuring.py %/search_agreement.py %/translation_types.py %/ngram_baseline.py,$(wildcard scripts/benchmark/*.py)) \
 	"scripts/benchmark/bert_pretraining.py --size base --batch_size 16 --steps 3" \
 	"scripts/benchmark/translation_decoding.py --num_beams 1 --sentences 300" \
 	"scripts/benchmark/gpt_decoding.py --num_beams 1" \

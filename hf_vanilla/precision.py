@@ -19,6 +19,7 @@ logger = logging.get_logger(__name__)
 
 
 FASTEST = "fastest"
+INT8 = "int8"
 # Rows, inputs and outputs of the product that is measured: a small batch in the first half of a base model's
 # feed-forward network.
 ROWS, INPUTS, OUTPUTS = 256, 512, 2048
@@ -30,7 +31,7 @@ MIN_SPEEDUP = 1.2
 
 @dataclass(frozen=True)
 class Precision:
-    """A choice between float32 and bfloat16.
+    """A choice between two types of products, such as float32 and bfloat16.
 
     Args:
         dtype (`torch.dtype`): The choice.
@@ -87,27 +88,34 @@ def _fastest_on_cpu(threads: int) -> Precision:
     return choose_faster(_seconds_of_product)
 
 
-def choose_faster(measure: Callable[[torch.dtype], float]) -> Precision:
+def choose_faster(
+    measure: Callable[[torch.dtype], float],
+    plain: torch.dtype = torch.float32,
+    lower: torch.dtype = torch.bfloat16,
+) -> Precision:
     """Choose by the median of several turns, in each of which both types are measured.
 
     Args:
         measure (`Callable[[torch.dtype], float]`): Returns the seconds of one product of such a type.
+        plain (`torch.dtype`, defaults to `torch.float32`): The type of higher precision.
+        lower (`torch.dtype`, defaults to `torch.bfloat16`): The type of lower precision.
 
     Returns:
-        `Precision`: bfloat16 if it is faster by a margin that mixed precision needs, or else float32.
+        `Precision`: the lower one if it is faster by a margin that conversions need, or else the plain one.
     """
-    seconds: dict[torch.dtype, list[float]] = {torch.float32: [], torch.bfloat16: []}
+    seconds: dict[torch.dtype, list[float]] = {plain: [], lower: []}
     for dtype in seconds:
         measure(dtype)  # the first product prepares the kernel
-    while len(seconds[torch.float32]) < MAX_TURNS and sum(map(sum, seconds.values())) < MAX_SECONDS:
+    while len(seconds[plain]) < MAX_TURNS and sum(map(sum, seconds.values())) < MAX_SECONDS:
         for dtype, values in seconds.items():
             values.append(measure(dtype))
     operations = 2 * ROWS * INPUTS * OUTPUTS
     gflops = {dtype: operations / statistics.median(values) / 1e9 for dtype, values in seconds.items()}
-    faster = gflops[torch.bfloat16] >= MIN_SPEEDUP * gflops[torch.float32]
+    faster = gflops[lower] >= MIN_SPEEDUP * gflops[plain]
+    names = [str(dtype).removeprefix("torch.") for dtype in (lower, plain)]
     return Precision(
-        torch.bfloat16 if faster else torch.float32,
-        f"products of bfloat16 run at {gflops[torch.bfloat16]:.3g} GFLOP/s, of float32 at {gflops[torch.float32]:.3g}",
+        lower if faster else plain,
+        f"products of {names[0]} run at {gflops[lower]:.3g} GFLOP/s, of {names[1]} at {gflops[plain]:.3g}",
         gflops,
     )
 
@@ -150,4 +158,16 @@ def resolve_dtype(dtype: str | torch.dtype, device: str | torch.device = "cpu") 
     return choice.dtype
 
 
-__all__ = ["Precision", "fastest_precision", "resolve_dtype"]
+def is_int8(dtype: str | torch.dtype) -> bool:
+    """Return whether a type is that of 8-bit integers, by itself or by its name.
+
+    Args:
+        dtype (`str` or `torch.dtype`): The type.
+
+    Returns:
+        `bool`: whether it is.
+    """
+    return str(dtype).removeprefix("torch.") == INT8
+
+
+__all__ = ["Precision", "choose_faster", "fastest_precision", "is_int8", "resolve_dtype"]

@@ -11,21 +11,28 @@ from transformers.modeling_utils import PreTrainedModel
 from ..models.checks import as_texts
 from ..models.text_batches import TARGET_TOKENIZER, load_tokenizers, map_batches
 from ..models.translating import SearchOptions, Translation, decode_n_best, source_batch, translate_texts
-from ..precision import resolve_dtype
+from ..precision import FASTEST, INT8, is_int8, resolve_dtype
 from .beam_search import beam_search
-from .cpu_layers import fast_model
+from .cpu_layers import fast_model, is_faster_with_int8
 
 
 def load_translator(
-    model_name_or_path: str, *, dtype: str | torch.dtype = "auto", device: str | torch.device = "cpu"
+    model_name_or_path: str,
+    *,
+    dtype: str | torch.dtype = "auto",
+    device: str | torch.device = "cpu",
+    allow_int8: bool = False,
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, PreTrainedTokenizerBase]:
     """Load a model and its tokenizers.
 
     Args:
         model_name_or_path (`str`): A folder or a name on the Hub.
         dtype (`str` or `torch.dtype`, defaults to `"auto"`): Type of the weights, such as `"float32"` or `"bfloat16"`;
-            `"auto"` is the type they were saved in, `"fastest"` the faster of those two on the device.
+            `"auto"` is the type they were saved in, `"fastest"` the faster of those two on the device. `"int8"` is
+            `"auto"` with linear maps of 8-bit integers ([`fast_model`]), only on a CPU.
         device (`str` or `torch.device`, defaults to `"cpu"`): Device of the model.
+        allow_int8 (`bool`, defaults to `False`): Whether `"fastest"` may choose linear maps of 8-bit integers too,
+            which change some translations.
 
     Returns:
         `tuple[PreTrainedModel, PreTrainedTokenizerBase, PreTrainedTokenizerBase]`: the model in evaluation mode, the
@@ -34,10 +41,17 @@ def load_translator(
 
     Raises:
         OSError: if there is no such model.
-        ValueError: if the model has two vocabularies but only one tokenizer.
+        ValueError: if the model has two vocabularies but only one tokenizer, `dtype` is `"int8"` and the model or the
+            machine does not support it, or `allow_int8` is given with another `dtype` than `"fastest"`.
     """
-    dtype = resolve_dtype(dtype, device)
-    model = AutoModelForSeq2SeqLM.from_pretrained(model_name_or_path, dtype=dtype).to(device).eval()
+    if allow_int8 and dtype != FASTEST:
+        raise ValueError(
+            f"`allow_int8` is for the `dtype` 'fastest', got the `dtype` {dtype!r}; leave one of them out."
+        )
+    float_type = "auto" if is_int8(dtype) else resolve_dtype(dtype, device)
+    model = AutoModelForSeq2SeqLM.from_pretrained(model_name_or_path, dtype=float_type).to(device).eval()
+    if is_int8(dtype) or (allow_int8 and is_faster_with_int8(model)):
+        model = fast_model(model, SearchOptions.max_tokens_per_batch, INT8)
     tokenizer, target_tokenizer = load_tokenizers(model_name_or_path)
     source_size = getattr(model.config, "source_vocab_size", None)
     if source_size not in (None, model.config.vocab_size) and target_tokenizer is tokenizer:

@@ -15,15 +15,17 @@ import numpy as np
 from transformers import AutoModelForSeq2SeqLM, PreTrainedModel
 
 from ..models import pipeline_vanilla_transformer
-from ..models.translating import Translation
-from ..precision import FASTEST, resolve_dtype
+from ..models.translating import SearchOptions, Translation
+from ..precision import FASTEST, INT8, is_int8, resolve_dtype
+from .cpu_layers import fast_model
 from .translation import translate
 
 
 class AutoTranslator(AutoModelForSeq2SeqLM):
-    """`AutoModelForSeq2SeqLM` for `pipeline()`, where a model with the dtype `"fastest"` is loaded in float32.
+    """`AutoModelForSeq2SeqLM` for `pipeline()`, with the dtypes `"fastest"` and `"int8"`.
 
-    The pipeline, which knows the device, converts it.
+    A model is loaded in float32 for the first, in the type it was saved in for the second. The pipeline, which knows
+    the device, converts it.
     """
 
     @classmethod
@@ -32,15 +34,14 @@ class AutoTranslator(AutoModelForSeq2SeqLM):
 
         Args:
             *arguments (`Any`): As for `AutoModelForSeq2SeqLM`.
-            dtype (`Any`): As there, or `"fastest"`.
+            dtype (`Any`): As there, or `"fastest"` or `"int8"`.
             **options (`Any`): As there.
 
         Returns:
             `PreTrainedModel`: the model.
         """
-        return AutoModelForSeq2SeqLM.from_pretrained(
-            *arguments, dtype="float32" if dtype == FASTEST else dtype, **options
-        )
+        float_type = "float32" if dtype == FASTEST else "auto" if is_int8(dtype) else dtype
+        return AutoModelForSeq2SeqLM.from_pretrained(*arguments, dtype=float_type, **options)
 
 
 class TranslationPipeline(pipeline_vanilla_transformer.TranslationPipeline):
@@ -52,16 +53,20 @@ class TranslationPipeline(pipeline_vanilla_transformer.TranslationPipeline):
     - `return_alignments` and, only for the constructor, `target_tokenizer`, as in the base class;
     - `split_into_sentences`: whether to translate a long text sentence by sentence; its lines stay lines.
     - `dtype`, only for `pipeline()`: as for every pipeline, or `"fastest"`, the faster of float32 and bfloat16 on the
-      device.
+      device, or `"int8"`, linear maps of 8-bit integers on a CPU.
 
     Returns for each text a list of `{"translation_text": ..., "score": ...}`, best first. For a single text it returns
     that list, and for a `list` of texts with one translation each a flat list, as transformers 4 did.
     """
 
+    model: PreTrainedModel
+
     def __init__(self, *arguments: Any, dtype: Any = None, **options: Any) -> None:
         super().__init__(*arguments, **options)
         if dtype == FASTEST:
             self.model.to(resolve_dtype(dtype, self.device))
+        elif is_int8(dtype):
+            self.model = fast_model(self.model, SearchOptions.max_tokens_per_batch, INT8)
 
     def _forward(
         self,

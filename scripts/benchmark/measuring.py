@@ -1,6 +1,7 @@
 """Shared by the benchmarks: options, turns, text and the report."""
 
 import datetime
+import importlib.util
 import statistics
 import subprocess
 import sys
@@ -265,6 +266,14 @@ def run_child(command: list[str]) -> str:
     if finished.returncode:
         raise ValueError(f"{' '.join(command)} failed: {(finished.stderr.strip().splitlines() or ['no message'])[-1]}")
     return finished.stdout
+
+
+def ctranslate2_is_installed() -> bool:
+    """Return whether CTranslate2 is installed, and if not, say how its rows are added."""
+    is_installed = importlib.util.find_spec("ctranslate2") is not None
+    if not is_installed:
+        print("CTranslate2 is not installed, so its rows are left out; `pip install ctranslate2` adds them.")
+    return is_installed
 
 
 def marian_like(config: VanillaTransformerConfig) -> MarianMTModel:

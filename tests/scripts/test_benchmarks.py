@@ -21,7 +21,8 @@ from hf_vanilla import (
     VanillaTransformerForConditionalGeneration,
 )
 from hf_vanilla.command_line.options import run
-from hf_vanilla.data.tokenization import train_gpt_tokenizer
+from hf_vanilla.data.tokenization import train_gpt_tokenizer, train_tokenizer
+from hf_vanilla.generation import score
 
 
 FOLDER = Path(__file__).parents[2] / "scripts" / "benchmark"
@@ -234,6 +235,45 @@ def test_best_hypotheses_are_in_the_order_of_the_sources(script, beams):
     assert agreement.difference(plain, fast)["largest_score_difference"] < 1e-4
     assert [score for _, score in fast] == pytest.approx([score for _, score in alone], abs=1e-4)
     assert len({score for _, score in fast}) == 3
+
+
+def test_types_are_compared_at_their_best_and_alike(script):
+    ordered = {
+        "MarianMTModel.generate": ["float32", "bfloat16"],
+        "CTranslate2": ["int8_float32", "bfloat16", "float32"],
+        "ours, generate() as it is": ["bfloat16", "float32"],
+        "ours": ["bfloat16", "int8_bfloat16", "int8_float32", "float32"],
+    }
+    pairs_of = script("translation_decoding").pairs_of
+    assert list(pairs_of(ordered, has_targets=True).values()) == [
+        ("ours, bfloat16", "MarianMTModel.generate, float32", 3.0),
+        ("ours, bfloat16", "CTranslate2, int8_float32", 2.0),
+        ("ours, generate() as it is, bfloat16", "MarianMTModel.generate, float32", None),
+        ("ours, float32", "MarianMTModel.generate, float32", None),
+        ("ours, float32", "CTranslate2, float32", None),
+        ("ours, int8_bfloat16", "CTranslate2, int8_float32", 1.2),
+    ]
+    without = pairs_of({**ordered, "CTranslate2": []}, has_targets=False)
+    assert {other for _, other, _ in without.values()} == {"MarianMTModel.generate, float32"}
+    assert {target for *_, target in without.values()} == {None}
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of ctranslate2's own imports
+@pytest.mark.parametrize("norm_position", ["pre", "post"])
+def test_model_for_ctranslate2_has_the_same_scores(script, tmp_path, norm_position):
+    ctranslate2 = pytest.importorskip("ctranslate2")
+    tokenizer = train_tokenizer(["a b c d e"] * 3, 263, show_progress=False)
+    sizes = {"d_model": 12, "d_ff": 20, "num_heads": 3, "encoder_layers": 1, "decoder_layers": 2}
+    config = VanillaTransformerConfig(vocab_size=len(tokenizer), norm_position=norm_position, **sizes)
+    model = VanillaTransformerForConditionalGeneration(config).eval()
+    script("translation_types").converted(model, (tokenizer, tokenizer)).save(str(tmp_path))
+    source, target = tokenizer(["a b e", "d c c b"])[
+        "input_ids"
+    ]  # both end in </s>, which CTranslate2 adds to targets
+    tokens, expected = [tokenizer.convert_ids_to_tokens(ids) for ids in (source, target[:-1])], torch.tensor([target])
+    [found] = ctranslate2.Translator(str(tmp_path)).score_batch([tokens[0]], [tokens[1]])
+    log_probs = score(model, torch.tensor([source]), None, expected).token_log_probs[0]
+    assert found.log_probs == pytest.approx(log_probs.tolist(), abs=1e-3)  # its layer norms add 1e-5, ours 1e-6
 
 
 def test_shares_of_a_step_add_up(script):
