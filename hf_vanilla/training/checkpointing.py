@@ -152,6 +152,7 @@ class VerifiedCheckpointTrainer(ResilientPushTrainer):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._staging: str | None = None
+        self._resumed_from: str | None = None
         if not any(isinstance(each, ManifestCallback) for each in self.callback_handler.callbacks):
             self.add_callback(ManifestCallback(force=getattr(self.args, "force_resume", False)))
 
@@ -182,6 +183,7 @@ class VerifiedCheckpointTrainer(ResilientPushTrainer):
                 )
         else:
             given = checkpoint_to_resume(str(self.args.output_dir), os.fspath(resume_from_checkpoint))
+        self._resumed_from = given
         manifest = self._manifest_callback()
         if manifest is not None:
             manifest.resumed = None if given is None else Path(given)

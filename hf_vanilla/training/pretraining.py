@@ -158,6 +158,8 @@ class PretrainingTrainer(VanillaTrainer):
         for name, value in (("max_steps", args.max_steps), ("max_tokens_per_batch", args.max_tokens_per_batch)):
             if value is None or value < 1:
                 raise ValueError(f"`{name}` must be at least 1 for training in phases, got {value}.")
+        if any(isinstance(phase.dataset, datasets.IterableDataset) for phase in phases):
+            raise ValueError("`phases` must not be streams, as their lengths are needed; load them without streaming.")
         self.phases = list(phases)
         self.phase_updates = _updates_of(self.phases, args.max_steps)
         self._phase_lengths: list[int] = []
