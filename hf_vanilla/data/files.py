@@ -33,7 +33,7 @@ class BadRecords:
         live (`bool`): Whether to warn when 1, 10, 100... are skipped, for data that is read while it is used.
 
     Raises:
-        ValueError: if `on_bad_record` is another word; when called, the error of the record.
+        ValueError: if `on_bad_record` is another word.
     """
 
     def __init__(self, on_bad_record: str = "stop", *, live: bool = False) -> None:
@@ -48,6 +48,9 @@ class BadRecords:
 
         Args:
             error (`Exception`): What is wrong with it.
+
+        Raises:
+            Exception: `error`, unless bad records are skipped.
         """
         if not self.skips:
             raise error from None
