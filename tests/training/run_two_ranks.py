@@ -64,23 +64,18 @@ def resume(folder: Path) -> dict[str, torch.Tensor]:
 
 
 def train_on_stream(folder: Path) -> dict[str, Any]:
-    """Train on a stream, which the processes share, and again from a checkpoint in its second pass."""
+    """Train on a stream, which the processes share, and again from a checkpoint."""
     weights = []
-    for checkpoint in (None, str(folder / "streamed" / "vanilla" / f"checkpoint-{SAVED_STEP}")):
+    checkpoint = str(folder / "streamed" / "vanilla" / f"checkpoint-{SAVED_STEP}")
+    for resumed in (None, checkpoint):
         stream = tiny_pairs(NUM_PAIRS - 1).to_iterable_dataset()  # an odd number: the shares differ in size
         saving = {"save_strategy": "steps", "save_steps": SAVED_STEP, "max_steps": 16, "stream_buffer": 9}
         trainer = make_trainer("vanilla", folder / "streamed", Recorder(), stream, **saving)
-        trainer.train(resume_from_checkpoint=checkpoint)
+        trainer.train(resume_from_checkpoint=resumed)
         weights.append(weights_of(trainer))
-    path = (
-        folder
-        / "streamed"
-        / "vanilla"
-        / f"checkpoint-{SAVED_STEP}"
-        / f"stream_state_{trainer.args.process_index}.json"
-    )
-    place = json.loads(path.read_text())["stream"]["buffer_start"]["source"]
-    return {"whole": weights[0], "resumed": weights[1], "passes": place["pass"]}
+    state = Path(checkpoint, f"stream_state_{trainer.args.process_index}.json")
+    buffer = json.loads(state.read_text())["stream"]["buffer_start"]["buffer"]
+    return {"whole": weights[0], "resumed": weights[1], "buffer": buffer}
 
 
 def predict(folder: Path) -> dict[str, Any]:
