@@ -121,8 +121,8 @@ def iterate_lines(path: str, bad: BadRecords | None = None) -> Iterator[str]:
         `str`: a line. A byte order mark at the start is dropped.
 
     Raises:
-        ValueError: if the file can't be read (also an `OSError`), is not UTF-8, or not a complete gzip file; the line
-            is named.
+        UnreadableFileError: if the file can't be read.
+        ValueError: if it is not UTF-8, or not a complete gzip file; the line is named.
     """
     name = "standard input" if path == STANDARD_STREAM else path
     bad = bad or BadRecords()
