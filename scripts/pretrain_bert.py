@@ -303,18 +303,18 @@ def build_examples(model_args: ModelArguments, data_args: DataArguments, corpora
 
 
 def prepare_data(
-    model_args: ModelArguments, data_args: DataArguments, seed: int, output_dir: Path, saved_in: Path | None
+    model_args: ModelArguments, data_args: DataArguments, training_args, output_dir: Path, saved_in: Path | None
 ):
     """Make examples from the documents: phases, validation examples and the tokenizer."""
-    corpora = load_document_splits(data_args)
+    corpora = load_document_splits(data_args, on_bad_record=training_args.on_bad_record)
     tokenizer = get_tokenizer(model_args, corpora["train"], output_dir, saved_in)
-    return *build_examples(model_args, data_args, corpora, tokenizer, seed), tokenizer
+    return *build_examples(model_args, data_args, corpora, tokenizer, training_args.seed), tokenizer
 
 
 def plan(model_args: ModelArguments, data_args: DataArguments, training_args, output_dir: Path):
     """Return what `estimate.py` measures: config, examples and share of the updates of each phase."""
     check_phases(data_args)
-    phases, _, tokenizer = prepare_data(model_args, data_args, training_args.seed, output_dir, None)
+    phases, _, tokenizer = prepare_data(model_args, data_args, training_args, output_dir, None)
     config = get_model(model_args, tokenizer, max(data_args.phase_lengths)).config
     return [(config, phase.dataset, phase.share) for phase in phases]
 
@@ -382,7 +382,7 @@ def train(model_args: ModelArguments, data_args: DataArguments, training_args: P
         saved_in = folder_of_tokenizer(checkpoint) if checkpoint is not None else None
         if training_args.process_index > 0:
             saved_in = output_dir
-        phases, held_out, tokenizer = prepare_data(model_args, data_args, training_args.seed, output_dir, saved_in)
+        phases, held_out, tokenizer = prepare_data(model_args, data_args, training_args, output_dir, saved_in)
     for phase, (length, _) in zip(phases, phases_of(data_args), strict=True):
         logger.info(f"{len(phase.dataset):,} examples of up to {length} tokens")
 

@@ -37,7 +37,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, DataCo
 from hf_vanilla import VanillaGptConfig, VanillaGptForCausalLM
 from hf_vanilla.command_line.checks import check_files_exist, check_models, check_output_dir, explained_loading
 from hf_vanilla.command_line.options import parse_arguments, run, set_up_logging
-from hf_vanilla.command_line.splits import DatasetArguments, load_document_splits
+from hf_vanilla.command_line.splits import DatasetArguments, check_streaming, load_document_splits
 from hf_vanilla.data import build_blocks, collate_blocks
 from hf_vanilla.data.tokenization import train_gpt_tokenizer
 from hf_vanilla.metrics import evaluate_documents
@@ -116,7 +116,10 @@ class DataArguments(DatasetArguments):
     streaming: bool = field(
         default=False, metadata={"help": "Read and cut the documents during the training; needs max_steps."}
     )
-    shuffle_buffer: int = field(default=10_000, metadata={"help": "Blocks of a stream that are shuffled together."})
+    shuffle_buffer: int = field(
+        default=10_000,
+        metadata={"help": "Blocks of a stream that are shuffled together, without max_tokens_per_batch."},
+    )
     preprocessing_num_workers: int | None = field(default=None, metadata={"help": "Processes that tokenize."})
 
 
@@ -153,16 +156,6 @@ class PretrainingArguments(VanillaTrainingArguments):
         super().__post_init__()
 
 
-def check_data_arguments(data_args: DataArguments, training_args: PretrainingArguments) -> None:
-    """Check what a stream needs before it is opened."""
-    if not data_args.streaming:
-        return
-    if training_args.max_steps < 1:
-        raise ValueError("`max_steps` is missing; `streaming` data has no known length, so give a number of updates.")
-    if data_args.preprocessing_num_workers is not None:
-        raise ValueError("`preprocessing_num_workers` is not for `streaming`; give `dataloader_num_workers`.")
-
-
 def get_tokenizer(arguments: ModelArguments, documents, block_length: int, output_dir: Path, saved_in: Path | None):
     """Load or train the tokenizer, and save it."""
     path = saved_in or arguments.tokenizer_name_or_path or arguments.model_name_or_path
@@ -180,7 +173,7 @@ def get_tokenizer(arguments: ModelArguments, documents, block_length: int, outpu
     return tokenizer
 
 
-def build_examples(arguments: DataArguments, corpora, tokenizer, seed: int):
+def build_examples(arguments: DataArguments, corpora, tokenizer, training_args: PretrainingArguments):
     """Cut training and validation documents into blocks, and return the collator of both."""
     settings: dict[str, Any] = {
         "block_length": arguments.block_length,
@@ -191,8 +184,9 @@ def build_examples(arguments: DataArguments, corpora, tokenizer, seed: int):
     blocks = {
         name: build_blocks(documents, tokenizer, num_proc=workers, **settings) for name, documents in corpora.items()
     }
-    if isinstance(blocks["train"], IterableDataset):
-        blocks["train"] = blocks["train"].shuffle(seed=seed, buffer_size=arguments.shuffle_buffer)
+    # A stream of token-budget batches is shuffled by the trainer.
+    if isinstance(blocks["train"], IterableDataset) and training_args.max_tokens_per_batch is None:
+        blocks["train"] = blocks["train"].shuffle(seed=training_args.seed, buffer_size=arguments.shuffle_buffer)
     if not arguments.separate_documents:
         return blocks, collate_blocks
     if tokenizer.pad_token_id in (None, tokenizer.eos_token_id):
@@ -258,7 +252,7 @@ def main() -> None:
         ModelArguments, DataArguments, PretrainingArguments, description=__doc__
     )
     set_up_logging(training_args)
-    check_data_arguments(data_args, training_args)
+    check_streaming(data_args, training_args)
     check_output_dir(training_args.output_dir)
     check_models(
         model_name_or_path=model_args.model_name_or_path, tokenizer_name_or_path=model_args.tokenizer_name_or_path
@@ -279,12 +273,14 @@ def train(model_args: ModelArguments, data_args: DataArguments, training_args: P
 
     # 1. documents -> tokenizer -> blocks; the first process does the work, the others read its cache
     with main_process_first(training_args):
-        corpora = load_document_splits(data_args, streaming=data_args.streaming)
+        corpora = load_document_splits(
+            data_args, streaming=data_args.streaming, on_bad_record=training_args.on_bad_record
+        )
         saved_in = folder_of_tokenizer(checkpoint) if checkpoint is not None else None
         if training_args.process_index > 0:
             saved_in = output_dir
         tokenizer = get_tokenizer(model_args, corpora["train"], data_args.block_length, output_dir, saved_in)
-        blocks, collator = build_examples(data_args, corpora, tokenizer, training_args.seed)
+        blocks, collator = build_examples(data_args, corpora, tokenizer, training_args)
     if not data_args.streaming:
         logger.info(f"{len(blocks['train']):,} blocks of {data_args.block_length} tokens")
 

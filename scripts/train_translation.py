@@ -33,7 +33,7 @@ from pathlib import Path
 from typing import Literal
 
 import torch
-from datasets import DatasetDict, IterableDataset, IterableDatasetDict
+from datasets import Dataset, DatasetDict, IterableDataset, IterableDatasetDict
 from transformers import (
     AutoModelForSeq2SeqLM,
     DataCollatorForSeq2Seq,
@@ -46,7 +46,7 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from hf_vanilla import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
 from hf_vanilla.command_line.checks import check_files_exist, check_models, check_output_dir, explained_loading
 from hf_vanilla.command_line.options import parse_arguments, run, set_up_logging
-from hf_vanilla.command_line.splits import DatasetArguments, hold_out_validation, load_hub_splits
+from hf_vanilla.command_line.splits import DatasetArguments, check_streaming, hold_out_validation, load_hub_splits
 from hf_vanilla.data import load_parallel_dataset, tokenize_parallel_dataset
 from hf_vanilla.data.files import is_full_disk
 from hf_vanilla.data.parallel import pairs_of_table
@@ -153,7 +153,9 @@ class DataArguments(DatasetArguments):
     max_target_length: int = field(
         default=256, metadata={"help": "Longest target in tokens; longer ones are truncated."}
     )
-    streaming: bool = field(default=False, metadata={"help": "Read while training, for text larger than memory."})
+    streaming: bool = field(
+        default=False, metadata={"help": "Read while training, for text larger than the disk; needs max_steps."}
+    )
     preprocessing_num_workers: int | None = field(default=None, metadata={"help": "Processes that tokenize."})
     bleu_tokenize: Literal[
         "13a", "zh", "none", "char", "intl", "ja-mecab", "ko-mecab", "flores101", "flores200", "spBLEU-1K"
@@ -265,7 +267,7 @@ class SaveTargetTokenizer(TrainerCallback):
             logger.warning(f"The disk is full: {checkpoint} is removed, since the target's tokenizer is missing.")
 
 
-def load_data(arguments: DataArguments):
+def load_data(arguments: DataArguments, on_bad_record: str = "stop"):
     """Load the pairs as `train` and, if given, `validation`, with columns `source` and `target`."""
     data_files = {}
     for split in ("train", "validation"):
@@ -284,13 +286,22 @@ def load_data(arguments: DataArguments):
     columns, streaming = (arguments.source_column, arguments.target_column), arguments.streaming
     if arguments.dataset_name is None:
         splits = load_parallel_dataset(
-            data_files=data_files or None, source_column=columns[0], target_column=columns[1], streaming=streaming
+            data_files=data_files or None,
+            source_column=columns[0],
+            target_column=columns[1],
+            streaming=streaming,
+            on_bad_record=on_bad_record,
         )
     else:
         tables = load_hub_splits(arguments, streaming=streaming)
         name = arguments.dataset_name
-        splits = {split: pairs_of_table(table, columns, f"{name} ({split})") for split, table in tables.items()}
+        splits = {
+            split: pairs_of_table(table, columns, f"{name} ({split})", on_bad_record)
+            for split, table in tables.items()
+        }
     splits = hold_out_validation(splits, arguments.validation_share)
+    if isinstance(splits.get("validation"), IterableDataset):  # which is read several times
+        splits["validation"] = Dataset.from_list(list(splits["validation"]))
     return IterableDatasetDict(splits) if streaming else DatasetDict(splits)
 
 
@@ -364,9 +375,11 @@ def get_model(arguments: ModelArguments, tokenizer, target_tokenizer):
     return VanillaTransformerForConditionalGeneration(config)
 
 
-def prepare_data(model_args: ModelArguments, data_args: DataArguments, output_dir: Path, saved_in: Path | None):
+def prepare_data(
+    model_args: ModelArguments, data_args: DataArguments, on_bad_record: str, output_dir: Path, saved_in: Path | None
+):
     """Make token ids from the text: the data, and the tokenizers of source and target."""
-    data = load_data(data_args)
+    data = load_data(data_args, on_bad_record)
     tokenizer, target_tokenizer = get_tokenizers(model_args, data["train"], output_dir, saved_in)
     data = tokenize_parallel_dataset(
         data,
@@ -381,7 +394,7 @@ def prepare_data(model_args: ModelArguments, data_args: DataArguments, output_di
 
 def plan(model_args: ModelArguments, data_args: DataArguments, training_args, output_dir: Path):
     """Return what `estimate.py` measures: config, examples and share of the updates of each phase."""
-    data, *tokenizers = prepare_data(model_args, data_args, output_dir, None)
+    data, *tokenizers = prepare_data(model_args, data_args, training_args.on_bad_record, output_dir, None)
     return [(get_model(model_args, *tokenizers).config, data["train"], 1.0)]
 
 
@@ -403,8 +416,9 @@ def build_trainer(model, tokenizer, target_tokenizer, data, training_args, bleu_
     if target_tokenizer is not tokenizer:
         kwargs["callbacks"].append(SaveTargetTokenizer(target_tokenizer))
     if training_args.predict_with_generate and "validation" in data:
-        examples = None if isinstance(data["validation"], IterableDataset) else len(data["validation"])
-        kwargs["compute_metrics"] = TranslationMetrics(target_tokenizer, tokenize=bleu_tokenize, num_examples=examples)
+        kwargs["compute_metrics"] = TranslationMetrics(
+            target_tokenizer, tokenize=bleu_tokenize, num_examples=len(data["validation"])
+        )
     if training_args.max_tokens_per_batch is not None or training_args.teacher_forcing_ratio < 1:
         return VanillaTrainer(**kwargs)
     if training_args.lr_scheduler_type == "inverse_sqrt":
@@ -431,6 +445,7 @@ def main() -> None:
         ModelArguments, DataArguments, TranslationTrainingArguments, description=__doc__
     )
     set_up_logging(training_args)
+    check_streaming(data_args, training_args)
     check_output_dir(training_args.output_dir)
     check_models(
         model_name_or_path=model_args.model_name_or_path, tokenizer_name_or_path=model_args.tokenizer_name_or_path
@@ -454,7 +469,9 @@ def train(model_args: ModelArguments, data_args: DataArguments, training_args: T
         saved_in = folder_of_tokenizer(checkpoint) if checkpoint is not None else None
         if training_args.process_index > 0:
             saved_in = output_dir
-        data, tokenizer, target_tokenizer = prepare_data(model_args, data_args, output_dir, saved_in)
+        data, tokenizer, target_tokenizer = prepare_data(
+            model_args, data_args, training_args.on_bad_record, output_dir, saved_in
+        )
 
     # 2. model and trainer
     model = get_model(model_args, tokenizer, target_tokenizer)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from datasets import Dataset, IterableDataset, load_dataset
+from transformers import TrainingArguments
 
 from ..data.documents import load_documents, texts_of_table
 
@@ -60,6 +61,24 @@ class DatasetArguments:
         for name, value in vars(self).items():
             if share is not None and value is not None and _VALIDATION_DATA.fullmatch(name):
                 raise ValueError(f"Pass either `validation_share` or `{name}`.")
+
+
+def check_streaming(data_args: Any, training_args: TrainingArguments) -> None:
+    """Check what a stream needs before it is opened.
+
+    Args:
+        data_args (`DatasetArguments`): The options of the data, with `streaming` and `preprocessing_num_workers`.
+        training_args (`TrainingArguments`): The training arguments.
+
+    Raises:
+        ValueError: if the data is streamed, and `max_steps` is missing or `preprocessing_num_workers` given.
+    """
+    if not data_args.streaming:
+        return
+    if training_args.max_steps < 1:
+        raise ValueError("`max_steps` is missing; `streaming` data has no known length, so give a number of updates.")
+    if data_args.preprocessing_num_workers is not None:
+        raise ValueError("`preprocessing_num_workers` is not for `streaming`; give `dataloader_num_workers`.")
 
 
 def load_hub_splits(arguments: DatasetArguments, *, streaming: bool = False) -> dict[str, Any]:
@@ -138,12 +157,13 @@ def hold_out_validation(splits: Mapping[str, Any], share: float | None, *, shuff
     return {**splits, "train": parts["train"], "validation": parts["test"]}
 
 
-def load_document_splits(arguments: Any, *, streaming: bool = False) -> dict[str, Any]:
+def load_document_splits(arguments: Any, *, streaming: bool = False, on_bad_record: str = "stop") -> dict[str, Any]:
     """Load documents to train on and, if there are any, for validation.
 
     Args:
         arguments (`DatasetArguments`): The options, with `train_files`, `validation_files` and `text_column`.
         streaming (`bool`): Whether to read those to train on during the training.
+        on_bad_record (`str`): Whether to `"stop"` at a record of a file that can't be read, or to `"skip"` it.
 
     Returns:
         `dict[str, Dataset]`: `train`, an `IterableDataset` when streaming, and `validation`.
@@ -156,8 +176,8 @@ def load_document_splits(arguments: Any, *, streaming: bool = False) -> dict[str
         given = "both" if arguments.train_files else "neither"
         raise ValueError(f"Pass either `dataset_name` or `train_files`, got {given}.")
     if name is None:
-        files = arguments.train_files
-        corpora = {"train": load_documents(data_files=files, text_column=column, streaming=streaming)}
+        policy = {"text_column": column, "on_bad_record": on_bad_record}
+        corpora = {"train": load_documents(data_files=arguments.train_files, streaming=streaming, **policy)}
     else:
         tables = load_hub_splits(arguments, streaming=streaming)
         if arguments.validation_files:
@@ -166,5 +186,7 @@ def load_document_splits(arguments: Any, *, streaming: bool = False) -> dict[str
         if isinstance(corpora.get("validation"), IterableDataset):  # which is read several times
             corpora["validation"] = Dataset.from_list(list(corpora["validation"]))
     if arguments.validation_files:
-        corpora["validation"] = load_documents(data_files=arguments.validation_files, text_column=column)
+        corpora["validation"] = load_documents(
+            data_files=arguments.validation_files, text_column=column, on_bad_record=on_bad_record
+        )
     return hold_out_validation(corpora, arguments.validation_share)

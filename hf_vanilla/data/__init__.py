@@ -1,4 +1,4 @@
-"""Datasets and batches: parallel text, documents for pre-training, token-budget batches, synthetic tasks."""
+"""Datasets and batches: parallel text, documents for pre-training, batches and streams, synthetic tasks."""
 
 from .batching import LengthSortedBatchSampler, TokenBudgetBatchSampler
 from .blocks import build_blocks, collate_blocks
@@ -11,12 +11,14 @@ from .pretraining import (
     mask_statically,
 )
 from .python_documentation import python_documentation
+from .streams import TokenBudgetStream
 from .synthetic import copy_task, date_corpus
 
 
 __all__ = [
     "LengthSortedBatchSampler",
     "TokenBudgetBatchSampler",
+    "TokenBudgetStream",
     "WholeWordMaskingCollator",
     "build_blocks",
     "build_masked_language_dataset",

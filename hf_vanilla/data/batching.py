@@ -64,8 +64,8 @@ class TokenBudgetBatchSampler(torch.utils.data.Sampler[list[int]]):
     ) -> None:
         self._lengths = _longest_side(source_lengths, target_lengths)
         _check_budget(source_lengths, target_lengths, self._lengths, max_tokens)
-        _check_integer("seed", seed, minimum=0)
-        _check_integer("batches_per_step", batches_per_step, minimum=1)
+        check_integer("seed", seed, minimum=0)
+        check_integer("batches_per_step", batches_per_step, minimum=1)
         balance = np.asarray(source_lengths, dtype=np.int64) - np.asarray(target_lengths, dtype=np.int64)
         self._balance = _zigzag(balance, self._lengths)
         self._cuts = _even_out(_cuts(np.sort(self._lengths), max_tokens), batches_per_step)
@@ -88,7 +88,7 @@ class TokenBudgetBatchSampler(torch.utils.data.Sampler[list[int]]):
             TypeError: if `epoch` is not an integer.
             ValueError: if `epoch` is negative.
         """
-        _check_integer("epoch", epoch, minimum=0)
+        check_integer("epoch", epoch, minimum=0)
         self.epoch = epoch
 
     def __iter__(self) -> Iterator[list[int]]:
@@ -121,8 +121,8 @@ class LengthSortedBatchSampler(torch.utils.data.Sampler[list[int]]):
     """
 
     def __init__(self, lengths: np.ndarray, max_tokens: int, *, num_processes: int = 1) -> None:
-        _check_integer("max_tokens", max_tokens, minimum=1)
-        _check_integer("num_processes", num_processes, minimum=1)
+        check_integer("max_tokens", max_tokens, minimum=1)
+        check_integer("num_processes", num_processes, minimum=1)
         order = np.argsort(-lengths, kind="stable")
         self.num_rows = len(order)
         self.num_repeated = -self.num_rows % num_processes
@@ -226,6 +226,24 @@ def measure_pair_lengths(dataset: Any) -> PairLengths:
     return PairLengths(_lengths_of_column(dataset, "input_ids"), target)
 
 
+def check_integer(name: str, value: Any, minimum: int) -> None:
+    """Check that an argument is an integer in its range.
+
+    Args:
+        name (`str`): Name of the argument, for messages.
+        value (`Any`): Its value.
+        minimum (`int`): Its smallest value.
+
+    Raises:
+        TypeError: if it is not an integer.
+        ValueError: if it is below `minimum`.
+    """
+    if not isinstance(value, int | np.integer) or isinstance(value, bool):
+        raise TypeError(f"`{name}` must be an integer, got {value!r}.")
+    if value < minimum:
+        raise ValueError(f"`{name}` must be at least {minimum}, got {value}.")
+
+
 def _longest_side(
     source_lengths: Sequence[int] | np.ndarray, target_lengths: Sequence[int] | np.ndarray
 ) -> np.ndarray:
@@ -247,14 +265,6 @@ def _longest_side(
     return np.maximum(source, target).astype(np.int64)
 
 
-def _check_integer(name: str, value: int, minimum: int) -> None:
-    """Raise unless `value` is an integer of at least `minimum`."""
-    if not isinstance(value, int | np.integer) or isinstance(value, bool):
-        raise TypeError(f"`{name}` must be an integer, got {value!r}.")
-    if value < minimum:
-        raise ValueError(f"`{name}` must be at least {minimum}, got {value}.")
-
-
 def _check_budget(
     source_lengths: Sequence[int] | np.ndarray,
     target_lengths: Sequence[int] | np.ndarray,
@@ -262,7 +272,7 @@ def _check_budget(
     max_tokens: int,
 ) -> None:
     """Raise if the budget is invalid or the longest pair does not fit."""
-    _check_integer("max_tokens", max_tokens, minimum=1)
+    check_integer("max_tokens", max_tokens, minimum=1)
     if lengths.size and lengths.max() > max_tokens:
         index = int(lengths.argmax())
         raise ValueError(

@@ -17,6 +17,7 @@ from datasets import Dataset, Features, IterableDataset, Value, load_dataset
 from transformers.utils import logging
 
 from .files import (
+    BadRecords,
     check_text,
     dataset_from_files,
     existing_path,
@@ -47,6 +48,7 @@ def load_documents(
     text_column: str | None = None,
     revision: str | None = None,
     streaming: bool = False,
+    on_bad_record: str = "stop",
 ) -> Dataset | IterableDataset:
     """Load documents, either a dataset of the Hub by name or local files.
 
@@ -69,13 +71,16 @@ def load_documents(
             no columns.
         revision (`str`, *optional*): Branch, tag or commit on the Hub.
         streaming (`bool`): Whether to read during iteration, for data larger than the disk.
+        on_bad_record (`str`): What to do with a row of a local file that is not UTF-8, not of the file's format, or
+            has no column of text: `"stop"` raises its error, `"skip"` leaves it out; a warning counts them. In plain
+            text a line that is not UTF-8 becomes an empty one.
 
     Returns:
         `Dataset`, or `IterableDataset` when streaming: one column, `text`.
 
     Raises:
         ValueError: if both or neither of `dataset_name` and `data_files` are given, a column is missing, a file is not
-            UTF-8 or not of the format of its suffix, or no document has text.
+            UTF-8 or not of the format of its suffix, no document has text, or `on_bad_record` is another word.
         TypeError: if the column contains anything but strings.
         FileNotFoundError: if a file does not exist.
     """
@@ -86,8 +91,15 @@ def load_documents(
         return texts_of_table(table, text_column, dataset_name)
     given = [data_files] if isinstance(data_files, str | os.PathLike) else list(data_files or ())
     paths = tuple(existing_path(path, "data_files") for path in given)
-    _check_documents(paths, text_column)
-    return dataset_from_files(_generate_documents, paths, _FEATURES, streaming=streaming, text_column=text_column)
+    _check_documents(paths, text_column, BadRecords(on_bad_record))
+    return dataset_from_files(
+        _generate_documents,
+        paths,
+        _FEATURES,
+        streaming=streaming,
+        text_column=text_column,
+        on_bad_record=on_bad_record,
+    )
 
 
 def split_sentences(text: str) -> list[str]:
@@ -107,44 +119,51 @@ def split_sentences(text: str) -> list[str]:
     return [sentence for sentence in sentences if sentence]
 
 
-def _check_documents(paths: tuple[str, ...], text_column: str | None) -> None:
-    """Read all files once; warn of empty documents, and raise if there are no others."""
+def _check_documents(paths: tuple[str, ...], text_column: str | None, bad: BadRecords) -> None:
+    """Read all files once; warn of empty documents and bad ones, and raise if there are no others."""
     for path in paths:
-        counts = Counter(_has_text(text) for text in _read_documents(path, text_column))
+        counts = Counter(_has_text(text) for text in _read_documents(path, text_column, bad))
         if not counts[True]:
+            bad.report()
             raise ValueError(f"{path} must have at least one document with text, but has none.")
         if counts[False]:
             logger.warning(
                 f"{path}: left out {counts[False]} of {counts.total()} documents because they have no text."
             )
+    bad.report()
 
 
 def _generate_documents(
-    paths: tuple[str, ...], text_column: str | None, stamps: tuple[tuple[int, int], ...]
+    paths: tuple[str, ...], text_column: str | None, on_bad_record: str, stamps: tuple[tuple[int, int], ...]
 ) -> Iterator[dict[str, str | None]]:
     """Yield the documents of all files that have text."""
-    for text in itertools.chain.from_iterable(_read_documents(path, text_column) for path in paths):
+    bad = BadRecords(on_bad_record)
+    for text in itertools.chain.from_iterable(_read_documents(path, text_column, bad) for path in paths):
         if _has_text(text):
             yield {"text": text}
 
 
-def _read_documents(path: str, text_column: str | None) -> Iterator[str | None]:
+def _read_documents(path: str, text_column: str | None, bad: BadRecords) -> Iterator[str | None]:
     """Yield the documents of one file."""
     suffix = suffix_of(path)
     find = partial(find_column, "text_column", text_column, TEXT_COLUMNS)
     if suffix not in _TABLES:
-        for is_text, lines in itertools.groupby(iterate_lines(path), key=_has_text):
+        for is_text, lines in itertools.groupby(iterate_lines(path, bad), key=_has_text):
             if is_text:
                 yield "".join(lines)
     elif suffix == ".parquet":
         table = load_dataset("parquet", data_files=path, split="train", streaming=True)
         yield from (row["text"] for row in texts_of_table(table, text_column, path))
     elif suffix == ".csv":
-        yield from (row[find(list(row), where)] for _, where, row in read_table(path, find))
+        yield from (row[find(list(row), where)] for _, where, row in read_table(path, find, bad))
     else:
-        for _, where, row in read_json_objects(path):
-            column = find(list(row), where)
-            check_text(row[column], f"{where}: `text_column` ({column!r})")
+        for _, where, row in read_json_objects(path, bad):
+            try:
+                column = find(list(row), where)
+                check_text(row[column], f"{where}: `text_column` ({column!r})")
+            except (TypeError, ValueError) as error:
+                bad(error)
+                continue
             yield row[column]
 
 

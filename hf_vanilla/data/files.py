@@ -15,12 +15,73 @@ from typing import Any, TextIO
 
 from datasets import Dataset, Features, IterableDataset, NamedSplit
 from safetensors import SafetensorError
+from transformers.utils import logging
 
+
+logger = logging.get_logger(__name__)
 
 STANDARD_STREAM = "-"
 # Parts of the error messages of `torch.save` when it can't write; for small files the last flush fails.
 _TORCH_CANT_WRITE = ("inline_container", "PytorchStreamWriter", "iostream error")
 _DISK_IS_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # full, over quota, file too large
+
+
+class UnreadableFileError(OSError, ValueError):
+    """Raised for a file that can't be opened or read."""
+
+
+class BadRecords:
+    """Called with the error of a record that can't be used: raises the first one, or counts and skips all.
+
+    Args:
+        on_bad_record (`str`): `"stop"` or `"skip"`.
+        live (`bool`): Whether to warn when 1, 10, 100... are skipped, for data that is read while it is used.
+
+    Raises:
+        ValueError: if `on_bad_record` is another word.
+    """
+
+    def __init__(self, on_bad_record: str = "stop", *, live: bool = False) -> None:
+        check_choice("on_bad_record", on_bad_record)
+        self.skips = on_bad_record == "skip"
+        self.live = live
+        self.count = 0
+        self.first: Exception | None = None
+
+    def __call__(self, error: Exception) -> None:
+        """Raise or count the error of a record.
+
+        Args:
+            error (`Exception`): What is wrong with it.
+
+        Raises:
+            Exception: `error`, unless bad records are skipped.
+        """
+        if not self.skips:
+            raise error from None
+        self.count += 1
+        self.first = self.first or error
+        if self.live and str(self.count).strip("0") == "1":
+            logger.warning(f"Skipped {self.count:,} bad records so far, the last one because: {error}")
+
+    def report(self) -> None:
+        """Warn of the skipped records."""
+        if self.count:
+            logger.warning(f"Skipped {self.count:,} bad records, the first one because: {self.first}")
+
+
+def check_choice(name: str, value: str) -> None:
+    """Check that a policy is one of the two that exist.
+
+    Args:
+        name (`str`): Name of the argument, for messages.
+        value (`str`): Its value.
+
+    Raises:
+        ValueError: if it is neither `"stop"` nor `"skip"`.
+    """
+    if value not in ("stop", "skip"):
+        raise ValueError(f"`{name}` must be stop or skip, got {value!r}.")
 
 
 def suffix_of(path: str) -> str:
@@ -53,35 +114,47 @@ def existing_path(path: str | os.PathLike[str], name: str) -> str:
     return os.path.abspath(path)
 
 
-def iterate_lines(path: str) -> Iterator[str]:
+def iterate_lines(path: str, bad: BadRecords | None = None) -> Iterator[str]:
     """Yield the lines of a UTF-8 file with their ends; only a newline character ends a line.
 
     Args:
         path (`str`): A file, decompressed if its name ends in `.gz`; `-` is standard input.
+        bad (`BadRecords`, *optional*): Gets the error of a line that is not UTF-8, in whose place comes an empty one
+            if it is skipped; by default the error is raised.
 
     Yields:
         `str`: a line. A byte order mark at the start is dropped.
 
     Raises:
-        ValueError: if the file can't be read, is not UTF-8, or not a complete gzip file; the line is named.
+        UnreadableFileError: if the file can't be read.
+        ValueError: if it is not UTF-8, or not a complete gzip file; the line is named.
     """
     name = "standard input" if path == STANDARD_STREAM else path
+    bad = bad or BadRecords()
     number = 0
     try:
         with _open_bytes(path) as file:
             for number, line in enumerate(file, start=1):
-                yield line.decode("utf-8-sig" if number == 1 else "utf-8")
-    except UnicodeDecodeError as error:
-        is_utf16 = number == 1 and error.object.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
-        advice = "for it is UTF-16: `iconv -f UTF-16" if is_utf16 else "if it is Latin-1: `iconv -f LATIN1"
-        raise ValueError(
-            f"{name} must be UTF-8, but line {number} is not: {error.reason} at byte {error.start} of the line "
-            f"(0x{error.object[error.start]:02x}). Convert it, {advice} -t UTF-8`."
-        ) from None
+                try:
+                    text = line.decode("utf-8-sig" if number == 1 else "utf-8")
+                except UnicodeDecodeError as error:
+                    bad(_not_utf8(name, number, error))
+                    text = "\n"
+                yield text
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise ValueError(f"{name} must be a complete gzip file, but after line {number}: {error}.") from None
     except OSError as error:
-        raise ValueError(f"{name} can't be read: {error.strerror}.") from None
+        raise UnreadableFileError(f"{name} can't be read: {error.strerror}.") from None
+
+
+def _not_utf8(name: str, number: int, error: UnicodeDecodeError) -> ValueError:
+    """Return the error of a line in another encoding."""
+    is_utf16 = number == 1 and error.object.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
+    advice = "for it is UTF-16: `iconv -f UTF-16" if is_utf16 else "if it is Latin-1: `iconv -f LATIN1"
+    return ValueError(
+        f"{name} must be UTF-8, but line {number} is not: {error.reason} at byte {error.start} of the line "
+        f"(0x{error.object[error.start]:02x}). Convert it, {advice} -t UTF-8`."
+    )
 
 
 def _open_bytes(path: str) -> Any:
@@ -119,13 +192,14 @@ def read_lines(path: str) -> list[str]:
 
 
 def read_table(
-    path: str, check_header: Callable[[list[str], str], object], **dialect: Any
+    path: str, check_header: Callable[[list[str], str], object], bad: BadRecords | None = None, **dialect: Any
 ) -> Iterator[tuple[int, str, dict[str, str]]]:
     """Yield the rows of a table with a header; fields can have any length, and contain newline characters.
 
     Args:
         path (`str`): The file, decompressed if its name ends in `.gz`.
         check_header (`Callable`): Gets the names of the columns and the path, and raises if a column is missing.
+        bad (`BadRecords`, *optional*): Gets the errors of rows; by default they are raised.
         **dialect (`Any`): How fields are separated and quoted, as for `csv.DictReader`.
 
     Yields:
@@ -135,7 +209,8 @@ def read_table(
         ValueError: if two columns have the same name, a row has too few or too many fields, or quotes are unbalanced.
     """
     csv.field_size_limit(2**31 - 1)  # the default of 128 KiB is an error for long texts
-    reader = csv.DictReader(iterate_lines(path), strict=True, **dialect)
+    bad = bad or BadRecords()
+    reader = csv.DictReader(iterate_lines(path, bad), strict=True, **dialect)
     try:
         header = list(reader.fieldnames or ())
         for name in header:
@@ -145,17 +220,19 @@ def read_table(
         for row in reader:
             where = f"{path}, line {reader.line_num}"
             if None in row or None in row.values():
-                raise ValueError(f"{where}: must have {len(header)} fields as the header.")
-            yield reader.line_num, where, row
+                bad(ValueError(f"{where}: must have {len(header)} fields as the header."))
+            else:
+                yield reader.line_num, where, row
     except csv.Error as error:
         raise ValueError(f"{path} must be a valid table, but line {reader.reader.line_num}: {error}.") from None
 
 
-def read_json_objects(path: str) -> Iterator[tuple[int, str, dict[str, Any]]]:
+def read_json_objects(path: str, bad: BadRecords | None = None) -> Iterator[tuple[int, str, dict[str, Any]]]:
     """Yield the objects of a JSON file: one per line, or one array of them.
 
     Args:
         path (`str`): The file, decompressed if its name ends in `.gz`.
+        bad (`BadRecords`, *optional*): Gets the errors of lines and items; by default they are raised.
 
     Yields:
         `tuple[int, str, dict]`: number of the line or item from 1, its place for messages, and the object.
@@ -163,7 +240,8 @@ def read_json_objects(path: str) -> Iterator[tuple[int, str, dict[str, Any]]]:
     Raises:
         ValueError: if the file is not JSON, or an item is not an object.
     """
-    lines = iterate_lines(path)
+    bad = bad or BadRecords()
+    lines = iterate_lines(path, bad)
     first = next(lines, "")
     unit = "line"
     if first.lstrip().startswith("["):
@@ -173,23 +251,26 @@ def read_json_objects(path: str) -> Iterator[tuple[int, str, dict[str, Any]]]:
         except json.JSONDecodeError as error:
             raise ValueError(f"{path} must be valid JSON, but line {error.lineno}: {error.msg}.") from None
     else:
-        rows = _parse_json_lines(path, itertools.chain([first], lines))
+        rows = _parse_json_lines(path, itertools.chain([first], lines), bad)
     for number, row in rows:
         where = f"{path}, {unit} {number}"
-        if not isinstance(row, dict):
-            raise ValueError(f"{where}: must be a JSON object, got {type(row).__name__}.")
-        yield number, where, row
+        if isinstance(row, dict):
+            yield number, where, row
+        else:
+            bad(ValueError(f"{where}: must be a JSON object, got {type(row).__name__}."))
 
 
-def _parse_json_lines(path: str, lines: Iterable[str]) -> Iterator[tuple[int, Any]]:
+def _parse_json_lines(path: str, lines: Iterable[str], bad: BadRecords) -> Iterator[tuple[int, Any]]:
     """Yield (line number, value) of each line that is not blank."""
     for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue
         try:
-            yield number, json.loads(line)
+            value = json.loads(line)
         except json.JSONDecodeError as error:
-            raise ValueError(f"{path} must have one JSON object a line, but line {number}: {error.msg}.") from None
+            bad(ValueError(f"{path} must have one JSON object a line, but line {number}: {error.msg}."))
+            continue
+        yield number, value
 
 
 def dataset_from_files(

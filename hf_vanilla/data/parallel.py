@@ -25,6 +25,7 @@ from transformers import PreTrainedTokenizerBase
 from transformers.utils import logging
 
 from .files import (
+    BadRecords,
     check_column,
     check_text,
     dataset_from_files,
@@ -64,6 +65,7 @@ def load_parallel_dataset(
     target_column: str = "target",
     revision: str | None = None,
     streaming: bool = False,
+    on_bad_record: str = "stop",
 ) -> DatasetDict | IterableDatasetDict:
     """Load sentence pairs, either a dataset of the Hub by name or local files.
 
@@ -91,24 +93,32 @@ def load_parallel_dataset(
         target_column (`str`): The same for the target.
         revision (`str`, *optional*): Branch, tag or commit on the Hub.
         streaming (`bool`): Whether to read during iteration, for data larger than the disk.
+        on_bad_record (`str`): What to do with a record that is not UTF-8, not of the file's format, or has a column
+            missing or no strings in it: `"stop"` raises its error, `"skip"` leaves it out; a warning counts them. Not
+            for Parquet files and the Hub's tables, whose columns have types, unless they are streamed.
 
     Returns:
         `DatasetDict`, or `IterableDatasetDict` when streaming: splits with the columns `source` and `target`.
 
     Raises:
         ValueError: if both or neither of `dataset_name` and `data_files` are given, a column is missing, line counts
-            are unequal, a file is not UTF-8 or not of the format of its suffix, or no pair is left.
+            are unequal, a file is not UTF-8 or not of the format of its suffix, no pair is left, or `on_bad_record` is
+            another word.
         TypeError: if a column contains anything but strings, or a split has neither one file nor two.
         FileNotFoundError: if a file does not exist.
     """
     columns = (source_column, target_column)
     _check_request(dataset_name, config_name, data_files, revision, columns)
+    BadRecords(on_bad_record)  # checks it
     if dataset_name is not None:
         loaded = load_dataset(dataset_name, config_name, revision=revision, streaming=streaming)
-        splits = {name: pairs_of_table(split, columns, f"{dataset_name} ({name})") for name, split in loaded.items()}
+        splits = {
+            name: pairs_of_table(split, columns, f"{dataset_name} ({name})", on_bad_record)
+            for name, split in loaded.items()
+        }
     else:
         paths = {name: _checked_paths(name, files) for name, files in (data_files or {}).items()}
-        splits = {name: _load_files(name, files, columns, streaming) for name, files in paths.items()}
+        splits = {name: _load_files(name, files, columns, streaming, on_bad_record) for name, files in paths.items()}
     return IterableDatasetDict(splits) if streaming else DatasetDict(splits)
 
 
@@ -186,45 +196,53 @@ def _checked_paths(split: str, files: Files) -> tuple[str, ...]:
 
 
 def _load_files(
-    split: str, paths: tuple[str, ...], columns: tuple[str, str], streaming: bool
+    split: str, paths: tuple[str, ...], columns: tuple[str, str], streaming: bool, on_bad_record: str
 ) -> Dataset | IterableDataset:
     """Check all of one split's files, then load or stream them."""
     if len(paths) == 1 and suffix_of(paths[0]) == ".parquet":
         table = load_dataset("parquet", data_files=paths[0], split="train", streaming=streaming)
-        return pairs_of_table(table, columns, paths[0])
+        return pairs_of_table(table, columns, paths[0], on_bad_record)
     pairs = 0
     empty = []
-    for number, source, target in _read_pairs(paths, columns):
+    bad = BadRecords(on_bad_record)
+    for number, source, target in _read_pairs(paths, columns, bad):
         if _has_both_sides(source, target):
             pairs += 1
         else:
             empty.append(number)
+    bad.report()
     _report_empty(empty, pairs, " and ".join(paths))
     return dataset_from_files(
-        _generate_pairs, paths, _PAIR_FEATURES, streaming=streaming, split=split, columns=columns
+        _generate_pairs,
+        paths,
+        _PAIR_FEATURES,
+        streaming=streaming,
+        split=split,
+        columns=columns,
+        on_bad_record=on_bad_record,
     )
 
 
 def _generate_pairs(
-    paths: tuple[str, ...], columns: tuple[str, str], stamps: tuple[tuple[int, int], ...]
+    paths: tuple[str, ...], columns: tuple[str, str], on_bad_record: str, stamps: tuple[tuple[int, int], ...]
 ) -> Iterator[dict[str, str]]:
     """Yield the rows of one split, without the pairs that have an empty side."""
-    for _, source, target in _read_pairs(paths, columns):
+    for _, source, target in _read_pairs(paths, columns, BadRecords(on_bad_record)):
         if _has_both_sides(source, target):
             yield {"source": source, "target": target}
 
 
-def _read_pairs(paths: tuple[str, ...], columns: tuple[str, str]) -> Iterator[NumberedPair]:
+def _read_pairs(paths: tuple[str, ...], columns: tuple[str, str], bad: BadRecords) -> Iterator[NumberedPair]:
     """Yield (number of the line or item from 1, source, target) of one split, empty ones included."""
     if len(paths) == 2:
-        yield from _read_text_files(*paths)
+        yield from _read_text_files(*paths, bad)
         return
     suffix = suffix_of(paths[0])
     if suffix == ".csv":
-        for number, _, row in read_table(paths[0], partial(_check_columns, columns)):
+        for number, _, row in read_table(paths[0], partial(_check_columns, columns), bad):
             yield number, row[columns[0]], row[columns[1]]
     elif suffix in (".json", ".jsonl"):
-        yield from _read_json(paths[0], columns)
+        yield from _read_json(paths[0], columns, bad)
     else:
         raise ValueError(
             f"`data_files` must end in .json, .jsonl, .csv or .parquet (or that and .gz), got {paths[0]}; for plain "
@@ -232,10 +250,10 @@ def _read_pairs(paths: tuple[str, ...], columns: tuple[str, str]) -> Iterator[Nu
         )
 
 
-def _read_text_files(source_file: str, target_file: str) -> Iterator[NumberedPair]:
+def _read_text_files(source_file: str, target_file: str, bad: BadRecords) -> Iterator[NumberedPair]:
     """Yield the line pairs of two files; raise at the end of the shorter one."""
     files = (source_file, target_file)
-    sides = [iterate_lines(path) for path in files]
+    sides = [iterate_lines(path, bad) for path in files]
     for number, pair in enumerate(itertools.zip_longest(*sides), start=1):
         if None in pair:
             counts = [number - 1 if line is None else number for line in pair]
@@ -248,14 +266,18 @@ def _read_text_files(source_file: str, target_file: str) -> Iterator[NumberedPai
         yield number, without_line_end(pair[0]), without_line_end(pair[1])
 
 
-def _read_json(path: str, columns: tuple[str, str]) -> Iterator[NumberedPair]:
+def _read_json(path: str, columns: tuple[str, str], bad: BadRecords) -> Iterator[NumberedPair]:
     """Yield two fields of each object."""
-    for number, where, row in read_json_objects(path):
+    for number, where, row in read_json_objects(path, bad):
         nested = row.get(_TRANSLATION)
         fields = nested if isinstance(nested, dict) and columns[0] not in row else row
-        _check_columns(columns, list(fields), where)
-        for column in columns:
-            check_text(fields[column], f"{where}: {column!r}")
+        try:
+            _check_columns(columns, list(fields), where)
+            for column in columns:
+                check_text(fields[column], f"{where}: {column!r}")
+        except (TypeError, ValueError) as error:
+            bad(error)
+            continue
         yield number, fields[columns[0]], fields[columns[1]]
 
 
@@ -284,7 +306,7 @@ def _report_empty(numbers: list[int], pairs: int, where: str) -> None:
 
 
 def pairs_of_table(
-    table: Dataset | IterableDataset, columns: tuple[str, str], where: str
+    table: Dataset | IterableDataset, columns: tuple[str, str], where: str, on_bad_record: str = "stop"
 ) -> Dataset | IterableDataset:
     """Reduce a dataset to the columns `source` and `target`, without pairs that have an empty side.
 
@@ -292,6 +314,8 @@ def pairs_of_table(
         table (`Dataset` or `IterableDataset`): The dataset.
         columns (`tuple[str, str]`): Columns of source and target, or their language codes in a `translation` column.
         where (`str`): Name of the dataset, for messages.
+        on_bad_record (`str`): What to do with a row of a stream that has something else than strings: `"stop"` raises
+            an error, `"skip"` leaves it out, with a warning.
 
     Returns:
         The same kind of dataset.
@@ -301,7 +325,7 @@ def pairs_of_table(
         TypeError: if a column contains anything but strings.
     """
     if isinstance(table, IterableDataset):
-        return _pairs_of_stream(table, columns, where)
+        return _pairs_of_stream(table, columns, where, BadRecords(on_bad_record, live=True))
     if columns[0] not in table.column_names and _TRANSLATION in table.column_names:
         _check_columns(columns, list(table[0][_TRANSLATION]), f"the column {_TRANSLATION!r} of {where}")
         table = table.select_columns([_TRANSLATION]).flatten()
@@ -327,7 +351,7 @@ def pairs_of_table(
     return table.select(kept) if empty else table
 
 
-def _pairs_of_stream(table: IterableDataset, columns: tuple[str, str], where: str) -> IterableDataset:
+def _pairs_of_stream(table: IterableDataset, columns: tuple[str, str], where: str, bad: BadRecords) -> IterableDataset:
     """Do the same for a stream, where each row is checked when it is read."""
     names = table.column_names or list(next(iter(table), {}))
     nested = columns[0] not in names and _TRANSLATION in names
@@ -336,7 +360,7 @@ def _pairs_of_stream(table: IterableDataset, columns: tuple[str, str], where: st
         _check_columns(columns, list(first[_TRANSLATION]), f"the column {_TRANSLATION!r} of {where}")
     else:
         _check_columns(columns, names, where)
-    pick = _ColumnPicker(columns, nested, where)
+    pick = _ColumnPicker(columns, nested, where, bad)
     pairs = table.map(pick, with_indices=True, remove_columns=names, features=_PAIR_FEATURES)
     return pairs.filter(_has_both_sides, input_columns=list(_PAIR_FEATURES))
 
@@ -344,17 +368,22 @@ def _pairs_of_stream(table: IterableDataset, columns: tuple[str, str], where: st
 class _ColumnPicker:
     """Take source and target from a row of a stream, and warn of the first pairs that have an empty side."""
 
-    def __init__(self, columns: tuple[str, str], nested: bool, where: str) -> None:
+    def __init__(self, columns: tuple[str, str], nested: bool, where: str, bad: BadRecords) -> None:
         self.columns = columns
         self.nested = nested
         self.where = where
+        self.bad = bad
         self.empty = 0
 
     def __call__(self, row: Mapping[str, Any], index: int) -> dict[str, str | None]:
         fields = row[_TRANSLATION] if self.nested else row
         source, target = (fields[column] for column in self.columns)
-        for column, text in zip(self.columns, (source, target), strict=True):
-            check_text(text, f"{self.where}, pair {index + 1}: {column!r}")
+        try:
+            for column, text in zip(self.columns, (source, target), strict=True):
+                check_text(text, f"{self.where}, pair {index + 1}: {column!r}")
+        except (TypeError, ValueError) as error:
+            self.bad(error)
+            return dict.fromkeys(_PAIR_FEATURES)  # which has no text, and so is left out
         if not _has_both_sides(source, target) and self.empty < _NAMED_EMPTY_LINES:
             self.empty += 1
             last = "; further ones are not named" if self.empty == _NAMED_EMPTY_LINES else ""

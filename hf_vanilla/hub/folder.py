@@ -26,7 +26,7 @@ logger = logging.get_logger(__name__)
 # What a training leaves at the top of a checkpoint to resume from, DeepSpeed and FSDP included: published on request.
 _TRAINING_STATE = re.compile(
     r"(optimizer|scheduler|scaler|rng_state).*\.(pt|pth|bin)"
-    r"|trainer_state\.json|manifest\.json"
+    r"|(trainer_state|manifest|stream_state(_\d+)?)\.json"
     r"|latest|zero_to_fp32\.py|(global_step|optimizer_|pytorch_model_fsdp_)\d+"
 )
 PUSH_FOLDER = "_pushing"  # of a run: copies of what is on its way to the Hub

@@ -10,6 +10,8 @@ from transformers import EarlyStoppingCallback, Seq2SeqTrainingArguments, Traine
 from transformers.trainer_utils import IntervalStrategy, SaveStrategy
 from transformers.utils import logging
 
+from ..data.batching import check_integer
+from ..data.files import check_choice
 from ..precision import FASTEST, fastest_precision
 from .policies import MAX_ROLLBACKS, MAX_SKIPS_IN_A_ROW, StopOnDivergenceCallback, check_on_nan
 from .runs import saved_option
@@ -193,6 +195,13 @@ class VanillaTrainingArguments(EarlyStoppingArguments, Seq2SeqTrainingArguments)
         max_tokens_per_batch (`int`, *optional*): Size of a batch of one device in tokens, padding included, the larger
             of source and target side. Replaces `per_device_train_batch_size` and `per_device_eval_batch_size`. `None`
             keeps the stock batches, as does the stock `Seq2SeqTrainer`, which ignores this argument and the next.
+        stream_buffer (`int`, *optional*, defaults to 10000): Rows of streamed training data that are read and batched
+            together with `max_tokens_per_batch` ([`~hf_vanilla.data.TokenBudgetStream`]). A resumed run reads them
+            again.
+        on_bad_record (`str`, *optional*, defaults to `"stop"`): What a stream does with a row without tokens or longer
+            than the budget, and the scripts with a record that they can't read: `"stop"` or `"skip"`, which counts it.
+        on_lost_shard (`str`, *optional*, defaults to `"stop"`): What a stream does with a shard that can't be read
+            after several retries: `"stop"`, or `"skip"`, which leaves out the rest of it in this pass.
         teacher_forcing_ratio (`float`, *optional*, defaults to 1.0): Share of the decoder inputs that are the gold
             tokens; the rest are the model's own predictions from a first pass without gradient. The paper always feeds
             the gold tokens (1.0).
@@ -225,6 +234,27 @@ class VanillaTrainingArguments(EarlyStoppingArguments, Seq2SeqTrainingArguments)
             "Replaces the per_device batch sizes. Unset: the stock batches of a fixed number of sentences."
         },
     )
+    stream_buffer: int = field(
+        default=10_000,
+        metadata={
+            "help": "Rows of streamed data that are batched together with max_tokens_per_batch. More means less "
+            "padding and a better mixture; a resumed run reads them again."
+        },
+    )
+    on_bad_record: Literal["stop", "skip"] = field(
+        default="stop",
+        metadata={
+            "help": "What to do with a record that can't be read or, in a stream, is longer than "
+            "max_tokens_per_batch: stop with an error, or skip and count it."
+        },
+    )
+    on_lost_shard: Literal["stop", "skip"] = field(
+        default="stop",
+        metadata={
+            "help": "What to do with a shard of streamed data that can't be read after five retries: stop with an "
+            "error, or skip the rest of it in this pass over the data."
+        },
+    )
     teacher_forcing_ratio: float = field(
         default=1.0,
         metadata={
@@ -248,6 +278,9 @@ class VanillaTrainingArguments(EarlyStoppingArguments, Seq2SeqTrainingArguments)
         super().__post_init__()
         if not 0.0 <= self.teacher_forcing_ratio <= 1.0:
             raise ValueError(f"`teacher_forcing_ratio` must be between 0 and 1, got {self.teacher_forcing_ratio}.")
+        check_integer("stream_buffer", self.stream_buffer, minimum=1)
+        for name in ("on_bad_record", "on_lost_shard"):
+            check_choice(name, getattr(self, name))
         if self.max_tokens_per_batch is None:
             return
         if self.max_tokens_per_batch < 1:

@@ -171,6 +171,7 @@ class VerifiedCheckpointTrainer(ResilientPushTrainer):
         super().__init__(*args, **kwargs)
         self._staging: str | None = None
         self._disk_full: Exception | None = None  # while a checkpoint is written
+        self._resumed_from: str | None = None
         if not any(isinstance(each, ManifestCallback) for each in self.callback_handler.callbacks):
             self.add_callback(ManifestCallback(force=getattr(self.args, "force_resume", False)))
 
@@ -220,6 +221,7 @@ class VerifiedCheckpointTrainer(ResilientPushTrainer):
         if policy is not None:
             policy.left_out = set()
         while True:
+            self._resumed_from = given
             manifest = self._callback(ManifestCallback)
             if manifest is not None:
                 manifest.resumed = None if given is None else Path(given)

@@ -37,6 +37,7 @@ ORDER_ARGUMENTS = (
     "seed",
     "data_seed",
     "max_tokens_per_batch",
+    "stream_buffer",
     "per_device_train_batch_size",
     "gradient_accumulation_steps",
     "train_sampling_strategy",

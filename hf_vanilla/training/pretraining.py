@@ -319,6 +319,8 @@ class PretrainingTrainer(VanillaTrainer):
         new_positions: Literal["random", "repeat", "interpolate"] = "random",
         **kwargs: Any,
     ) -> None:
+        if any(isinstance(phase.dataset, datasets.IterableDataset) for phase in phases):
+            raise ValueError("`phases` must not be streams, as their lengths are needed; load them without streaming.")
         self.phases = list(phases)
         self.phase_updates = plan_phases(self.phases, args, mixed_phases)
         self.mixed_phases = mixed_phases

@@ -46,6 +46,7 @@ SEMANTIC_ARGUMENTS = (
     "seed",
     "data_seed",
     "max_tokens_per_batch",
+    "stream_buffer",
     "per_device_train_batch_size",
     "gradient_accumulation_steps",
     "average_last",

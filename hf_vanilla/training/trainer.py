@@ -25,11 +25,13 @@ from transformers.trainer_utils import EvalLoopOutput, SchedulerType, seed_worke
 from transformers.utils import logging
 
 from ..data.batching import LengthSortedBatchSampler, PairLengths, TokenBudgetBatchSampler, measure_pair_lengths
+from ..data.streams import TokenBudgetStream
 from ..models.checks import IGNORED_LABEL
 from .arguments import VanillaTrainingArguments, add_early_stopping
 from .checkpointing import VerifiedCheckpointTrainer
 from .policies import add_policies
 from .recipes import inverse_sqrt_schedule_from_one
+from .streaming import StreamedTraining, check_stream, stream_of_tokens
 
 
 logger = logging.get_logger(__name__)
@@ -46,6 +48,9 @@ class VanillaTrainer(VerifiedCheckpointTrainer, Seq2SeqTrainer):
       passed to `compute_metrics`, in the order of the dataset. `eval_loss` is then the exact mean over the tokens of
       all batches and processes; with stock batches it is the stock mean over batches. With `batch_eval_metrics`,
       `compute_metrics` gets the batches in the order of evaluation.
+    - With `max_tokens_per_batch`, a `datasets.IterableDataset` to train on becomes a
+      [`~hf_vanilla.data.TokenBudgetStream`], or give one with other settings. It is read until `max_steps`, pass after
+      pass. Each process saves its state in the checkpoints, and a resumed run ends with the same weights.
     - `lr_scheduler_type="inverse_sqrt"` counts its steps from 1 as the paper's formula does. The stock trainer counts
       from 0, so its first update has a learning rate of 0.
     - `teacher_forcing_ratio` below 1 feeds the decoder partly with the model's own predictions.
@@ -66,7 +71,9 @@ class VanillaTrainer(VerifiedCheckpointTrainer, Seq2SeqTrainer):
 
     Raises:
         TypeError: if `args` is not a `VanillaTrainingArguments`.
-        ValueError: if `max_tokens_per_batch` is set and the training data is a stream.
+        ValueError: if `max_tokens_per_batch` is set and the training data has no length and is no
+            `datasets.IterableDataset`, if a `TokenBudgetStream` is not for this process, or if more than one
+            `dataloader_num_workers` would read one.
     """
 
     args: VanillaTrainingArguments
@@ -83,7 +90,10 @@ class VanillaTrainer(VerifiedCheckpointTrainer, Seq2SeqTrainer):
         if args is None:
             args = VanillaTrainingArguments()
         _check_class(args)
-        _check_has_length(kwargs.get("train_dataset"), args)
+        train_dataset = kwargs.get("train_dataset")
+        _check_training_data(train_dataset, args)
+        if isinstance(train_dataset, datasets.IterableDataset) and args.max_tokens_per_batch is not None:
+            kwargs["train_dataset"] = stream_of_tokens(train_dataset, args)
         if args.max_tokens_per_batch is not None:
             # accelerate before 1.14 refuses batches of unequal size otherwise. These samplers give every process the
             # same number of batches anyway; those of the stock trainer do not, and so need even batches.
@@ -98,6 +108,7 @@ class VanillaTrainer(VerifiedCheckpointTrainer, Seq2SeqTrainer):
         self._lengths_of_datasets: dict[int, tuple[Dataset, PairLengths]] = {}
         self._sentences_per_update: int | None = None
         self._eval_loss: _TokenMeanLoss | None = None
+        self._stream: StreamedTraining | None = None
 
     def get_train_dataloader(self) -> DataLoader:
         """Return the training dataloader, with batches of `max_tokens_per_batch` tokens if that is set.
@@ -109,9 +120,14 @@ class VanillaTrainer(VerifiedCheckpointTrainer, Seq2SeqTrainer):
             ValueError: if the training data has no length, or holds a pair longer than the budget.
         """
         max_tokens = self.args.max_tokens_per_batch
+        self._stream = None
+        if isinstance(self.train_dataset, TokenBudgetStream):
+            collator = self._get_collator_with_removed_columns(self.data_collator, description="Training")
+            self._stream = StreamedTraining(self.train_dataset, collator, self.args, self._resumed_from)
+            return self._stream.dataloader(self.accelerator)
         if max_tokens is None or self.train_dataset is None:
             return super().get_train_dataloader()
-        _check_has_length(self.train_dataset, self.args)
+        _check_training_data(self.train_dataset, self.args)
         lengths = self._lengths(self.train_dataset)
         if lengths.target is None:
             raise ValueError("`train_dataset` must have a column `labels`; tokenize the target side.")
@@ -202,6 +218,39 @@ class VanillaTrainer(VerifiedCheckpointTrainer, Seq2SeqTrainer):
             worker_init_fn=worker_init if is_training else None,
         )
         return self.accelerator.prepare(dataloader)
+
+    def get_batch_samples(self, epoch_iterator: Any, num_batches: int, device: torch.device) -> tuple[list, Any]:
+        """Return the batches of an update as the stock trainer does; of a stream, also note its state after them.
+
+        Args:
+            epoch_iterator (`Iterator`): The batches.
+            num_batches (`int`): Number of batches of the update.
+            device (`torch.device`): The device of the number of labels.
+
+        Returns:
+            `tuple[list, torch.Tensor]`: the batches, and the number of their labels.
+        """
+        batches, num_items = super().get_batch_samples(epoch_iterator, num_batches, device)
+        if self._stream is not None:
+            self._stream.take_states(batches)
+        return batches, num_items
+
+    def _save_rng_state(self, output_dir: str) -> None:
+        """Save what each process needs to continue, in a checkpoint: random states, and that of a stream."""
+        super()._save_rng_state(output_dir)
+        if self._stream is not None:
+            self._stream.save(output_dir, self.state.global_step)
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        """Log values; at the end of the training on a stream also what it read and skipped.
+
+        Args:
+            logs (`dict[str, float]`): The values.
+            start_time (`float`, *optional*): As in `Trainer`.
+        """
+        if self._stream is not None and "train_runtime" in logs:
+            logs.update(self._stream.summary(self.accelerator, logs["train_runtime"]))
+        super().log(logs, start_time)
 
     def _lengths(self, dataset: Dataset) -> PairLengths:
         """Measure `dataset` once; the cache holds the dataset too, so that no other object gets its id."""
@@ -420,15 +469,19 @@ def _has_length(dataset: Any) -> bool:
     return hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__") and not isinstance(dataset, dict)
 
 
-def _check_has_length(train_dataset: Any, args: VanillaTrainingArguments) -> None:
-    """Check that token-budget batches are not made of a stream."""
+def _check_training_data(train_dataset: Any, args: VanillaTrainingArguments) -> None:
+    """Check that token-budget batches can be made of the training data."""
+    if isinstance(train_dataset, TokenBudgetStream):
+        check_stream(train_dataset, args)
+        return
     if train_dataset is None or args.max_tokens_per_batch is None or _has_length(train_dataset):
         return
-    raise ValueError(
-        f"`max_tokens_per_batch` ({args.max_tokens_per_batch}) needs a `train_dataset` with a length, got a "
-        f"`{type(train_dataset).__name__}`; load it without streaming (its rows stay on disk), or leave "
-        "`max_tokens_per_batch` unset."
-    )
+    if not isinstance(train_dataset, datasets.IterableDataset):
+        raise ValueError(
+            f"`max_tokens_per_batch` ({args.max_tokens_per_batch}) needs a `train_dataset` with a length or a "
+            f"`datasets.IterableDataset`, got a `{type(train_dataset).__name__}`; `IterableDataset.from_generator` "
+            "makes one, or leave `max_tokens_per_batch` unset."
+        )
 
 
 def _inner_sampler(dataloader: Any, sampler_class: type) -> Any:

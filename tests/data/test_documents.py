@@ -98,6 +98,23 @@ def test_bad_files_are_named(tmp_path, name, content, message):
         load_documents(data_files=str(tmp_path / name))
 
 
+@pytest.mark.parametrize("streaming", [False, True], ids=["table", "stream"])
+@pytest.mark.parametrize(
+    ("name", "content", "bad"),
+    [
+        ("a.jsonl", b'{"text": "x"}\n{"text"\n{"body": "y"}\n{"text": 5}\n{"text": "z"}\n', 3),
+        ("a.csv", b"id,text\n1,x\n2\n3,z\n", 1),
+        ("a.txt", b"x\n\n\xff\n\xfe\n\nz\n", 2),
+    ],
+    ids=["json", "csv", "text"],
+)
+def test_bad_records_are_skipped_and_counted(tmp_path, caplog, streaming, name, content, bad):
+    (tmp_path / name).write_bytes(content)
+    documents = load_documents(data_files=str(tmp_path / name), streaming=streaming, on_bad_record="skip")
+    assert [row["text"].strip() for row in documents] == ["x", "z"]
+    assert f"Skipped {bad} bad records, the first one because" in caplog.text
+
+
 def test_other_bad_input_is_named(tmp_path):
     with pytest.raises(ValueError, match="either `dataset_name` or `data_files`, got neither"):
         load_documents()

@@ -236,6 +236,57 @@ def test_bad_bytes_of_a_text_file_are_named(tmp_path: Path) -> None:
         load_train(files)
 
 
+@streamed_or_not
+@pytest.mark.parametrize(
+    ("name", "content", "first"),
+    [
+        (
+            "a.jsonl",
+            b'{"en": "a", "de": "b"}\n{"en": \n[7]\n{"en": "c"}\n{"en": 3, "de": "d"}\n{"en": "e", "de": "f"}\n',
+            "one JSON object a line, but line 2",
+        ),
+        (
+            "a.json",
+            b'[{"en": "a", "de": "b"}, 5, {"en": "x"}, {"en": "e", "de": "f"}, 6, 7]',
+            "item 2: must be a JSON",
+        ),
+        ("a.csv", b"en,de\na,b\nc\nd\n\xff,g\nh,i,j\ne,f\n", "line 3: must have 2 fields"),
+        ("a.en", b"a\n\xff\n\xfe\n\xe4\n\xfc\ne\n", "must be UTF-8, but line 2 is not"),
+    ],
+    ids=["lines", "array", "table", "text"],
+)
+def test_bad_records_are_skipped_and_counted(tmp_path, caplog, streaming, name, content, first) -> None:
+    files = write(tmp_path / name, content)
+    if name == "a.en":
+        files = (files, write(tmp_path / "a.de", "b\n1\n2\n3\n4\nf\n"))
+    loaded = load_parallel_dataset(
+        data_files={"train": files},
+        source_column="en",
+        target_column="de",
+        streaming=streaming,
+        on_bad_record="skip",
+    )
+    assert list(loaded["train"]) == [{"source": "a", "target": "b"}, {"source": "e", "target": "f"}]
+    (warning,) = [text for text in caplog.messages if "bad records" in text]
+    assert warning.startswith("Skipped 4 bad records, the first one because: ")
+    assert first in warning
+
+
+def test_bad_rows_of_a_streamed_table_are_skipped(tmp_path: Path, caplog) -> None:
+    rows = [{"en": "a", "de": "b"}, {"en": 5, "de": "c"}, {"en": "\ud800", "de": "d"}]
+    stream = IterableDataset.from_generator(lambda: iter(rows))
+    pairs = parallel.pairs_of_table(stream, ("en", "de"), "the table", "skip")
+    assert list(pairs) == [{"source": "a", "target": "b"}]
+    assert "the table, pair 2: 'en' must be a string, got 5" in caplog.text
+    with pytest.raises(TypeError, match="pair 2"):
+        list(parallel.pairs_of_table(stream, ("en", "de"), "the table"))
+
+
+def test_other_policies_are_refused() -> None:
+    with pytest.raises(ValueError, match="`on_bad_record` must be stop or skip, got 'ignore'"):
+        load_parallel_dataset("nothing", on_bad_record="ignore")
+
+
 def test_incomplete_gzip_file_is_named(tmp_path: Path) -> None:
     source, target = write_text_files(tmp_path, ".gz")
     Path(target).write_bytes(Path(target).read_bytes()[:-12])

@@ -21,7 +21,14 @@ pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning
 
 @pytest.mark.parametrize(
     "name",
-    ["optimizer.pt", "trainer_state.json", "zero_to_fp32.py", "global_step5/model_states.pt", "optimizer_0/a.distcp"],
+    [
+        "optimizer.pt",
+        "trainer_state.json",
+        "stream_state_1.json",
+        "zero_to_fp32.py",
+        "global_step5/model_states.pt",
+        "optimizer_0/a.distcp",
+    ],
 )
 def test_training_state_is_published_on_request(folder, name):
     (folder / name).parent.mkdir(exist_ok=True)

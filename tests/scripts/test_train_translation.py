@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from script_runner import run
+from script_runner import run, run_here, train_and_resume
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 from hf_vanilla.data import date_corpus
@@ -120,6 +120,19 @@ def test_separate_vocabularies(corpus, tmp_path):
     lines = translated.stdout.split("\n")
     assert len(lines) == 4
     assert lines[1] == ""
+
+
+@pytest.mark.slow
+def test_streamed_training_is_resumed_to_the_same_bits(corpus, tmp_path):
+    arguments = [*text_files(corpus), *TINY, "--streaming", "--stream_buffer", 100, "--output_dir", tmp_path / "run"]
+    train_and_resume("train_translation.py", [*arguments, "--save_steps", 6, "--max_steps", 10], tmp_path / "run")
+    assert "eval_bleu" in json.loads((tmp_path / "run" / "all_results.json").read_text())
+
+
+def test_streams_need_a_number_of_updates(corpus, tmp_path, monkeypatch, capsys):
+    options = [*text_files(corpus), *TINY, "--streaming", "--output_dir", tmp_path / "run"]
+    assert run_here(monkeypatch, "train_translation.py", *options) == 1
+    assert "error: `max_steps` is missing; `streaming` data has no known length" in capsys.readouterr().err
 
 
 def test_help_has_every_group_of_options():

@@ -4,6 +4,7 @@ Run by test_distributed.py, with `torchrun` or `accelerate launch`, as `run_two_
 to make the same runs in one process.
 """
 
+import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -31,12 +32,12 @@ SAVED_STEP = 7  # in the middle of the second epoch
 CAN_RESUME = Version(transformers.__version__) >= Version("5.18")
 
 
-def make_trainer(kind: str, folder: Path, recorder: Recorder, **changes: Any) -> Seq2SeqTrainer:
+def make_trainer(kind: str, folder: Path, recorder: Recorder, pairs: Any = None, **changes: Any) -> Seq2SeqTrainer:
     """Return a trainer whose global batches do not depend on the numbers of processes and accumulated batches."""
     quiet = {"use_cpu": True, "disable_tqdm": True, "save_strategy": "no", "dataloader_pin_memory": False}
     schedule = {"num_train_epochs": 2, "learning_rate": 0.01, "logging_steps": 1, **SETTINGS[kind]}
     arguments = VanillaTrainingArguments(str(folder / kind), **{**quiet, **schedule, **changes})
-    model, pairs = tiny_model(), tiny_pairs(NUM_PAIRS)
+    model, pairs = tiny_model(), tiny_pairs(NUM_PAIRS) if pairs is None else pairs
     if kind == "stock":
         return Seq2SeqTrainer(model, arguments, tiny_collator(model), train_dataset=pairs, callbacks=[recorder])
     return VanillaTrainer(
@@ -60,6 +61,21 @@ def resume(folder: Path) -> dict[str, torch.Tensor]:
     trainer = make_trainer("vanilla", output_dir, Recorder(), **saving)
     trainer.train(resume_from_checkpoint=str(output_dir / "vanilla" / f"checkpoint-{SAVED_STEP}"))
     return weights_of(trainer)
+
+
+def train_on_stream(folder: Path) -> dict[str, Any]:
+    """Train on a stream, which the processes share, and again from a checkpoint."""
+    weights = []
+    checkpoint = str(folder / "streamed" / "vanilla" / f"checkpoint-{SAVED_STEP}")
+    for resumed in (None, checkpoint):
+        stream = tiny_pairs(NUM_PAIRS - 1).to_iterable_dataset()  # an odd number: the shares differ in size
+        saving = {"save_strategy": "steps", "save_steps": SAVED_STEP, "max_steps": 16, "stream_buffer": 9}
+        trainer = make_trainer("vanilla", folder / "streamed", Recorder(), stream, **saving)
+        trainer.train(resume_from_checkpoint=resumed)
+        weights.append(weights_of(trainer))
+    state = Path(checkpoint, f"stream_state_{trainer.args.process_index}.json")
+    buffer = json.loads(state.read_text())["stream"]["buffer_start"]["buffer"]
+    return {"whole": weights[0], "resumed": weights[1], "buffer": buffer}
 
 
 def predict(folder: Path) -> dict[str, Any]:
@@ -151,6 +167,7 @@ def main() -> None:
     seen: dict[str, Any] = {kind: train(kind, folder) for kind in SETTINGS}
     if CAN_RESUME:
         seen["resumed"] = resume(folder)
+        seen["streamed"] = train_on_stream(folder)
     seen["predicted"] = predict(folder)
     is_distributed = torch.distributed.is_initialized()
     seen["world_size"] = torch.distributed.get_world_size() if is_distributed else 1

@@ -70,6 +70,17 @@ def test_two_ranks_resume_within_an_epoch_to_the_same_bits(ranks):
         assert_close(rank["resumed"], rank["vanilla"]["weights"], 0)
 
 
+@pytest.mark.skipif(not run_two_ranks.CAN_RESUME, reason="transformers 5.17 can't resume several processes on CPU")
+def test_two_ranks_train_on_a_stream_and_resume_to_the_same_bits(ranks):
+    start = dict(tiny_model().named_parameters())
+    for rank in ranks.values():
+        streamed = rank["streamed"]
+        assert streamed["buffer"] >= 1
+        assert_close(streamed["resumed"], streamed["whole"], 0)
+        assert_close(streamed["whole"], ranks["rank-0"]["streamed"]["whole"], 0)
+        assert max((streamed["whole"][name] - start[name]).abs().max() for name in start) > 0.05
+
+
 def test_two_ranks_predict_every_row_once_and_in_order(ranks, tmp_path):
     alone = run_two_ranks.predict(tmp_path)
     for rank in ranks.values():

@@ -5,7 +5,6 @@ import numpy as np
 import pytest
 import torch
 from accelerate import ParallelismConfig
-from datasets import IterableDataset
 from tiny_translation import Poison, Recorder, tiny_collator, tiny_model, tiny_pairs, tiny_tokenizer, weights_of
 from torch._dynamo.utils import counters
 from transformers import (
@@ -115,12 +114,6 @@ def test_stock_arguments_raise(tmp_path):
     arguments = Seq2SeqTrainingArguments(str(tmp_path), use_cpu=True)
     with pytest.raises(TypeError, match="`args` must be a `VanillaTrainingArguments`, got a `Seq2SeqTrainingArg"):
         VanillaTrainer(tiny_model(), arguments)
-
-
-def test_token_budget_of_a_stream_raises(tmp_path):
-    stream = IterableDataset.from_generator(lambda: iter(tiny_pairs()))
-    with pytest.raises(ValueError, match=r"needs a `train_dataset` with a length, got a `IterableDataset`; load it"):
-        make_trainer(tmp_path, pairs=stream, max_steps=2)
 
 
 @pytest.mark.parametrize(
