@@ -63,7 +63,7 @@ from .configuration_vanilla_transformer import VanillaTransformerConfig
 from .dropout import dropout
 from .layers import CrossAttention, DecoderLayer, EncoderLayer, FusedLinear, SelfAttention, sinusoidal_positions
 from .loss import smoothed_target, token_loss
-from .packing import labelled_positions, positions_of, run_decoder, run_encoder
+from .packing import labelled_positions, positions_of, run_decoder, run_encoder, step_sizes
 from .self_contained import ENCODER_OUTPUTS, StreamingGenerationMixin, VanillaPreTrainedModel
 
 
@@ -620,6 +620,7 @@ class VanillaTransformerForConditionalGeneration(VanillaTransformerPreTrainedMod
                 decoder_input_ids = self.prepare_decoder_input_ids_from_labels(labels)
             target = decoder_input_ids if decoder_inputs_embeds is None else decoder_inputs_embeds
             read = labelled_positions(target, labels, self.training)
+        sizes = step_sizes(cast(dict, kwargs), attention_mask, labels)
         inputs = (input_ids, attention_mask, decoder_input_ids, decoder_attention_mask, encoder_outputs)
         options: Any = {"use_cache": use_cache, "decoder_read_positions": read, "return_dict": True}
         outputs = self.model(*inputs, past_key_values, inputs_embeds, decoder_inputs_embeds, **options, **kwargs)
@@ -633,6 +634,7 @@ class VanillaTransformerForConditionalGeneration(VanillaTransformerPreTrainedMod
             smoothing=smoothed_target(smoothing, config.label_smoothing_type, config.vocab_size, config.pad_token_id),
             frozen_row=config.pad_token_id if config.tie_word_embeddings else None,
             num_items_in_batch=num_items_in_batch,
+            count=sizes["labels"].total if "labels" in sizes else None,
         )
         shown = {name: value for name, value in outputs.items() if name != "last_hidden_state"}
         return Seq2SeqLMOutput(loss, logits, **shown)
