@@ -408,8 +408,8 @@ class VanillaBertWithHead(VanillaBertPreTrainedModel):
     def _encode(self, inputs: Inputs, labels: Tensor | None, **kwargs: Any) -> Any:
         """Run the encoder."""
         reads = self._reads(inputs, labels, kwargs.get("mask_sizes", {}))
-        if not kwargs.keys().isdisjoint(reads):
-            reads["read_sizes"] = None  # of other positions than those that the caller names
+        if "read_positions" in kwargs or "keep_padding" in kwargs:
+            reads["read_sizes"] = None  # those of the labels
         return self.bert(*inputs, return_dict=True, **{**reads, **kwargs})
 
     def _reads(self, inputs: Inputs, labels: Tensor | None, sizes: Sizes) -> dict[str, Any]:

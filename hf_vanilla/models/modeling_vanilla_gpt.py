@@ -168,6 +168,7 @@ class VanillaGptModel(VanillaGptPreTrainedModel):
         sequence_ids = None
         if attention_mask is None and past_key_values is None:
             offsets = cast(dict, kwargs).get("cu_seq_lens_q")
+            use_cache = use_cache and offsets is None  # in one row, later tokens would see all sequences
             position_ids, sequence_ids = flattened_rows(position_ids, offsets, batch, length)
         if isinstance(past_length, int) or not torch.compiler.is_compiling():  # compiled code can't ask a static cache
             check_attention_mask("attention_mask", attention_mask, batch, past_length + length)
@@ -319,7 +320,8 @@ class VanillaGptForCausalLM(VanillaGptWithProjection, StreamingGenerationMixin):
             use_cache, read = bool(use_cache), labelled_positions(given, shift_labels, self.training)
         inputs = (input_ids, attention_mask, position_ids, inputs_embeds, past_key_values)
         reads: dict[str, Any] = {"keep_padding": shift_labels is None, "read_positions": read}
-        reads["read_sizes"] = sizes if kwargs.keys().isdisjoint(reads) else None  # of the labels, not of what is given
+        is_given = "read_positions" in kwargs or "keep_padding" in kwargs
+        reads["read_sizes"] = None if is_given else sizes  # of the labels
         outputs = self.transformer(*inputs, use_cache=use_cache, return_dict=True, **{**reads, **kwargs})
         hidden_states = outputs.last_hidden_state
         if shift_labels is None:

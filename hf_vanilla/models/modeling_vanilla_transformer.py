@@ -363,10 +363,16 @@ class VanillaTransformerModel(VanillaTransformerPreTrainedModel):
             `encoder_last_hidden_state` of shape `(batch, src_len, d_model)`, and what was asked for.
 
         Raises:
-            ValueError: if source and target have not the same number of rows; or as encoder and decoder do.
+            ValueError: if source and target have not the same number of rows, or a row is to hold several pairs; or as
+                encoder and decoder do.
             TypeError: as encoder and decoder do, or if `encoder_outputs` are none.
         """
         check_arguments(decoder_input_ids=decoder_input_ids, decoder_inputs_embeds=decoder_inputs_embeds)
+        if cast(dict, kwargs).get("cu_seq_lens_q") is not None:
+            raise ValueError(
+                "`cu_seq_lens_q` must not be given: a row of source and target holds one pair; pad instead, as with "
+                "`DataCollatorForSeq2Seq`. Padding is left out of the computation."
+            )
         target = decoder_input_ids if decoder_inputs_embeds is None else decoder_inputs_embeds
         if encoder_outputs is None:
             inputs = {"input_ids": input_ids, "attention_mask": attention_mask, "inputs_embeds": inputs_embeds}

@@ -416,13 +416,15 @@ def host_sizes(attention_mask: Tensor | None, labels: Tensor | None) -> dict[str
     """
     masks = {}
     if isinstance(attention_mask, Tensor) and attention_mask.dim() == 2:
-        masks["attention_mask"] = is_token = attention_mask != 0
+        masks["attention_mask"] = is_token = (
+            attention_mask if labels is None else attention_mask.to(labels.device)
+        ) != 0
     if labels is not None and labels.dim() == 2:
         masks["labels"] = labelled = has_label(labels)
         masks["needed"] = up_to_last(labelled)
         if attention_mask is None:
             masks["next_labels"] = labelled[:, 1:]
-        elif attention_mask.shape == labels.shape:
+        elif "attention_mask" in masks and is_token.shape == labels.shape:
             masks["next_labels"] = labelled[:, 1:] & is_token[:, :-1]
             masks["padding_labels"] = labelled & ~is_token
     if any(0 in mask.shape for mask in masks.values()):
@@ -598,7 +600,7 @@ def plan_packing(
 def _in_buckets(packing: Packing, sequences: Sequences, num_buckets: int) -> Packing:
     """Sort the sequences of tokens into buckets of like lengths."""
     tokens: Any = packing.positions
-    lengths = sequences.offsets.diff()
+    lengths = sequences.offsets.diff().long()
     if num_buckets <= 1:
         return packing._replace(buckets=(Packing.of_lengths(lengths),))
     rows = tokens.split(lengths.tolist())
@@ -631,7 +633,7 @@ def runs_varlen(model: PreTrainedModel, hidden_states: Tensor) -> bool:
     device, dtype = hidden_states.device, hidden_states.dtype
     if device.type not in DEVICES or is_flash(model.config._attn_implementation):
         return device.type in DEVICES
-    if device.type != "meta" and torch.is_autocast_enabled(device.type):
+    if torch.amp.is_autocast_available(device.type) and torch.is_autocast_enabled(device.type):
         dtype = torch.get_autocast_dtype(device.type)
     return model.config._attn_implementation == "sdpa" and varlen_kernel(device, dtype) is not None
 

@@ -6,11 +6,12 @@ Everything here is optional: the stock `Seq2SeqTrainer` trains the same models w
 
 import functools
 import math
+from collections.abc import Callable
 from typing import Any
 
 import datasets
 import torch
-from torch.utils.data import DataLoader, Dataset, Sampler
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler
 from transformers import (
     DataCollatorForSeq2Seq,
     EvalPrediction,
@@ -25,7 +26,9 @@ from transformers.trainer_utils import EvalLoopOutput, SchedulerType, seed_worke
 from transformers.utils import logging
 
 from ..data.batching import LengthSortedBatchSampler, PairLengths, TokenBudgetBatchSampler, measure_pair_lengths
+from ..models import packing
 from ..models.checks import IGNORED_LABEL
+from ..models.self_contained import VanillaPreTrainedModel
 from .arguments import VanillaTrainingArguments, add_early_stopping
 from .checkpointing import VerifiedCheckpointTrainer
 from .divergence import StopOnNaNCallback
@@ -36,6 +39,30 @@ logger = logging.get_logger(__name__)
 
 
 MEASURED_DATASETS_KEPT = 8  # more than a trainer usually has; bounds the memory of a long-lived one
+
+
+class CountingCollator:
+    """Adds to each batch the numbers of its tokens and labels, for which a model would have to wait for its GPU.
+
+    Args:
+        collator (`Callable`): Makes a batch out of rows.
+    """
+
+    def __init__(self, collator: Callable[[list[dict[str, Any]]], Any]) -> None:
+        self.collator = collator
+
+    def __call__(self, rows: list[dict[str, Any]]) -> dict[str, Any]:
+        """Collate and count.
+
+        Args:
+            rows (`list[dict[str, Any]]`): The rows.
+
+        Returns:
+            `dict[str, Any]`: the collator's batch, with `mask_sizes`.
+        """
+        batch = dict(self.collator(rows))
+        sizes = packing.host_sizes(batch.get("attention_mask"), batch.get("labels"))
+        return {**batch, "mask_sizes": {name: tuple(each) for name, each in sizes.items()}}
 
 
 class VanillaTrainer(VerifiedCheckpointTrainer, Seq2SeqTrainer):
@@ -53,6 +80,8 @@ class VanillaTrainer(VerifiedCheckpointTrainer, Seq2SeqTrainer):
     - `early_stopping_patience` adds transformers' `EarlyStoppingCallback`.
     - A loss, gradient norm or weight that is nan or infinite stops the run before anything is saved
       ([`~hf_vanilla.training.StopOnNaNCallback`]).
+    - On a GPU, training batches hold their numbers of tokens and labels, so that no step has to wait to count them
+      ([`CountingCollator`]).
     - Checkpoints are written in one step, and verified when a run resumes from them
       ([`~hf_vanilla.training.VerifiedCheckpointTrainer`]).
 
@@ -108,7 +137,11 @@ class VanillaTrainer(VerifiedCheckpointTrainer, Seq2SeqTrainer):
         """
         max_tokens = self.args.max_tokens_per_batch
         if max_tokens is None or self.train_dataset is None:
-            return super().get_train_dataloader()
+            collator, self.data_collator = self.data_collator, self._training_collator()
+            try:
+                return super().get_train_dataloader()
+            finally:
+                self.data_collator = collator
         _check_has_length(self.train_dataset, self.args)
         lengths = self._lengths(self.train_dataset)
         if lengths.target is None:
@@ -177,7 +210,7 @@ class VanillaTrainer(VerifiedCheckpointTrainer, Seq2SeqTrainer):
         self, dataset: Any, batch_sampler: Sampler[list[int]], description: str, *, is_training: bool
     ) -> DataLoader:
         """Build a dataloader over the batches of `batch_sampler`, with the arguments of the stock one."""
-        data_collator = self.data_collator
+        data_collator = self._training_collator() if is_training else self.data_collator
         if isinstance(dataset, datasets.Dataset):
             dataset = self._remove_unused_columns(dataset, description=description)
         else:
@@ -200,6 +233,15 @@ class VanillaTrainer(VerifiedCheckpointTrainer, Seq2SeqTrainer):
             worker_init_fn=worker_init if is_training else None,
         )
         return self.accelerator.prepare(dataloader)
+
+    def _training_collator(self) -> Any:
+        """Return the collator of training; for a GPU and a model that takes the numbers, it counts."""
+        args, model = self.args, self.model
+        # Compiled code would be compiled again for every number; `DataParallel` divides the rows but not the numbers.
+        is_plain = not args.torch_compile and args.n_gpu <= 1 and not isinstance(self.train_dataset, IterableDataset)
+        if args.device.type in packing.DEVICES and is_plain and isinstance(model, VanillaPreTrainedModel):
+            return CountingCollator(self.data_collator)
+        return self.data_collator
 
     def _lengths(self, dataset: Dataset) -> PairLengths:
         """Measure `dataset` once; the cache holds the dataset too, so that no other object gets its id."""

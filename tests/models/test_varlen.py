@@ -15,7 +15,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import DataCollatorWithFlattening
 
-from hf_vanilla.models import checks, layers, packing
+from hf_vanilla.models import checks, chunked_loss, layers, packing
 from hf_vanilla.models.packing import EFFICIENT, FLASH, Sequences, host_sizes, varlen_attention
 
 
@@ -216,6 +216,11 @@ def test_varlen_attention_equals_that_of_each_sequence(widths, is_causal, kernel
     torch.testing.assert_close(*gradients, **TOLERANCE)
 
 
+def softmax_and_log_sum_exp(hidden_states, weight, bias, labels):
+    logits = nn.functional.linear(hidden_states, weight, bias)
+    return logits.softmax(1), logits.logsumexp(1)
+
+
 class Waits(TorchDispatchMode):
     """Counts what would wait for a GPU."""
 
@@ -238,7 +243,8 @@ def test_training_step_waits_once_for_a_gpu(family, kernel_calls, monkeypatch):
     make_model, inputs = FAMILIES[family]
     model, counted, count = make_model().train(), [], packing.count_masks
     monkeypatch.setattr(packing, "count_masks", lambda *masks: counted.append(masks) or count(*masks))
-    monkeypatch.setattr(checks, "_check_values", lambda *args: None)  # only on a CPU
+    monkeypatch.setattr(checks, "_check_values", lambda *args: None)  # this and the next ask on a CPU alone
+    monkeypatch.setattr(chunked_loss, "_softmax_and_log_sum_exp", softmax_and_log_sum_exp)
     with Waits() as waits:
         model(**inputs).loss.backward()
     assert (len(counted), waits.found) == (1, [])
@@ -327,6 +333,11 @@ def test_offsets_of_several_rows_are_refused():
     for make_model in (tiny_bert, tiny_gpt):
         with pytest.raises(ValueError, match="`cu_seq_lens_q`"):
             make_model().base_model(torch.tensor([[5, 6], [7, 8]]), cu_seq_lens_q=torch.tensor([0, 2, 4]))
+
+
+def test_encoder_decoder_refuses_flattened_batches():
+    with pytest.raises(ValueError, match="`cu_seq_lens_q` must not be given"):
+        tiny_model()(**BATCH, cu_seq_lens_q=torch.tensor([0, 2, 5]))
 
 
 def test_torch_has_the_operators_with_the_expected_arguments(monkeypatch):
