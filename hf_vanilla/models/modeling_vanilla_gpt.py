@@ -402,7 +402,8 @@ class VanillaGptClassifier(VanillaGptWithProjection):
             is_token = input_ids != self.config.pad_token_id
         last = is_token.long().cumsum(1).argmax(1)  # (texts,); the first maximum is at the last token
         is_read, next_ids = torch.arange(given.shape[1], device=last.device) == last[:, None], None
-        texts, sizes = len(last), MaskSizes(0, 0, 0, 0)  # of the tokens whose next is predicted
+        texts = len(last)
+        sizes: MaskSizes | None = MaskSizes(0, 0, 0, 0)  # of the tokens whose next is predicted
         if labels is not None and input_ids is not None and self.training and self.config.lm_loss_weight > 0:
             tokens = input_ids.masked_fill(~is_token, IGNORED_LABEL)
             next_ids = next_tokens(tokens, is_token)  # (texts, length)
