@@ -5,6 +5,7 @@ sums to one. Its gradient with respect to z is softmax(z) - t.
 """
 
 import re
+from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -273,7 +274,8 @@ def projected_cross_entropy_sum(
         a second time is a RuntimeError.
     """
     device = hidden_states.device.type
-    if torch.is_autocast_enabled(device):
+    has_autocast = torch.amp.is_autocast_available(device)  # not on "meta"
+    if has_autocast and torch.is_autocast_enabled(device):
         hidden_states = hidden_states.to(torch.get_autocast_dtype(device))
-    with torch.autocast(device, enabled=False):
+    with torch.autocast(device, enabled=False) if has_autocast else nullcontext():
         return _CrossEntropySum.apply(hidden_states, weight, bias, labels, target, weights)

@@ -63,6 +63,7 @@ def token_loss(
     frozen_row: int | None = None,
     num_items_in_batch: Tensor | int | None = None,
     weights: Tensor | None = None,
+    count: int | None = None,
 ) -> LossAndLogits:
     """Compute the loss of tokens, and their logits unless this is training with labels.
 
@@ -81,6 +82,7 @@ def token_loss(
         num_items_in_batch (`torch.Tensor` or `int`, *optional*): As in [`mean_loss`].
         weights (`torch.Tensor` of shape `(batch, length)`, *optional*): In training, what each token's loss is
             multiplied with; the loss is then their sum divided by `num_items_in_batch`.
+        count (`int`, *optional*): The number of tokens with a label, if it is known; otherwise a GPU is waited for.
 
     Returns:
         `tuple[torch.Tensor | None, torch.Tensor | None]`: the loss of shape `()` in nats if there are labels, and the
@@ -99,8 +101,8 @@ def token_loss(
         logits = _project(projection, transform(hidden_states), frozen_row)
         loss_sum = cross_entropy_sum(logits, labels, smoothing)
     else:
-        weights = None if weights is None else select_labelled(weights[..., None], labels)[0][:, 0]  # (tokens,)
-        hidden_states, target_ids = select_labelled(hidden_states, labels)  # (tokens, d_model), (tokens,)
+        weights = None if weights is None else select_labelled(weights[..., None], labels, count)[0][:, 0]  # (tokens,)
+        hidden_states, target_ids = select_labelled(hidden_states, labels, count)  # (tokens, d_model), (tokens,)
         hidden_states, terms = transform(hidden_states), (target_ids, smoothing, weights)
         if _is_plain(projection) and not in_function_transform():
             weight = projection.weight if frozen_row is None else freeze_row(projection.weight, frozen_row)
@@ -110,12 +112,13 @@ def token_loss(
     return mean_loss(loss_sum, has_label(labels).sum(), num_items_in_batch), logits
 
 
-def select_labelled(hidden_states: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+def select_labelled(hidden_states: Tensor, labels: Tensor, count: int | None = None) -> tuple[Tensor, Tensor]:
     """Take out the tokens with a label. Compiled and transformed code keeps all, whatever their number.
 
     Args:
         hidden_states (`torch.Tensor` of shape `(batch, length, d_model)`): What is known of each token.
         labels (`torch.Tensor` of shape `(batch, length)`): True tokens; -100 where there is none.
+        count (`int`, *optional*): The number of tokens with a label.
 
     Returns:
         `tuple[torch.Tensor, torch.Tensor]`: the hidden states `(tokens, d_model)` and the labels `(tokens,)`.
@@ -123,7 +126,9 @@ def select_labelled(hidden_states: Tensor, labels: Tensor) -> tuple[Tensor, Tens
     hidden_states, labels = hidden_states.flatten(0, 1), labels.flatten()
     if hides_values():
         return hidden_states, labels
-    labelled = (labels != IGNORED_LABEL).nonzero()[:, 0]  # once: an accelerator is waited for to count them
+    is_labelled = labels != IGNORED_LABEL
+    # once: an accelerator is waited for to count them
+    labelled = (is_labelled.nonzero() if count is None else is_labelled.nonzero_static(size=count))[:, 0]
     return hidden_states.index_select(0, labelled), labels.index_select(0, labelled)
 
 

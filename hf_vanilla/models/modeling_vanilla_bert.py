@@ -26,7 +26,7 @@ Departures from the paper:
 Encoder checkpoints of type `bert` with absolute positions load here; transformers' `BertFor...` read what is saved.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 import torch
@@ -66,12 +66,23 @@ from .conversion_vanilla_bert import BERT_NAMES
 from .dropout import dropout
 from .layers import EncoderLayer
 from .loss import LossAndLogits, classification_loss, label_loss, mean_loss, token_loss
-from .packing import MAX_BUCKETS, all_positions, first_position, labelled_positions, run_encoder
+from .packing import (
+    MAX_BUCKETS,
+    MaskSizes,
+    all_positions,
+    first_position,
+    flattened_rows,
+    labelled_positions,
+    run_encoder,
+    step_sizes,
+)
 from .self_contained import ENCODER_OUTPUTS, Pooler, VanillaPreTrainedModel
 
 
 # Ids, mask, segments, positions and embeddings; each may be missing.
 Inputs = Sequence[Tensor | None]
+# Of the masks of a training step on a GPU.
+Sizes = Mapping[str, MaskSizes]
 TIED_PROJECTION = {
     "cls.predictions.decoder.weight": "bert.embeddings.word_embeddings.weight",
     "cls.predictions.decoder.bias": "cls.predictions.bias",
@@ -174,15 +185,19 @@ class MaskedTokenHead(nn.Module):
         """
         return self.decoder(self.transform(hidden_states))
 
-    def reads(self, inputs: Tensor | None, attention_mask: Tensor | None, labels: Tensor | None) -> dict[str, Any]:
+    def reads(self, inputs: Inputs, labels: Tensor | None, sizes: Sizes) -> dict[str, Any]:
         """Name the positions that the head reads: in training those with a label, otherwise all, padding included."""
-        read = labelled_positions(inputs, labels, self.training)
-        return {"read_positions": read, **all_positions(attention_mask, labels, self.training)}
+        read = labelled_positions(inputs[0] if inputs[4] is None else inputs[4], labels, self.training)
+        kept = all_positions(inputs[1], labels, self.training, sizes)
+        return {"read_positions": read, "read_sizes": sizes.get("labels"), **kept}
 
-    def predict(self, hidden_states: Tensor, labels: Tensor | None, items: Tensor | int | None) -> LossAndLogits:
+    def predict(
+        self, hidden_states: Tensor, labels: Tensor | None, items: Tensor | int | None, sizes: Sizes
+    ) -> LossAndLogits:
         """Compute loss and logits as [`token_loss`] does."""
         options: Any = {"training": self.training, "transform": self.transform, "num_items_in_batch": items}
-        return token_loss(self.decoder, hidden_states, labels, **options)
+        count = sizes["labels"].total if "labels" in sizes else None
+        return token_loss(self.decoder, hidden_states, labels, count=count, **options)
 
 
 class VanillaBertPreTrainedModel(VanillaPreTrainedModel):
@@ -267,7 +282,8 @@ class VanillaBertModel(VanillaBertPreTrainedModel):
             attention_mask (`torch.Tensor` of shape `(batch, length)`, *optional*): 1 for tokens, 0 for padding.
             token_type_ids (`torch.LongTensor` of shape `(batch, length)`, *optional*): Segments; 0 by default.
             position_ids (`torch.LongTensor` of shape `(batch or 1, length)`, *optional*): Positions; counted from 0
-                by default, padding too.
+                by default, padding too. Given for one row without a mask, a new sequence begins where they begin at 0
+                again, and none sees another (transformers' `DataCollatorWithFlattening`).
             inputs_embeds (`torch.Tensor` of shape `(batch, length, d_model)`, *optional*): In place of `input_ids`.
             keep_padding (`bool`, *optional*, defaults to `False`): Whether padding, too, gets an output that depends
                 on the tokens, as transformers' BERT gives it. It is undefined and costs time; otherwise it is 0, in
@@ -275,7 +291,8 @@ class VanillaBertModel(VanillaBertPreTrainedModel):
             read_positions (`torch.Tensor` of shape `(batch, length)`, *optional*): Not 0 where `last_hidden_state`
                 is read, by default everywhere; elsewhere it may then be 0, which spares most of the last layer. The
                 first position of each row is read by the pooler, if there is one.
-            **kwargs: transformers' `output_attentions`, `output_hidden_states`, `return_dict`.
+            **kwargs: transformers' `output_attentions`, `output_hidden_states`, `return_dict`; `cu_seq_lens_q` and
+                `max_length_q` of a row that holds several sequences.
 
         Returns:
             `BaseModelOutputWithPooling`: `last_hidden_state` of shape `(batch, length, d_model)`, `pooler_output` of
@@ -295,6 +312,10 @@ class VanillaBertModel(VanillaBertPreTrainedModel):
             hint = "`type_vocab_size` of the config is the number of segments."
             check_input_ids("token_type_ids", token_type_ids, self.config.type_vocab_size, hint)
             check_shape("token_type_ids", token_type_ids, batch, length)
+        sequence_ids = None
+        offsets = cast(dict, kwargs).get("cu_seq_lens_q")
+        if attention_mask is None and (batch == 1 or offsets is not None):
+            position_ids, sequence_ids = flattened_rows(position_ids, offsets, batch, length, from_zero=True)
         check_position_ids(position_ids, batch, length, self.config.max_position_embeddings)
 
         hidden_states = self.embeddings(inputs_embeds, token_type_ids, position_ids)
@@ -307,6 +328,7 @@ class VanillaBertModel(VanillaBertPreTrainedModel):
             reads_first=self.pooler is not None,
             needs_first=True,
             max_buckets=MAX_BUCKETS,
+            sequence_ids=sequence_ids,
             **kwargs,
         )
         return BaseModelOutputWithPooling(hidden_states, None if self.pooler is None else self.pooler(first))
@@ -321,7 +343,8 @@ class VanillaBertWithHead(VanillaBertPreTrainedModel):
 
     output_class: Any
     has_pooler = True
-    # From the encoder's outputs, all kinds of labels and the number of labels in a step to the loss and all logits.
+    # From the encoder's outputs, all kinds of labels, the number of labels in a step, and sizes of masks to the loss
+    # and all logits.
     _predict: Callable[..., tuple]
 
     def __init__(self, config: VanillaBertConfig):
@@ -376,18 +399,22 @@ class VanillaBertWithHead(VanillaBertPreTrainedModel):
     ) -> Any:
         """Encode ids, mask, segments, positions or embeddings, and predict."""
         check_arguments(items, input_ids=inputs[0], inputs_embeds=inputs[4], **labels)
-        outputs = self._encode(inputs, next(iter(labels.values())), **kwargs)
-        loss, *logits = self._predict(outputs, *labels.values(), items)
+        first = next(iter(labels.values()))
+        sizes = step_sizes(kwargs, inputs[1], first)
+        outputs = self._encode(inputs, first, **kwargs)
+        loss, *logits = self._predict(outputs, *labels.values(), items, sizes)
         return self.output_class(loss, *logits, outputs.hidden_states, outputs.attentions)
 
     def _encode(self, inputs: Inputs, labels: Tensor | None, **kwargs: Any) -> Any:
         """Run the encoder."""
-        given = inputs[0] if inputs[4] is None else inputs[4]
-        return self.bert(*inputs, return_dict=True, **{**self._reads(given, inputs[1], labels), **kwargs})
+        reads = self._reads(inputs, labels, kwargs.get("mask_sizes", {}))
+        if "read_positions" in kwargs or "keep_padding" in kwargs:
+            reads["read_sizes"] = None  # those of the labels
+        return self.bert(*inputs, return_dict=True, **{**reads, **kwargs})
 
-    def _reads(self, inputs: Tensor | None, attention_mask: Tensor | None, labels: Tensor | None) -> dict[str, Any]:
+    def _reads(self, inputs: Inputs, labels: Tensor | None, sizes: Sizes) -> dict[str, Any]:
         """Name what the head reads of the encoder: here the pooled first position."""
-        return first_position(inputs)
+        return first_position(inputs[0] if inputs[4] is None else inputs[4])
 
 
 class VanillaBertForPreTraining(VanillaBertWithHead):
@@ -451,11 +478,13 @@ class VanillaBertForPreTraining(VanillaBertWithHead):
         labelled = {"labels": labels, "next_sentence_label": next_sentence_label}
         return self._run(inputs, labelled, num_items_in_batch, **kwargs)
 
-    def _reads(self, inputs: Tensor | None, attention_mask: Tensor | None, labels: Tensor | None) -> dict[str, Any]:
-        return self._token_head().reads(inputs, attention_mask, labels)
+    def _reads(self, inputs: Inputs, labels: Tensor | None, sizes: Sizes) -> dict[str, Any]:
+        return self._token_head().reads(inputs, labels, sizes)
 
-    def _predict(self, outputs: Any, labels: Tensor | None, is_random: Tensor | None, items: Any) -> tuple:
-        loss, logits = self._token_head().predict(outputs.last_hidden_state, labels, items)
+    def _predict(
+        self, outputs: Any, labels: Tensor | None, is_random: Tensor | None, items: Any, sizes: Sizes
+    ) -> tuple:
+        loss, logits = self._token_head().predict(outputs.last_hidden_state, labels, items, sizes)
         next_logits = self.cls.seq_relationship(outputs.pooler_output)  # (batch, 2)
         if is_random is not None:
             next_loss = self._next_sentence_loss(next_logits, is_random, labels, items)
@@ -499,11 +528,11 @@ class VanillaBertForMaskedLM(VanillaBertWithHead):
     def _add_head(self, config: VanillaBertConfig) -> None:
         self.cls = nn.ModuleDict({"predictions": MaskedTokenHead(config)})
 
-    def _reads(self, inputs: Tensor | None, attention_mask: Tensor | None, labels: Tensor | None) -> dict[str, Any]:
-        return self._token_head().reads(inputs, attention_mask, labels)
+    def _reads(self, inputs: Inputs, labels: Tensor | None, sizes: Sizes) -> dict[str, Any]:
+        return self._token_head().reads(inputs, labels, sizes)
 
-    def _predict(self, outputs: Any, labels: Tensor | None, items: Tensor | int | None) -> LossAndLogits:
-        return self._token_head().predict(outputs.last_hidden_state, labels, items)
+    def _predict(self, outputs: Any, labels: Tensor | None, items: Any, sizes: Sizes) -> LossAndLogits:
+        return self._token_head().predict(outputs.last_hidden_state, labels, items, sizes)
 
 
 class VanillaBertForNextSentencePrediction(VanillaBertWithHead):
@@ -523,7 +552,7 @@ class VanillaBertForNextSentencePrediction(VanillaBertWithHead):
     def _add_head(self, config: VanillaBertConfig) -> None:
         self.cls = nn.ModuleDict({"seq_relationship": nn.Linear(config.hidden_size, 2)})
 
-    def _predict(self, outputs: Any, labels: Tensor | None, items: Tensor | int | None) -> LossAndLogits:
+    def _predict(self, outputs: Any, labels: Tensor | None, items: Any, sizes: Sizes) -> LossAndLogits:
         logits = self.cls.seq_relationship(outputs.pooler_output)  # (batch, 2)
         return classification_loss(logits, labels, items), logits
 
@@ -544,7 +573,7 @@ class VanillaBertForSequenceClassification(VanillaBertWithHead):
 
     output_class = SequenceClassifierOutput
 
-    def _predict(self, outputs: Any, labels: Tensor | None, items: Tensor | int | None) -> LossAndLogits:
+    def _predict(self, outputs: Any, labels: Tensor | None, items: Any, sizes: Sizes) -> LossAndLogits:
         logits = self.classifier(self._classifier_dropout(outputs.pooler_output))  # (batch, num_labels)
         return label_loss(self.config, logits, labels, items), logits
 
@@ -564,10 +593,10 @@ class VanillaBertForTokenClassification(VanillaBertWithHead):
     output_class = TokenClassifierOutput
     has_pooler = False
 
-    def _reads(self, inputs: Tensor | None, attention_mask: Tensor | None, labels: Tensor | None) -> dict[str, Any]:
-        return all_positions(attention_mask, labels, self.training)
+    def _reads(self, inputs: Inputs, labels: Tensor | None, sizes: Sizes) -> dict[str, Any]:
+        return all_positions(inputs[1], labels, self.training, sizes)
 
-    def _predict(self, outputs: Any, labels: Tensor | None, items: Tensor | int | None) -> LossAndLogits:
+    def _predict(self, outputs: Any, labels: Tensor | None, items: Any, sizes: Sizes) -> LossAndLogits:
         logits = self.classifier(self._classifier_dropout(outputs.last_hidden_state))  # (batch, length, num_labels)
         return classification_loss(logits, labels, items), logits
 
@@ -627,10 +656,10 @@ class VanillaBertForQuestionAnswering(VanillaBertWithHead):
         labels = {"start_positions": start_positions, "end_positions": end_positions}
         return self._run(inputs, labels, **kwargs)
 
-    def _reads(self, inputs: Tensor | None, attention_mask: Tensor | None, labels: Tensor | None) -> dict[str, Any]:
+    def _reads(self, inputs: Inputs, labels: Tensor | None, sizes: Sizes) -> dict[str, Any]:
         return {"keep_padding": True}
 
-    def _predict(self, outputs: Any, start: Tensor | None, end: Tensor | None, items: None) -> tuple:
+    def _predict(self, outputs: Any, start: Tensor | None, end: Tensor | None, items: None, sizes: Sizes) -> tuple:
         starts, ends = self.qa_outputs(outputs.last_hidden_state).unbind(-1)  # (batch, length) each
         loss = None
         if start is not None and end is not None:
@@ -672,7 +701,7 @@ class VanillaBertForMultipleChoice(VanillaBertWithHead):
         outputs.pooler_output = outputs.pooler_output.unflatten(0, shape)  # (batch, choices, d_model)
         return outputs
 
-    def _predict(self, outputs: Any, labels: Tensor | None, items: Tensor | int | None) -> LossAndLogits:
+    def _predict(self, outputs: Any, labels: Tensor | None, items: Any, sizes: Sizes) -> LossAndLogits:
         logits = self.classifier(self._classifier_dropout(outputs.pooler_output)).squeeze(-1)  # (batch, choices)
         return classification_loss(logits, labels, items), logits
 

@@ -65,7 +65,7 @@ from .conversion_vanilla_gpt import GPT_NAMES
 from .dropout import dropout
 from .layers import EncoderLayer
 from .loss import LossAndLogits, classification_loss, label_loss, token_loss
-from .packing import MAX_BUCKETS, labelled_positions, positions_of, run_encoder
+from .packing import MAX_BUCKETS, MaskSizes, flattened_rows, labelled_positions, positions_of, run_encoder, step_sizes
 from .self_contained import ENCODER_OUTPUTS, StreamingGenerationMixin, VanillaPreTrainedModel
 
 
@@ -151,7 +151,8 @@ class VanillaGptModel(VanillaGptPreTrainedModel):
                 on the tokens, as in transformers. It is undefined and costs time; otherwise it is 0.
             read_positions (`torch.Tensor` of shape `(batch, length)`, *optional*): Not 0 where `last_hidden_state` is
                 read, by default everywhere; elsewhere it may be 0.
-            **kwargs: transformers' `output_attentions`, `output_hidden_states`, `return_dict`.
+            **kwargs: transformers' `output_attentions`, `output_hidden_states`, `return_dict`; `cu_seq_lens_q` and
+                `max_length_q` of a row that holds several sequences.
 
         Returns:
             `BaseModelOutputWithPast`: `last_hidden_state` of shape `(batch, length, d_model)`, and what was asked for.
@@ -164,6 +165,11 @@ class VanillaGptModel(VanillaGptPreTrainedModel):
         inputs_embeds = checked_embeddings(self.embed_tokens, input_ids, inputs_embeds)
         batch, length, _ = inputs_embeds.shape
         past_length = 0 if past_key_values is None else past_key_values.get_seq_length()
+        sequence_ids = None
+        if attention_mask is None and past_key_values is None:
+            offsets = cast(dict, kwargs).get("cu_seq_lens_q")
+            use_cache = use_cache and offsets is None  # in one row, later tokens would see all sequences
+            position_ids, sequence_ids = flattened_rows(position_ids, offsets, batch, length)
         if isinstance(past_length, int) or not torch.compiler.is_compiling():  # compiled code can't ask a static cache
             check_attention_mask("attention_mask", attention_mask, batch, past_length + length)
             check_position_ids(position_ids, batch, length, self.config.max_position_embeddings, past_length)
@@ -185,6 +191,7 @@ class VanillaGptModel(VanillaGptPreTrainedModel):
             read_positions=read_positions,
             max_buckets=MAX_BUCKETS,
             position_ids=position_ids,
+            sequence_ids=sequence_ids,
             past_key_values=past_key_values,
             **kwargs,
         )
@@ -305,18 +312,23 @@ class VanillaGptForCausalLM(VanillaGptWithProjection, StreamingGenerationMixin):
         for name, tensor in labelled.items():
             if tensor is not None and given is not None:
                 check_labels(name, tensor, tuple(given.shape[:2]), self.config.vocab_size, VOCABULARY_HINT)
+        sizes = None
         if labels is not None and shift_labels is None:
             shift_labels = next_tokens(labels, attention_mask)
+            sizes = step_sizes(cast(dict, kwargs), attention_mask, labels).get("next_labels")
         if shift_labels is not None:
             use_cache, read = bool(use_cache), labelled_positions(given, shift_labels, self.training)
         inputs = (input_ids, attention_mask, position_ids, inputs_embeds, past_key_values)
-        reads = {"keep_padding": shift_labels is None, "read_positions": read}
+        reads: dict[str, Any] = {"keep_padding": shift_labels is None, "read_positions": read}
+        is_given = "read_positions" in kwargs or "keep_padding" in kwargs
+        reads["read_sizes"] = None if is_given else sizes  # of the labels
         outputs = self.transformer(*inputs, use_cache=use_cache, return_dict=True, **{**reads, **kwargs})
         hidden_states = outputs.last_hidden_state
         if shift_labels is None:
             kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
             hidden_states = hidden_states[:, kept]
         options: Any = {"training": self.training, "num_items_in_batch": num_items_in_batch}
+        options["count"] = None if sizes is None else sizes.total
         loss, logits = token_loss(self.lm_head, hidden_states, shift_labels, **options)
         return CausalLMOutputWithPast(loss, logits, outputs.past_key_values, outputs.hidden_states, outputs.attentions)
 
@@ -390,24 +402,34 @@ class VanillaGptClassifier(VanillaGptWithProjection):
             is_token = input_ids != self.config.pad_token_id
         last = is_token.long().cumsum(1).argmax(1)  # (texts,); the first maximum is at the last token
         is_read, next_ids = torch.arange(given.shape[1], device=last.device) == last[:, None], None
+        texts = len(last)
+        sizes: MaskSizes | None = MaskSizes(0, 0, 0, 0)  # of the tokens whose next is predicted
         if labels is not None and input_ids is not None and self.training and self.config.lm_loss_weight > 0:
-            next_ids = next_tokens(input_ids.masked_fill(~is_token, IGNORED_LABEL), is_token)  # (texts, length)
+            tokens = input_ids.masked_fill(~is_token, IGNORED_LABEL)
+            next_ids = next_tokens(tokens, is_token)  # (texts, length)
             is_read = is_read | has_label(next_ids)
-        outputs = self.transformer(*rows, use_cache=False, read_positions=is_read, return_dict=True, **kwargs)
+            sizes = step_sizes(cast(dict, kwargs), is_token, tokens).get("next_labels")
+        read_sizes = None if sizes is None else MaskSizes(sizes.total + texts, sizes.longest + 1, 1, texts)
+        reads = {"read_positions": is_read, "read_sizes": read_sizes}
+        outputs = self.transformer(*rows, use_cache=False, return_dict=True, **reads, **kwargs)
         hidden_states = outputs.last_hidden_state
-        texts = torch.arange(len(last), device=hidden_states.device)
-        extracted = hidden_states[texts, last.to(hidden_states.device)].unflatten(0, batch)
+        numbers = torch.arange(texts, device=hidden_states.device)
+        extracted = hidden_states[numbers, last.to(hidden_states.device)].unflatten(0, batch)
         loss, logits = self._predict(self._classifier_dropout(extracted), labels, num_items_in_batch)
         if labels is not None and next_ids is not None:
-            lm_loss = self._lm_loss(hidden_states, next_ids, labels.reshape(batch[0], -1), num_items_in_batch)
+            count = None if sizes is None else sizes.total
+            lm_loss = self._lm_loss(hidden_states, next_ids, labels.reshape(batch[0], -1), num_items_in_batch, count)
             loss = loss + self.config.lm_loss_weight * lm_loss
         return self.output_class(loss, logits, outputs.hidden_states, outputs.attentions)
 
-    def _lm_loss(self, hidden_states: Tensor, next_ids: Tensor, labels: Tensor, items: Tensor | int | None) -> Any:
+    def _lm_loss(
+        self, hidden_states: Tensor, next_ids: Tensor, labels: Tensor, items: Tensor | int | None, count: int | None
+    ) -> Any:
         """Average the language model's loss over each text's tokens, and over the texts with labels (batch, ...)."""
         labelled, choices = has_label(labels).sum(1), len(next_ids) // len(labels)
         weights = labelled.repeat_interleave(choices) / choices / has_label(next_ids).sum(1).clamp(min=1)  # (texts,)
         options: Any = {"training": True, "num_items_in_batch": labelled.sum() if items is None else items}
+        options["count"] = count
         return token_loss(
             self.lm_head, hidden_states, next_ids, weights=weights[:, None].expand_as(next_ids), **options
         )[0]

@@ -63,7 +63,7 @@ from .configuration_vanilla_transformer import VanillaTransformerConfig
 from .dropout import dropout
 from .layers import CrossAttention, DecoderLayer, EncoderLayer, FusedLinear, SelfAttention, sinusoidal_positions
 from .loss import smoothed_target, token_loss
-from .packing import labelled_positions, positions_of, run_decoder, run_encoder
+from .packing import labelled_positions, positions_of, run_decoder, run_encoder, step_sizes
 from .self_contained import ENCODER_OUTPUTS, StreamingGenerationMixin, VanillaPreTrainedModel
 
 
@@ -363,10 +363,16 @@ class VanillaTransformerModel(VanillaTransformerPreTrainedModel):
             `encoder_last_hidden_state` of shape `(batch, src_len, d_model)`, and what was asked for.
 
         Raises:
-            ValueError: if source and target have not the same number of rows; or as encoder and decoder do.
+            ValueError: if source and target have not the same number of rows, or a row is to hold several pairs; or as
+                encoder and decoder do.
             TypeError: as encoder and decoder do, or if `encoder_outputs` are none.
         """
         check_arguments(decoder_input_ids=decoder_input_ids, decoder_inputs_embeds=decoder_inputs_embeds)
+        if cast(dict, kwargs).get("cu_seq_lens_q") is not None:
+            raise ValueError(
+                "`cu_seq_lens_q` must not be given: a row of source and target holds one pair; pad instead, as with "
+                "`DataCollatorForSeq2Seq`. Padding is left out of the computation."
+            )
         target = decoder_input_ids if decoder_inputs_embeds is None else decoder_inputs_embeds
         if encoder_outputs is None:
             inputs = {"input_ids": input_ids, "attention_mask": attention_mask, "inputs_embeds": inputs_embeds}
@@ -620,6 +626,7 @@ class VanillaTransformerForConditionalGeneration(VanillaTransformerPreTrainedMod
                 decoder_input_ids = self.prepare_decoder_input_ids_from_labels(labels)
             target = decoder_input_ids if decoder_inputs_embeds is None else decoder_inputs_embeds
             read = labelled_positions(target, labels, self.training)
+        sizes = step_sizes(cast(dict, kwargs), attention_mask, labels)
         inputs = (input_ids, attention_mask, decoder_input_ids, decoder_attention_mask, encoder_outputs)
         options: Any = {"use_cache": use_cache, "decoder_read_positions": read, "return_dict": True}
         outputs = self.model(*inputs, past_key_values, inputs_embeds, decoder_inputs_embeds, **options, **kwargs)
@@ -633,6 +640,7 @@ class VanillaTransformerForConditionalGeneration(VanillaTransformerPreTrainedMod
             smoothing=smoothed_target(smoothing, config.label_smoothing_type, config.vocab_size, config.pad_token_id),
             frozen_row=config.pad_token_id if config.tie_word_embeddings else None,
             num_items_in_batch=num_items_in_batch,
+            count=sizes["labels"].total if "labels" in sizes else None,
         )
         shown = {name: value for name, value in outputs.items() if name != "last_hidden_state"}
         return Seq2SeqLMOutput(loss, logits, **shown)

@@ -5,25 +5,36 @@
         b b b .          ->     a a a a b b b c      ->      b b b .
         c . . .
 
-Everything that works on each token by itself (projections, norms, feed-forward networks, dropout) runs on tokens;
-attention runs on rows of like length, padded to the longest of their bucket. To a layer, a `Packing` is its attention
-mask: it says which tokens see each other. It is planned once for each batch; a batch without padding gets none. A
-layer or attention takes one if its own class declares `accepts_packing`: a subclass with a `forward` of its own has to
-declare it again.
+Everything that works on each token by itself (projections, norms, feed-forward networks, dropout) runs on tokens.
+Attention runs on a CPU on rows of like length, padded to the longest of their bucket; on a GPU on the tokens, by a
+kernel that is given the offsets of the sequences:
 
-Packing is a fast path of CPUs; everything has the same value without it. It is off where results would differ visibly:
-if a layer is hooked, traced or replaced, the whole model is compiled, or outputs of single layers are requested. Where
+    tokens    a a a a b b b c        offsets    0 4 7 8        max_length    4
+
+To a layer, a `Packing` is its attention mask: it says which tokens see each other. It is planned once for each batch;
+a batch without padding gets none. A layer or attention takes one if its own class declares `accepts_packing`: a
+subclass with a `forward` of its own has to declare it again.
+
+A GPU has to be waited for to know how many tokens a mask has. In training all masks of a step are counted at once, or
+by the collator ([`host_sizes`]): then nothing waits.
+
+Packing is a fast path; everything has the same value without it. It is off where results would differ visibly: if a
+layer is hooked, traced or replaced, the whole model is compiled, or outputs of single layers are requested. Where
 layers are compiled one by one, there is a single bucket, as every number of them would be compiled anew.
 """
 
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Callable, Mapping
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from transformers.cache_utils import EncoderDecoderCache
-from transformers.masking_utils import create_bidirectional_mask, create_causal_mask
+from transformers.masking_utils import (
+    create_bidirectional_mask,
+    create_causal_mask,
+    packed_sequence_mask_function,
+)
 from transformers.modeling_utils import PreTrainedModel
 from transformers.utils import logging
 from transformers.utils.output_capturing import capture_outputs
@@ -38,13 +49,27 @@ logger = logging.get_logger(__name__)
 MIN_PADDING_SHARE = 0.05
 # Up to this share of tokens that a head reads, computing the last layer for them alone is faster.
 MAX_OUTPUT_SHARE = 0.75
-# The attention kernels that take rows of a packing.
+# The attention kernels that take rows of a packing, on a CPU.
 PACKED_KERNELS = ("eager", "sdpa")
 # One bucket per 64 positions of the longest row, at most 8.
 BUCKET_LENGTH = 64
 MAX_BUCKETS = 8
 # Where hooks are from that see no difference: transformers' recording, and FSDP2, which gathers a layer's parameters.
 HARMLESS = (capture_outputs.__module__, "torch.distributed.fsdp")
+# Devices with kernels for sequences of varying lengths; "meta" has their shapes alone.
+DEVICES = ("cuda", "meta")
+# Flash attention is for these types, on GPUs of compute capability 8 (A100) or more, and for heads up to this width.
+FLASH_DTYPES = (torch.bfloat16, torch.float16)
+FLASH_CAPABILITY, FLASH_WIDTH = 8, 256
+# What every head is padded to a multiple of, so that both kernels can read 16 bytes at a time.
+WIDTH_MULTIPLE = 8
+FLASH, EFFICIENT = "_flash_attention_forward", "_efficient_attention_forward"
+# Their arguments in order, the last by name.
+ARGUMENTS = {
+    FLASH: "query key value cum_seq_q cum_seq_k max_q max_k dropout_p is_causal return_debug_mask scale",
+    EFFICIENT: "query key value bias cu_seqlens_q cu_seqlens_k max_seqlen_q max_seqlen_k dropout_p custom_mask_type "
+    "compute_log_sumexp scale",
+}
 
 
 def gather_tokens(hidden_states: Tensor, tokens: Tensor | None) -> Tensor:
@@ -77,6 +102,123 @@ def scatter_tokens(tokens: Tensor, positions: Tensor, batch: int, length: int) -
     return rows.view(batch, length, -1)
 
 
+class Sequences(NamedTuple):
+    """Where sequences lie that follow each other without padding.
+
+    Attributes:
+        offsets: First token of each, and the number of tokens, in int32, of shape `(sequences + 1,)`.
+        max_length: At least the length of the longest, on the host.
+    """
+
+    offsets: Tensor
+    max_length: int
+
+    @classmethod
+    def of_lengths(cls, lengths: Tensor, max_length: int) -> "Sequences":
+        """Build those of these lengths, of shape `(sequences,)`."""
+        return cls(nn.functional.pad(lengths.cumsum(0, dtype=torch.int32), (1, 0)), max_length)
+
+
+def kernel_arguments(queries: Sequences, keys: Sequences) -> dict[str, Any]:
+    """Name where queries and keys lie as transformers' flash attention does, and [`varlen_attention`].
+
+    Args:
+        queries (`Sequences`): The sequences of queries.
+        keys (`Sequences`): As many sequences of keys.
+
+    Returns:
+        `dict[str, Any]`: arguments of the kernel.
+    """
+    offsets = {"cu_seq_lens_q": queries.offsets, "cu_seq_lens_k": keys.offsets}
+    return {**offsets, "max_length_q": queries.max_length, "max_length_k": keys.max_length}
+
+
+@cache
+def has_operator(name: str) -> bool:
+    """Whether this version of torch has a private operator with the arguments that it is called with.
+
+    Args:
+        name (`str`): `FLASH` or `EFFICIENT`.
+
+    Returns:
+        `bool`: whether.
+    """
+    operator = getattr(torch.ops.aten, name, None)
+    given = [] if operator is None else [argument.name for argument in operator.default._schema.arguments]
+    return " ".join(given).startswith(ARGUMENTS[name])
+
+
+def varlen_kernel(device: torch.device, dtype: torch.dtype) -> str | None:
+    """Choose the operator for queries, keys and values.
+
+    Args:
+        device (`torch.device`): Their device.
+        dtype (`torch.dtype`): Their type.
+
+    Returns:
+        `str`: `FLASH`, or `EFFICIENT` for float32 and older GPUs; `None` if neither runs.
+    """
+    if device.type not in DEVICES or torch.version.hip is not None:
+        return None
+    is_recent = device.type != "cuda" or torch.cuda.get_device_capability(device)[0] >= FLASH_CAPABILITY
+    if is_recent and (dtype in FLASH_DTYPES or device.type == "meta") and has_operator(FLASH):
+        return FLASH
+    is_known = dtype in (torch.float32, torch.float16) or (dtype == torch.bfloat16 and is_recent)
+    return EFFICIENT if is_known and has_operator(EFFICIENT) else None
+
+
+def varlen_attention(
+    module: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: None,
+    dropout: float,
+    scaling: float,
+    *,
+    cu_seq_lens_q: Tensor,
+    cu_seq_lens_k: Tensor,
+    max_length_q: int,
+    max_length_k: int,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    """Attend from each sequence of queries to the sequence of keys of the same number, as a kernel of transformers.
+
+    Args:
+        module (`nn.Module`): The attention; with `is_causal`, queries and keys are of equal lengths.
+        query (`torch.Tensor` of shape `(1, heads, query_len, d_k)`): Queries of a type that [`varlen_kernel`] knows.
+        key (`torch.Tensor` of shape `(1, heads, key_len, d_k)`): Keys.
+        value (`torch.Tensor` of shape `(1, heads, key_len, d_v)`): Values.
+        attention_mask (`None`): The sequences are the mask.
+        dropout (`float`): Probability that a weight is dropped.
+        scaling (`float`): What scores are multiplied with.
+        cu_seq_lens_q (`torch.Tensor` of shape `(sequences + 1,)`): Offsets of the sequences of queries, in int32.
+        cu_seq_lens_k (`torch.Tensor` of shape `(sequences + 1,)`): Offsets of the sequences of keys, in int32.
+        max_length_q (`int`): At least the most queries of a sequence.
+        max_length_k (`int`): At least the most keys of a sequence.
+        **kwargs: Not used.
+
+    Returns:
+        `tuple[torch.Tensor, None]`: the heads' outputs of shape `(1, query_len, heads, d_v)`, and no weights.
+
+    Source: Vaswani et al. 2017, 3.2.1; Dao 2023, FlashAttention-2; Rabe & Staats 2021.
+    """
+    d_v = value.shape[3]
+    width = -(-max(query.shape[3], d_v) // WIDTH_MULTIPLE) * WIDTH_MULTIPLE
+    query, key, value = (
+        (states if states.shape[3] == width else nn.functional.pad(states, (0, width - states.shape[3])))
+        for states in (query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2))
+    )
+    sequences = (cu_seq_lens_q, cu_seq_lens_k, max_length_q, max_length_k, dropout)
+    if varlen_kernel(query.device, query.dtype) == FLASH and width <= FLASH_WIDTH:
+        states = (query[0], key[0], value[0])  # strided: rows of one product hold queries, keys and values
+        output = getattr(torch.ops.aten, FLASH)(*states, *sequences, module.is_causal, False, scale=scaling)[0][None]
+    else:
+        options = (int(module.is_causal), torch.is_grad_enabled())  # gradients need the log-sum-exp of each query
+        output = getattr(torch.ops.aten, EFFICIENT)(query, key, value, None, *sequences, *options, scale=scaling)[0]
+    return output[..., :d_v], None
+
+
 class Packing(NamedTuple):
     """The tokens of padded rows without their padding. Layers take that of a batch in place of an attention mask.
 
@@ -85,7 +227,8 @@ class Packing(NamedTuple):
         length: This length.
         positions: Indices of the tokens in `(rows * length)`, bucket after bucket, of shape `(tokens,)`; `None` if
             every position is one.
-        buckets: Of a batch, its rows by length, each bucket padded to its longest, for attention.
+        buckets: Of a batch on a CPU, its rows by length, each bucket padded to its longest, for attention.
+        sequences: Of a batch on a GPU, where the tokens of each row lie, for attention.
         outputs: Indices of the tokens whose output is computed, of shape `(outputs,)`; `None` for all. All are
             attended to.
         attention_mask: Of a bucket, the mask that the attention kernel gets, true for tokens, of shape `(rows, 1, 1,
@@ -98,6 +241,7 @@ class Packing(NamedTuple):
     buckets: tuple["Packing", ...] = ()
     outputs: Tensor | None = None
     attention_mask: Any = None
+    sequences: Sequences | None = None
 
     @classmethod
     def of_lengths(cls, lengths: Tensor) -> "Packing":
@@ -107,6 +251,13 @@ class Packing(NamedTuple):
             return cls(rows, length, None)
         is_token = torch.arange(length, device=lengths.device) < lengths[:, None]  # (rows, length)
         return cls(rows, length, is_token.flatten().nonzero()[:, 0], attention_mask=is_token[:, None, None])
+
+    @classmethod
+    def of_rows(cls, states: Tensor) -> "Packing":
+        """Describe rows without padding, of shape `(rows, length, width)`, on a GPU."""
+        rows, length = states.shape[:2]
+        lengths = torch.full((rows,), length, device=states.device)
+        return cls(rows, length, None, sequences=Sequences.of_lengths(lengths, length))
 
     @property
     def tokens(self) -> int:
@@ -152,7 +303,7 @@ class CrossPacking(NamedTuple):
     """How the tokens of a target and those of its source lie, for cross-attention. It takes the place of a mask.
 
     Attributes:
-        target: Packing of the target, if it is packed.
+        target: Packing of the target, if it is packed. On a GPU both are described if either is packed.
         source: Packing of the source, if it is packed.
         attention_mask: The mask over the source in rows.
     """
@@ -221,6 +372,169 @@ def gather_outputs(hidden_states: Tensor, attention_mask: Mask) -> Tensor:
     return gather_tokens(hidden_states, attention_mask.outputs if isinstance(attention_mask, Packing) else None)
 
 
+class MaskSizes(NamedTuple):
+    """What the host needs to know of a mask of shape `(batch, length)`.
+
+    Attributes:
+        total: Number of positions that are marked.
+        longest: Most of them in a row.
+        shortest: Fewest of them in a row.
+        firsts: Number of rows whose first position is marked.
+    """
+
+    total: int
+    longest: int
+    shortest: int
+    firsts: int
+
+
+def count_masks(*masks: Tensor) -> list[MaskSizes]:
+    """Count the marked positions of masks. A GPU is waited for once.
+
+    Args:
+        *masks (`torch.BoolTensor` of shape `(batch, length)`): Masks on one device.
+
+    Returns:
+        `list[MaskSizes]`: the sizes of each.
+    """
+    rows = [mask.sum(1) for mask in masks]
+    counts = [
+        torch.stack((row.sum(), row.max(), row.min(), mask[:, :1].sum()))
+        for row, mask in zip(rows, masks, strict=True)
+    ]
+    return [MaskSizes(*sizes) for sizes in torch.stack(counts).tolist()]
+
+
+def host_sizes(attention_mask: Tensor | None, labels: Tensor | None) -> dict[str, MaskSizes]:
+    """Count all that a training step needs to know on the host: in a collator, or on a GPU with one wait.
+
+    Args:
+        attention_mask (`torch.Tensor` of shape `(batch, length)`, *optional*): Not 0 for tokens, 0 for padding.
+        labels (`torch.Tensor` of shape `(batch, length)`, *optional*): Labels; -100 where there is none.
+
+    Returns:
+        `dict[str, MaskSizes]`: the sizes of `attention_mask`, and of the positions with a label (`labels`), of those
+        that a causal layer computes for them (`needed`), of those before one (`next_labels`) and of padding with one
+        (`padding_labels`).
+    """
+    masks = {}
+    if isinstance(attention_mask, Tensor) and attention_mask.dim() == 2:
+        masks["attention_mask"] = is_token = (
+            attention_mask if labels is None else attention_mask.to(labels.device)
+        ) != 0
+    if labels is not None and labels.dim() == 2:
+        masks["labels"] = labelled = has_label(labels)
+        masks["needed"] = up_to_last(labelled)
+        if attention_mask is None:
+            masks["next_labels"] = labelled[:, 1:]
+        elif "attention_mask" in masks and is_token.shape == labels.shape:
+            masks["next_labels"] = labelled[:, 1:] & is_token[:, :-1]
+            masks["padding_labels"] = labelled & ~is_token
+    if any(0 in mask.shape for mask in masks.values()):
+        return {}
+    return dict(zip(masks, count_masks(*masks.values()), strict=True)) if masks else {}
+
+
+def step_sizes(
+    arguments: dict[str, Any], attention_mask: Tensor | None, labels: Tensor | None
+) -> Mapping[str, MaskSizes]:
+    """Take the sizes of a step's masks from the arguments of `forward`, or count on a GPU and add them there.
+
+    Args:
+        arguments (`dict[str, Any]`): The keyword arguments, with `mask_sizes` if the collator has counted.
+        attention_mask (`torch.Tensor`, *optional*): As in [`host_sizes`].
+        labels (`torch.Tensor`, *optional*): As in [`host_sizes`].
+
+    Returns:
+        `Mapping[str, MaskSizes]`: the sizes by name; none where nothing is waited for, as on a CPU.
+    """
+    sizes = arguments.get("mask_sizes")
+    if sizes is None and labels is not None and labels.device.type in DEVICES and _may_ask(labels):
+        sizes = host_sizes(attention_mask, labels)
+    if sizes:  # of a collator as plain tuples, which trainers and loaders pass on as they are
+        arguments["mask_sizes"] = sizes = {name: MaskSizes(*each) for name, each in sizes.items()}
+    return sizes or {}
+
+
+def up_to_last(is_read: Tensor) -> Tensor:
+    """Mark the positions up to the last that is marked, which is what a causal layer has to compute.
+
+    Args:
+        is_read (`torch.BoolTensor` of shape `(batch, length)`): The positions that are read.
+
+    Returns:
+        `torch.BoolTensor` of the same shape.
+    """
+    return is_read.flip(1).cummax(1).values.flip(1)
+
+
+def _may_ask(tensor: Tensor) -> bool:
+    """Whether code may depend on the values of a tensor."""
+    return not hides_values() and tensor.device.type != "meta"
+
+
+def flattened_rows(
+    position_ids: Tensor | None, offsets: Tensor | None, batch: int, length: int, from_zero: bool = False
+) -> tuple[Tensor | None, Tensor | None]:
+    """Find positions and sequences where a row may hold several, as of transformers' `DataCollatorWithFlattening`.
+
+    Args:
+        position_ids (`torch.LongTensor` of shape `(batch or 1, length)`, *optional*): Positions given by the caller. A
+            sequence begins wherever one is not the one before plus 1.
+        offsets (`torch.Tensor` of shape `(sequences + 1,)`, *optional*): Where the sequences of one row begin instead,
+            as transformers' `cu_seq_lens_q`.
+        batch (`int`): Number of rows.
+        length (`int`): Their length.
+        from_zero (`bool`, defaults to `False`): Whether every sequence has to begin at position 0; if one does not,
+            the row is one sequence.
+
+    Returns:
+        `tuple[torch.LongTensor | None, torch.LongTensor | None]`: the positions, by default counted from the offsets;
+        and for each position the number of its sequence in the row, both of shape `(batch or 1, length)`.
+
+    Raises:
+        ValueError: if there are offsets and not one row.
+    """
+    if offsets is not None:
+        if batch != 1 or offsets.dim() != 1:
+            raise ValueError(
+                "`cu_seq_lens_q` must have shape (sequences + 1,), and the batch one row that holds all of them; got "
+                f"shape {tuple(offsets.shape)} and {batch} rows."
+            )
+        cells = torch.arange(length, device=offsets.device)
+        numbers = torch.searchsorted(offsets[1:].contiguous(), cells, right=True)
+        return ((cells - offsets.long()[numbers])[None] if position_ids is None else position_ids), numbers[None]
+    if not isinstance(position_ids, Tensor) or position_ids.dim() != 2 or position_ids.numel() == 0:
+        return position_ids, None  # what is no position is refused elsewhere
+    begins = nn.functional.pad((position_ids.diff() != 1).long(), (1, 0))
+    if from_zero:
+        begins = begins * ((begins == 0) | (position_ids == 0)).all()
+    return position_ids, begins.cumsum(1)
+
+
+def find_sequences(sequence_ids: Tensor, batch: int, arguments: Mapping[str, Any]) -> Sequences | None:
+    """Find where the sequences of a batch lie. Without transformers' arguments, a GPU is waited for.
+
+    Args:
+        sequence_ids (`torch.LongTensor` of shape `(batch or 1, length)`): The number of each position's sequence.
+        batch (`int`): Number of rows.
+        arguments (`Mapping[str, Any]`): The arguments of `forward`, with `cu_seq_lens_q` and `max_length_q` or not.
+
+    Returns:
+        `Sequences`; `None` if each row is one.
+    """
+    offsets, longest = (arguments.get(name) for name in ("cu_seq_lens_q", "max_length_q"))
+    if offsets is not None and isinstance(longest, int):
+        return Sequences(offsets.int(), longest)
+    begins = nn.functional.pad(sequence_ids.diff() != 0, (1, 0), value=True).expand(batch, -1).flatten()
+    cells = torch.arange(begins.numel(), device=begins.device)
+    numbers = cells - torch.where(begins, cells, 0).cummax(0).values  # in each sequence
+    count, last = torch.stack((begins.sum(), numbers.max())).tolist()
+    starts = begins.nonzero_static(size=count)[:, 0]
+    offsets = nn.functional.pad(starts, (0, 1), value=begins.numel())
+    return None if count == batch else Sequences(offsets.int(), last + 1)
+
+
 def plan_packing(
     model: PreTrainedModel,
     hidden_states: Tensor,
@@ -229,7 +543,9 @@ def plan_packing(
     outputs: Tensor | None = None,
     needs_first: bool = False,
     max_buckets: int = 1,
-    position_ids: Tensor | None = None,
+    sequences: Sequences | None = None,
+    sizes: MaskSizes | None = None,
+    output_count: int | None = None,
     **kwargs: Any,
 ) -> Packing | None:
     """Find the tokens that a model's layers have to work on, if leaving out the others pays.
@@ -244,77 +560,95 @@ def plan_packing(
         needs_first (`bool`, defaults to `False`): Whether each row's first position is read even if it is padding.
         max_buckets (`int`, defaults to 1): Into how many buckets the rows may be sorted by length. With one bucket
             they keep their order.
-        position_ids (`torch.LongTensor` of shape `(batch or 1, length)`, *optional*): Positions given by the caller.
-            Without a mask, a sequence begins wherever a position is not the one before plus 1.
+        sequences (`Sequences`, *optional*): Of rows without a mask that hold several sequences, where these lie.
+        sizes (`MaskSizes`, *optional*): The sizes of `attention_mask`; counted by default.
+        output_count (`int`, *optional*): Number of tokens among `outputs`; counted by default.
         **kwargs: The arguments of `forward`: with `output_attentions` or `output_hidden_states` nothing is left out.
 
     Returns:
         `Packing`, or `None` where all positions are computed.
     """
     layers: Any = model.layers
-    if not _may_leave_out(model, hidden_states, kwargs):
+    device, is_varlen = hidden_states.device, runs_varlen(model, hidden_states)
+    if not _may_leave_out(model, kwargs) or not (is_varlen or device.type == "cpu"):
+        return None
+    takes_tokens = is_varlen or model.config._attn_implementation in PACKED_KERNELS
+    min_share = 0 if is_varlen else MIN_PADDING_SHARE
+    sizes = _worth_packing(attention_mask, needs_first, sizes, min_share) if takes_tokens else None
+    if attention_mask is not None or not takes_tokens:
+        sequences = None
+    has_outputs = outputs is not None and (output_count is not None or _may_ask(outputs)) and len(layers) > 0
+    if (sizes is None and sequences is None and not has_outputs) or not all(map(_accepts_packing, layers)):
         return None
     batch, length = hidden_states.shape[:2]
-    is_token = _worth_packing(model, attention_mask, needs_first)
-    sequences = None if attention_mask is not None else _sequence_lengths(model, position_ids, batch)
-    has_outputs = outputs is not None and outputs.device.type == "cpu" and len(layers) > 0
-    if (is_token is None and sequences is None and not has_outputs) or not all(map(_accepts_packing, layers)):
-        return None
-    max_buckets = 1 if any(map(_is_compiled, layers)) else max_buckets
-    packing, cells = Packing(batch, length, None), torch.arange(batch * length)
-    if is_token is not None:
-        packing = _pack(packing, cells[is_token.flatten()], is_token.sum(1), min(max_buckets, length // BUCKET_LENGTH))
+    packing = Packing(batch, length, None)
+    if attention_mask is not None and sizes is not None:
+        is_token = (attention_mask != 0).to(device)
+        sequences, span = Sequences.of_lengths(is_token.sum(1), sizes.longest), length
+        packing = packing._replace(positions=is_token.flatten().nonzero_static(size=sizes.total)[:, 0])
     elif sequences is not None:
-        packing = _pack(packing, cells, sequences, min(max_buckets, int(sequences.max()) // BUCKET_LENGTH))
+        packing, span = packing._replace(positions=torch.arange(batch * length, device=device)), sequences.max_length
+    if sequences is not None:
+        num_buckets = 1 if any(map(_is_compiled, layers)) else min(max_buckets, span // BUCKET_LENGTH)
+        packing = packing._replace(sequences=sequences) if is_varlen else _in_buckets(packing, sequences, num_buckets)
     if outputs is not None and has_outputs and not _has_hooks(model):
-        is_read = outputs.flatten() != 0
+        is_read = (outputs.flatten() != 0).to(device)
         is_read = is_read if packing.positions is None else is_read[packing.positions]
-        read = is_read.nonzero()[:, 0]
-        if 0 < read.shape[0] <= MAX_OUTPUT_SHARE * is_read.shape[0]:
-            packing = packing._replace(outputs=read)
+        count = int(is_read.sum()) if output_count is None else output_count
+        if 0 < count <= MAX_OUTPUT_SHARE * is_read.shape[0]:
+            packing = packing._replace(outputs=is_read.nonzero_static(size=count)[:, 0])
     return None if packing.positions is None and packing.outputs is None else packing
 
 
-def _pack(packing: Packing, tokens: Tensor, lengths: Tensor, num_buckets: int) -> Packing:
-    """Pack tokens (tokens,), sequence after sequence, into buckets of sequences of like lengths (sequences,)."""
+def _in_buckets(packing: Packing, sequences: Sequences, num_buckets: int) -> Packing:
+    """Sort the sequences of tokens into buckets of like lengths."""
+    tokens: Any = packing.positions
+    lengths = sequences.offsets.diff().long()
     if num_buckets <= 1:
-        return packing._replace(positions=tokens, buckets=(Packing.of_lengths(lengths),))
-    sequences = tokens.split(lengths.tolist())
+        return packing._replace(buckets=(Packing.of_lengths(lengths),))
+    rows = tokens.split(lengths.tolist())
     lengths, order = lengths.sort()
-    tokens = torch.cat([sequences[number] for number in order.tolist()])
+    tokens = torch.cat([rows[number] for number in order.tolist()])
     parts = [part for part in lengths.tensor_split(num_buckets) if part.numel()]
     return packing._replace(positions=tokens, buckets=tuple(map(Packing.of_lengths, parts)))
 
 
-def _sequence_lengths(model: PreTrainedModel, position_ids: Tensor | None, batch: int) -> Tensor | None:
-    """Return the lengths of the sequences of a batch if there are several in a row: (sequences,)."""
-    if position_ids is None or position_ids.numel() == 0 or model.config._attn_implementation not in PACKED_KERNELS:
+def _worth_packing(mask: Any, needs_first: bool, sizes: MaskSizes | None, min_share: float) -> MaskSizes | None:
+    """Return the sizes of a mask (batch, length) if there is enough padding, and a token in each row."""
+    if not isinstance(mask, Tensor) or mask.dim() != 2 or mask.numel() == 0 or (sizes is None and not _may_ask(mask)):
         return None
-    begins = torch.ones_like(position_ids, dtype=torch.bool)
-    begins[:, 1:] = position_ids.diff() != 1
-    starts = begins.expand(batch, -1).flatten().nonzero()[:, 0]
-    if len(starts) == batch:
+    sizes = sizes or count_masks(mask != 0)[0]
+    if (needs_first and sizes.firsts < len(mask)) or sizes.shortest == 0 or sizes.total == mask.numel():
         return None
-    return starts.diff(append=starts.new_tensor([batch * position_ids.shape[1]]))
+    return sizes if sizes.total <= (1 - min_share) * mask.numel() else None
 
 
-def _worth_packing(model: PreTrainedModel, attention_mask: Any, needs_first: bool) -> Tensor | None:
-    """Return a mask (batch, length) as booleans if there is enough padding, and a token in each row."""
-    mask = attention_mask
-    if not isinstance(mask, Tensor) or mask.dim() != 2 or mask.numel() == 0 or mask.device.type != "cpu":
-        return None
-    if model.config._attn_implementation not in PACKED_KERNELS:
-        return None
-    is_token = mask.bool()
-    lengths = is_token.sum(1)  # (batch,)
-    if (needs_first and not is_token[:, 0].all()) or int(lengths.min()) == 0:
-        return None
-    return is_token if int(lengths.sum()) <= (1 - MIN_PADDING_SHARE) * mask.numel() else None
+def runs_varlen(model: PreTrainedModel, hidden_states: Tensor) -> bool:
+    """Whether attention of packed tokens runs by a kernel for GPUs.
+
+    Args:
+        model (`PreTrainedModel`): The model.
+        hidden_states (`torch.Tensor`): What its layers are given.
+
+    Returns:
+        `bool`: whether.
+    """
+    device, dtype = hidden_states.device, hidden_states.dtype
+    if device.type not in DEVICES or is_flash(model.config._attn_implementation):
+        return device.type in DEVICES
+    if torch.amp.is_autocast_available(device.type) and torch.is_autocast_enabled(device.type):
+        dtype = torch.get_autocast_dtype(device.type)
+    return model.config._attn_implementation == "sdpa" and varlen_kernel(device, dtype) is not None
 
 
-def _may_leave_out(model: PreTrainedModel, hidden_states: Tensor, kwargs: dict[str, Any]) -> bool:
-    """Whether positions may be left out: on a CPU, by plain code, without outputs of single layers."""
-    if hides_values() or torch.jit.is_tracing() or hidden_states.device.type != "cpu":
+def is_flash(implementation: str) -> bool:
+    """Whether an attention implementation is transformers' interface to a flash attention package."""
+    return "flash" in implementation and "paged" not in implementation
+
+
+def _may_leave_out(model: PreTrainedModel, kwargs: dict[str, Any]) -> bool:
+    """Whether positions may be left out: by plain code, without outputs of single layers."""
+    if hides_values() or torch.jit.is_tracing():
         return False
     if kwargs.get("is_causal") is not None or kwargs.get("past_key_values") is not None:
         return False  # a packing knows the causality that layers declare, and no positions before it
@@ -408,6 +742,9 @@ def run_encoder(
     reads_first: bool = False,
     needs_first: bool = False,
     max_buckets: int = 1,
+    sequence_ids: Tensor | None = None,
+    mask_sizes: Mapping[str, MaskSizes] | None = None,
+    read_sizes: MaskSizes | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, Tensor]:
     """Run the layers of an encoder, or with a causal mask those of a decoder that has no source.
@@ -424,6 +761,10 @@ def run_encoder(
         reads_first (`bool`, defaults to `False`): Whether each row's first position is read in any case.
         needs_first (`bool`, defaults to `False`): As in [`plan_packing`].
         max_buckets (`int`, defaults to 1): As in [`plan_packing`].
+        sequence_ids (`torch.LongTensor` of shape `(batch or 1, length)`, *optional*): Without a mask, the number of
+            each position's sequence in its row ([`flattened_rows`]); one sequence a row by default.
+        mask_sizes (`Mapping[str, MaskSizes]`, *optional*): What [`step_sizes`] returns.
+        read_sizes (`MaskSizes`, *optional*): The sizes of `read_positions`, none of which is left out as padding.
         **kwargs: Passed on to the layers.
 
     Returns:
@@ -442,6 +783,20 @@ def run_encoder(
         check_shape("read_positions", read_positions, *hidden_states.shape[:2])
         if reads_first:
             read_positions = torch.cat((torch.ones_like(read_positions[:, :1]), read_positions[:, 1:]), dim=1)
+    batch, sequences, sizes = hidden_states.shape[0], None, (mask_sizes or {}).get("attention_mask")
+    if kwargs.get("position_ids") is None:
+        attention_mask = without_full_mask(attention_mask, sizes)
+    if sequence_ids is not None and _may_ask(sequence_ids):
+        sequences = find_sequences(sequence_ids, batch, kwargs)
+        sequence_ids = None if sequences is None else sequence_ids
+    if sequences is not None:
+        kwargs.update(kernel_arguments(sequences, sequences))  # for flash attention, which has no such mask
+    if sequence_ids is not None and create_mask is create_bidirectional_mask:
+        overlay = packed_sequence_mask_function(sequence_ids.expand(batch, -1))
+        create_mask = partial(create_bidirectional_mask, and_mask_function=overlay)
+    output_count = None
+    if read_sizes is not None:
+        output_count = read_sizes.total + (batch - read_sizes.firsts if reads_first else 0)
     mask = None if keep_padding else attention_mask
     packing = plan_packing(
         model,
@@ -450,6 +805,9 @@ def run_encoder(
         outputs=read_positions,
         needs_first=needs_first,
         max_buckets=max_buckets,
+        sequences=sequences,
+        sizes=sizes,
+        output_count=output_count,
         **kwargs,
     )
     hidden_states = run_layers(model, hidden_states, attention_mask, create_mask, packing=packing, **kwargs)
@@ -461,6 +819,20 @@ def run_encoder(
     return hidden_states, first
 
 
+def without_full_mask(attention_mask: Tensor | None, sizes: MaskSizes | None) -> Tensor | None:
+    """Drop a mask without padding if it is known to have none: transformers' helpers would wait for a GPU to find out.
+
+    Args:
+        attention_mask (`torch.Tensor` of shape `(batch, length)`, *optional*): The mask.
+        sizes (`MaskSizes`, *optional*): Its sizes.
+
+    Returns:
+        `torch.Tensor`: the mask, or `None`.
+    """
+    is_full = sizes is not None and attention_mask is not None and sizes.total == attention_mask.numel()
+    return None if is_full else attention_mask
+
+
 def run_decoder(
     model: PreTrainedModel,
     hidden_states: Tensor,
@@ -470,6 +842,7 @@ def run_decoder(
     *,
     past_key_values: EncoderDecoderCache | None = None,
     read_positions: Tensor | None = None,
+    mask_sizes: Mapping[str, MaskSizes] | None = None,
     **kwargs: Any,
 ) -> Tensor:
     """Run the layers of a decoder with cross-attention.
@@ -482,6 +855,7 @@ def run_decoder(
         encoder_attention_mask (`torch.Tensor` of shape `(batch or fewer, src_len)`, *optional*): Not 0 for tokens.
         past_key_values (`EncoderDecoderCache`, *optional*): Keys and values of the positions before.
         read_positions (`torch.Tensor` of shape `(batch, tgt_len)`, *optional*): Not 0 where the output is read.
+        mask_sizes (`Mapping[str, MaskSizes]`, *optional*): What [`step_sizes`] returns.
         **kwargs: Passed on to the layers.
 
     Returns:
@@ -492,19 +866,26 @@ def run_decoder(
     """
     if read_positions is not None:
         check_shape("read_positions", read_positions, *hidden_states.shape[:2])
-    target = source = None
+    packing = target = source = cross_mask = None
+    sizes = mask_sizes or {}
+    encoder_attention_mask = without_full_mask(encoder_attention_mask, sizes.get("attention_mask"))
     if past_key_values is None and encoder_hidden_states.shape[0] == hidden_states.shape[0]:
-        source = plan_packing(model, encoder_hidden_states, encoder_attention_mask, **kwargs)
-        if read_positions is not None and attention_mask is None:
-            # no causal layer needs more than the positions up to the last that is read
-            needed = (read_positions != 0).flip(1).cummax(1).values.flip(1)
-            target = plan_packing(model, hidden_states, needed, **kwargs)
-    cross_mask: Mask = create_bidirectional_mask(
-        config=model.config,
-        inputs_embeds=hidden_states,
-        attention_mask=encoder_attention_mask,
-        encoder_hidden_states=encoder_hidden_states,
-    )
+        source_sizes = sizes.get("attention_mask")
+        source = plan_packing(model, encoder_hidden_states, encoder_attention_mask, sizes=source_sizes, **kwargs)
+        is_masked = source is None and encoder_attention_mask is not None and runs_varlen(model, hidden_states)
+        if read_positions is not None and attention_mask is None and not is_masked:
+            needed = up_to_last(read_positions != 0)
+            packing = plan_packing(model, hidden_states, needed, sizes=sizes.get("needed"), **kwargs)
+        target = packing
+    if any(each is not None and each.sequences is not None for each in (target, source)):
+        source, target = source or Packing.of_rows(encoder_hidden_states), target or Packing.of_rows(hidden_states)
+    else:
+        cross_mask = create_bidirectional_mask(
+            config=model.config,
+            inputs_embeds=hidden_states,
+            attention_mask=encoder_attention_mask,
+            encoder_hidden_states=encoder_hidden_states,
+        )
     if source is not None or target is not None:
         encoder_hidden_states = to_tokens(encoder_hidden_states, source)
         cross_mask = CrossPacking(target, source, cross_mask)
@@ -515,7 +896,7 @@ def run_decoder(
         attention_mask,
         partial(create_causal_mask, past_key_values=cache),
         *(encoder_hidden_states, cross_mask),
-        packing=target,
+        packing=packing,
         past_key_values=past_key_values,
         **kwargs,
     )
@@ -535,25 +916,31 @@ def first_position(inputs: Tensor | None) -> dict[str, Any]:
         return {}
     is_read = torch.zeros(inputs.shape[:2], dtype=torch.bool, device=inputs.device)
     is_read[:, :1] = True
-    return {"read_positions": is_read}
+    rows = inputs.shape[0]
+    return {"read_positions": is_read, "read_sizes": MaskSizes(rows, 1, 1, rows)}
 
 
-def all_positions(attention_mask: Tensor | None, labels: Tensor | None, training: bool) -> dict[str, Any]:
+def all_positions(
+    attention_mask: Tensor | None, labels: Tensor | None, training: bool, sizes: Mapping[str, MaskSizes]
+) -> dict[str, Any]:
     """Name what a head for all tokens reads of an encoder: in training padding only where it has a label.
 
     Args:
         attention_mask (`torch.Tensor` of shape `(batch, length)`, *optional*): Not 0 for tokens, 0 for padding.
         labels (`torch.Tensor` of shape `(batch, length)`, *optional*): Labels; -100 where there is none.
         training (`bool`): Whether the model is in training mode.
+        sizes (`Mapping[str, MaskSizes]`): What [`step_sizes`] returns.
 
     Returns:
         `dict[str, Any]`: arguments of the encoder. Padding is computed, too, where checking would synchronize: in
-        compiled or transformed code, and off the CPU.
+        compiled or transformed code, and off the CPU without sizes.
     """
     if labels is None or not training or hides_values():
         return {"keep_padding": True}
     if not isinstance(attention_mask, Tensor) or attention_mask.shape != labels.shape:
         return {}
+    if "padding_labels" in sizes:
+        return {"keep_padding": sizes["padding_labels"].total > 0}
     if attention_mask.device.type != "cpu":
         return {"keep_padding": True}
     return {"keep_padding": bool((has_label(labels) & (attention_mask == 0).to(labels.device)).any())}

@@ -6,11 +6,12 @@ Everything here is optional: the stock `Seq2SeqTrainer` trains the same models w
 
 import functools
 import math
+from collections.abc import Callable
 from typing import Any
 
 import datasets
 import torch
-from torch.utils.data import DataLoader, Dataset, Sampler
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler
 from transformers import (
     DataCollatorForSeq2Seq,
     EvalPrediction,
@@ -26,7 +27,9 @@ from transformers.utils import logging
 
 from ..data.batching import LengthSortedBatchSampler, PairLengths, TokenBudgetBatchSampler, measure_pair_lengths
 from ..data.streams import TokenBudgetStream
+from ..models import packing
 from ..models.checks import IGNORED_LABEL
+from ..models.self_contained import VanillaPreTrainedModel
 from .arguments import VanillaTrainingArguments, add_early_stopping
 from .checkpointing import VerifiedCheckpointTrainer
 from .policies import add_policies
@@ -38,6 +41,30 @@ logger = logging.get_logger(__name__)
 
 
 MEASURED_DATASETS_KEPT = 8  # more than a trainer usually has; bounds the memory of a long-lived one
+
+
+class CountingCollator:
+    """Adds to each batch the numbers of its tokens and labels, for which a model would have to wait for its GPU.
+
+    Args:
+        collator (`Callable`): Makes a batch out of rows.
+    """
+
+    def __init__(self, collator: Callable[[list[dict[str, Any]]], Any]) -> None:
+        self.collator = collator
+
+    def __call__(self, rows: list[dict[str, Any]]) -> dict[str, Any]:
+        """Collate and count.
+
+        Args:
+            rows (`list[dict[str, Any]]`): The rows.
+
+        Returns:
+            `dict[str, Any]`: the collator's batch, with `mask_sizes`.
+        """
+        batch = dict(self.collator(rows))
+        sizes = packing.host_sizes(batch.get("attention_mask"), batch.get("labels"))
+        return {**batch, "mask_sizes": {name: tuple(each) for name, each in sizes.items()}}
 
 
 class VanillaTrainer(VerifiedCheckpointTrainer, Seq2SeqTrainer):
@@ -60,6 +87,8 @@ class VanillaTrainer(VerifiedCheckpointTrainer, Seq2SeqTrainer):
       such updates out, and `on_nan="rollback"` returns to a checkpoint
       ([`~hf_vanilla.training.NaNPolicyCallback`]). `stop_on_divergence` stops at a loss that rises far
       ([`~hf_vanilla.training.StopOnDivergenceCallback`]).
+    - On a GPU, training batches hold their numbers of tokens and labels, so that no step has to wait to count them
+      ([`CountingCollator`]).
     - Checkpoints are written in one step, and verified when a run resumes from them
       ([`~hf_vanilla.training.VerifiedCheckpointTrainer`]).
 
@@ -126,7 +155,11 @@ class VanillaTrainer(VerifiedCheckpointTrainer, Seq2SeqTrainer):
             self._stream = StreamedTraining(self.train_dataset, collator, self.args, self._resumed_from)
             return self._stream.dataloader(self.accelerator)
         if max_tokens is None or self.train_dataset is None:
-            return super().get_train_dataloader()
+            collator, self.data_collator = self.data_collator, self._training_collator()
+            try:
+                return super().get_train_dataloader()
+            finally:
+                self.data_collator = collator
         _check_training_data(self.train_dataset, self.args)
         lengths = self._lengths(self.train_dataset)
         if lengths.target is None:
@@ -195,7 +228,7 @@ class VanillaTrainer(VerifiedCheckpointTrainer, Seq2SeqTrainer):
         self, dataset: Any, batch_sampler: Sampler[list[int]], description: str, *, is_training: bool
     ) -> DataLoader:
         """Build a dataloader over the batches of `batch_sampler`, with the arguments of the stock one."""
-        data_collator = self.data_collator
+        data_collator = self._training_collator() if is_training else self.data_collator
         if isinstance(dataset, datasets.Dataset):
             dataset = self._remove_unused_columns(dataset, description=description)
         else:
@@ -251,6 +284,15 @@ class VanillaTrainer(VerifiedCheckpointTrainer, Seq2SeqTrainer):
         if self._stream is not None and "train_runtime" in logs:
             logs.update(self._stream.summary(self.accelerator, logs["train_runtime"]))
         super().log(logs, start_time)
+
+    def _training_collator(self) -> Any:
+        """Return the collator of training; for a GPU and a model that takes the numbers, it counts."""
+        args, model = self.args, self.model
+        # Compiled code would be compiled again for every number; `DataParallel` divides the rows but not the numbers.
+        is_plain = not args.torch_compile and args.n_gpu <= 1 and not isinstance(self.train_dataset, IterableDataset)
+        if args.device.type in packing.DEVICES and is_plain and isinstance(model, VanillaPreTrainedModel):
+            return CountingCollator(self.data_collator)
+        return self.data_collator
 
     def _lengths(self, dataset: Dataset) -> PairLengths:
         """Measure `dataset` once; the cache holds the dataset too, so that no other object gets its id."""

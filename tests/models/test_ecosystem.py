@@ -25,6 +25,8 @@ from transformers import modeling_flash_attention_utils as flash_utils
 from transformers.cache_utils import EncoderDecoderCache, StaticCache
 from transformers.modeling_outputs import BaseModelOutput
 
+from hf_vanilla.models import packing
+
 
 INPUTS = {"input_ids": SOURCE, "attention_mask": SOURCE_MASK, "decoder_input_ids": TARGET}
 SHALLOW = dict(encoder_layers=1, decoder_layers=1)
@@ -371,9 +373,10 @@ def flash_stand_in(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen
     return torch.cat(outputs)
 
 
+@pytest.mark.parametrize("is_packed", [False, True])
 @pytest.mark.parametrize("side", ["left", "right"])
 @pytest.mark.parametrize("tgt_len", [3, 5, 7])
-def test_flash_cross_attention_equals_sdpa(tgt_len, side, monkeypatch):
+def test_flash_cross_attention_equals_sdpa(tgt_len, side, is_packed, monkeypatch):
     options = flash_utils._lazy_define_process_function(flash_stand_in)
     functions = (None, flash_stand_in, None, flash_utils._pad_input, flash_utils._unpad_input)
     is_5_17 = hasattr(flash_utils, "lazy_import_paged_flash_attention")  # later versions return a pair of options
@@ -387,5 +390,8 @@ def test_flash_cross_attention_equals_sdpa(tgt_len, side, monkeypatch):
     model = tiny_model(d_k=None, d_v=None)
     expected = model(**inputs).logits
     model.config._attn_implementation = "flash_attention_2"
-    actual = model(**inputs).logits
+    if is_packed:
+        monkeypatch.setattr(packing, "DEVICES", ("cpu",))
+        monkeypatch.setattr(packing, "create_bidirectional_mask", None)  # no mask is made
+    actual = model(**inputs, use_cache=not is_packed).logits
     torch.testing.assert_close(actual[target_mask.bool()], expected[target_mask.bool()], rtol=1e-5, atol=1e-5)

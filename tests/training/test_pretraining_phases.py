@@ -7,6 +7,7 @@ import pytest
 import torch
 from datasets import Dataset
 from run_bert_ranks import SIZES, tiny_tokenizer
+from tiny_translation import step_without_values
 from transformers import DataCollatorForLanguageModeling, EvalPrediction, TrainerCallback
 
 from hf_vanilla import VanillaBertConfig, VanillaBertForMaskedLM, VanillaBertForPreTraining
@@ -236,6 +237,11 @@ def test_resumed_run_ends_with_the_same_bits(tmp_path, options, stop):
     assert len(shapes.seen) == 12 - stop
     for name, tensor in resumed.model.state_dict().items():
         assert torch.equal(tensor, expected[name]), name
+
+
+def test_step_on_a_gpu_waits_for_nothing(tmp_path, monkeypatch):
+    batch = step_without_values(make_trainer(tmp_path)[0], monkeypatch)
+    assert batch["mask_sizes"]["labels"][0] == (batch["labels"] != -100).sum()
 
 
 def test_masks_depend_on_the_batch_alone():

@@ -5,7 +5,16 @@ import numpy as np
 import pytest
 import torch
 from accelerate import ParallelismConfig
-from tiny_translation import Poison, Recorder, tiny_collator, tiny_model, tiny_pairs, tiny_tokenizer, weights_of
+from tiny_translation import (
+    Poison,
+    Recorder,
+    step_without_values,
+    tiny_collator,
+    tiny_model,
+    tiny_pairs,
+    tiny_tokenizer,
+    weights_of,
+)
 from torch._dynamo.utils import counters
 from transformers import (
     DataCollatorForSeq2Seq,
@@ -54,6 +63,14 @@ class SpyCollator:
         assert batch["input_ids"].numel() <= BUDGET
         assert batch["labels"].numel() <= BUDGET
         return batch
+
+
+@pytest.mark.parametrize("budget", [BUDGET, None])
+def test_step_on_a_gpu_waits_for_nothing(tmp_path, budget, monkeypatch):
+    trainer = make_trainer(tmp_path, max_tokens_per_batch=budget)
+    assert "mask_sizes" not in next(iter(trainer.get_train_dataloader()))
+    batch = step_without_values(trainer, monkeypatch)
+    assert batch["mask_sizes"]["attention_mask"][0] == batch["attention_mask"].sum()
 
 
 # Arguments

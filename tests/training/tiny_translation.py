@@ -4,11 +4,13 @@ from typing import Any
 
 import numpy as np
 import torch
+from accelerate.utils import send_to_device
 from datasets import Dataset
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from transformers import DataCollatorForSeq2Seq, PreTrainedTokenizerFast, Trainer, TrainerCallback, set_seed
 
+from hf_vanilla.models import packing
 from hf_vanilla.models.configuration_vanilla_transformer import VanillaTransformerConfig
 from hf_vanilla.models.modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 
@@ -94,3 +96,13 @@ class Poison(TrainerCallback):
     def on_step_end(self, args, state, control, model=None, **kwargs) -> None:
         if state.global_step == self.step:
             next(model.parameters()).data[3] = torch.nan
+
+
+def step_without_values(trainer: Trainer, monkeypatch: Any) -> dict[str, Any]:
+    """Run a step for a GPU on "meta", where asking for a value is an error; return the batch, which has values."""
+    with monkeypatch.context() as patched:
+        patched.setattr(packing, "DEVICES", ("cpu",))
+        batch = next(iter(trainer.get_train_dataloader()))
+    trainer.model.to("meta").train()
+    trainer.compute_loss(trainer.model, send_to_device(batch, "meta")).backward()
+    return batch
