@@ -31,7 +31,7 @@ CALLS = (
     "write pwrite64 writev ?rename ?renameat renameat2 ?unlink unlinkat ?rmdir ?mkdir mkdirat fsync fdatasync "
     "ftruncate ?creat ?link linkat ?symlink symlinkat ?copy_file_range ?sendfile ?chmod fchmod ?utimensat"
 )
-LIMIT = 180  # seconds: a run that takes longer hangs
+LIMIT = 300  # seconds: a run that takes longer hangs
 GRACE = 3.0  # seconds between SIGTERM and SIGKILL for the other ranks; torchrun has 30
 WEIGHTS = "model.safetensors"
 UPDATES = "--max_steps 9 --save_steps 2 --warmup_steps 2 --logging_steps 5 --disable_tqdm true --use_cpu"

@@ -26,6 +26,7 @@ import resource
 import runpy
 import shutil
 import sys
+import threading
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -41,6 +42,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import Phase as HypothesisPhase
 from measuring import FOLDER
 from tqdm.auto import tqdm
+from tqdm.std import tqdm as StandardTqdm
 
 from hf_vanilla.command_line.options import parse_arguments, run
 from hf_vanilla.command_line.report import write_report
@@ -282,7 +284,7 @@ def try_inputs(kind: str, count: int, seed: int, output: Path) -> None:
         try:
             counts[inputs.outcome(call)] += 1
         except Exception as error:
-            failures.append(f"{call!r}: {type(error).__name__}: {error}"[:1000])
+            failures.append(f"{type(error).__name__}: {error}; in {call!r}"[:1000])
 
     quiet = {"deadline": None, "database": None, "suppress_health_check": list(HealthCheck)}
     tried = -1
@@ -347,6 +349,7 @@ def main() -> None:
         raise ValueError("--kills and --damages need Linux and strace; install it, or give 0 for both.")
     torch.set_num_threads(1)  # a process with more threads can't be forked
     tqdm.monitor_interval = 0
+    StandardTqdm.set_lock(threading.RLock())  # its own is shared with forks, and a killed one may have it
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     folder = Path(arguments.folder).absolute()
     folder.mkdir(parents=True, exist_ok=True)
