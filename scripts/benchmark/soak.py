@@ -145,7 +145,13 @@ class Trainings:
         return [script, *options, *others]
 
     def reference(self, training: Training) -> tuple[Path, dict[str, Any]]:
-        """Return the folder of the undisturbed run, its calls by rank, and its seconds; run it the first time.
+        """Return the undisturbed run, which the first call makes.
+
+        Args:
+            training (`Training`): The training.
+
+        Returns:
+            `tuple[Path, dict[str, Any]]`: its folder; its `calls` by rank, and its `seconds`.
 
         Raises:
             ValueError: if it fails.
@@ -286,12 +292,17 @@ def try_inputs(kind: str, count: int, seed: int, output: Path) -> None:
         except Exception as error:
             failures.append(f"{type(error).__name__}: {error}; in {call!r}"[:1000])
 
-    quiet = {"deadline": None, "database": None, "suppress_health_check": list(HealthCheck)}
     tried = -1
     while tried < counts.total() + len(failures) < count:  # a kind may have fewer different inputs than that
         tried, seed = counts.total() + len(failures), seed + 500_009
         test = hypothesis.given(inputs.KINDS[kind])(attempt)
-        test = settings(max_examples=count, phases=[HypothesisPhase.generate], **quiet)(test)
+        test = settings(
+            max_examples=count,
+            phases=[HypothesisPhase.generate],
+            deadline=None,
+            database=None,
+            suppress_health_check=list(HealthCheck),
+        )(test)
         hypothesis.seed(seed)(test)()
     output.write_text(json.dumps({"counts": dict(counts), "failures": failures}))
 
