@@ -28,7 +28,7 @@ DOCUMENTED := hf_vanilla $(addprefix hf_vanilla., data data.tokenization generat
 CASES ?= 1000
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo demo-bert demo-vit test test-kernels test-slow fuzz check format options docs release benchmark
+.PHONY: help venv demo demo-bert demo-vit test test-kernels test-slow fuzz soak check format options docs release benchmark
 
 help:  ## List these commands.
 	@awk -F ':.*  ## ' '/^[a-z-]+:.*  ## / { printf "%-14s%s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -55,6 +55,9 @@ test-slow: $(INSTALLED)  ## Run the tests that take longer than 20 seconds each.
 
 fuzz: $(INSTALLED)  ## Try thousands of random configs, inputs and options; CASES=20000 says how many of each kind.
 	FUZZ_CASES=$(CASES) $(PYTEST) tests/models/test_fuzz.py
+
+soak: $(INSTALLED)  ## Kill trainings, damage checkpoints and try hostile inputs, in an hour; OPTIONS="--kills 5" and others.
+	$(OFFLINE) $(THREADS) $(VENV_PYTHON) scripts/benchmark/soak.py $(OPTIONS)
 
 check: $(INSTALLED)  ## Lint, check the format, the types and the docstrings.
 	$(VENV_PYTHON) -m ruff check .
@@ -85,8 +88,9 @@ release: $(INSTALLED)  ## Build sdist and wheel into dist/, check them, and run 
 	release_output/bin/python -m pip install --quiet -c constraints.txt "$$(echo $(CURDIR)/dist/*.whl)[viz]"
 	cd release_output && bin/hf-vanilla --version && $(OFFLINE) bin/hf-vanilla demo
 
-# search_agreement.py and translation_types.py need a trained model, ngram_baseline.py KenLM.
-BENCHMARKS := $(filter-out %/measuring.py %/search_agreement.py %/translation_types.py %/ngram_baseline.py,$(wildcard scripts/benchmark/*.py)) \
+# search_agreement.py and translation_types.py need a trained model, ngram_baseline.py KenLM; soak.py measures no speed.
+NO_BENCHMARKS := measuring search_agreement translation_types ngram_baseline soak faults
+BENCHMARKS := $(filter-out $(NO_BENCHMARKS:%=scripts/benchmark/%.py),$(wildcard scripts/benchmark/*.py)) \
 	"scripts/benchmark/bert_pretraining.py --size base --batch_size 16 --steps 3" \
 	"scripts/benchmark/translation_decoding.py --num_beams 1 --sentences 300" \
 	"scripts/benchmark/gpt_decoding.py --num_beams 1" \

@@ -15,7 +15,7 @@ from hf_vanilla.data.labelled import infer_labels, load_rows
 from hf_vanilla.data.parallel import load_parallel_dataset
 from hf_vanilla.data.question_answering import load_questions
 from hf_vanilla.data.token_classification import check_tagged_words, tokenize_tagged_words
-from hf_vanilla.hub.folder import check_folder
+from hf_vanilla.hub.folder import check_folder, check_model
 
 
 SIZES = dict(vocab_size=13, hidden_size=12, num_hidden_layers=1, num_attention_heads=3, intermediate_size=20)
@@ -68,6 +68,8 @@ def test_pickled_weights_are_not_run(folder, tmp_path, with_zip):
         write_canary(folder / "pytorch_model.bin", canary)
     with pytest.raises((OSError, ValueError, pickle.UnpicklingError)):
         AutoModelForMaskedLM.from_pretrained(folder)
+    with pytest.raises(ValueError, match="does not load"):
+        check_model(folder)
     assert not canary.exists()
 
 

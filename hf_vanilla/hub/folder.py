@@ -4,6 +4,7 @@ import fnmatch
 import hashlib
 import json
 import os
+import pickle
 import re
 import zipfile
 from pathlib import Path
@@ -288,7 +289,7 @@ def check_json_files(folder: str | os.PathLike[str]) -> None:
         folder (`str`): The folder of a model, perhaps with the tokenizer of its target in a subfolder.
 
     Raises:
-        ValueError: if a file exceeds a limit.
+        ValueError: if a file exceeds a limit, or the config is no JSON object.
     """
     folders = (Path(folder), Path(folder) / TARGET_TOKENIZER)
     for path in (each / name for each in folders for name in _MAX_JSON_SIZES if (each / name).is_file()):
@@ -300,6 +301,8 @@ def check_json_files(folder: str | os.PathLike[str]) -> None:
             depth += {b"[": 1, b"{": 1, b"]": -1, b"}": -1}.get(found[0], 0)
             if depth > _MAX_JSON_DEPTH:
                 raise ValueError(f"{path} must not nest brackets deeper than {_MAX_JSON_DEPTH} levels.")
+        if path.name == CONFIG_NAME and not path.read_bytes().lstrip().startswith(b"{"):
+            raise ValueError(f"{path} must hold a JSON object.")
 
 
 def _check_numbers(root: Path, model: PreTrainedModel) -> None:
@@ -347,7 +350,7 @@ def _load_completely(root: Path, model_class: type[PreTrainedModel]) -> Any:
     """Load a model, and raise if a weight is missing, has another shape or is left over."""
     try:
         model, loading = model_class.from_pretrained(root, local_files_only=True, output_loading_info=True)
-    except (OSError, RuntimeError, KeyError, SafetensorError) as error:
+    except (OSError, RuntimeError, KeyError, SafetensorError, pickle.UnpicklingError) as error:
         raise ValueError(f"The model in {root} does not load: {error}") from error
     for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"):
         if loading[kind]:

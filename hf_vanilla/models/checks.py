@@ -7,6 +7,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 from torch.nn.attention.flex_attention import BlockMask
+from transformers import GenerationConfig
 from transformers.configuration_utils import PreTrainedConfig
 from transformers.modeling_utils import PreTrainedModel
 
@@ -356,3 +357,26 @@ def check_generated_length(max_length: int, limit: int) -> None:
             f"`max_length` ({max_length}, the prompt and `max_new_tokens`) must not exceed "
             f"{limit + 1}: the model reads all but the last token, and `max_position_embeddings` is {limit}."
         )
+
+
+def check_generation_options(options: GenerationConfig, vocab_size: int) -> None:
+    """Check numbers of sequences, forced ids and temperature, which transformers leaves unchecked.
+
+    Args:
+        options (`GenerationConfig`): The options.
+        vocab_size (`int`): Size of the vocabulary that is generated from.
+
+    Raises:
+        ValueError: if a number is below 1, a forced id outside the vocabulary, or the temperature infinite.
+    """
+    for name in ("num_beams", "num_return_sequences"):
+        if (number := getattr(options, name)) is not None and number < 1:
+            raise ValueError(f"`{name}` must be at least 1, got {number}.")
+    for name in ("forced_bos_token_id", "forced_eos_token_id"):
+        given = getattr(options, name)
+        for each in given if isinstance(given, list) else [given]:
+            if each is not None and not 0 <= each < vocab_size:
+                rule = f"`{name}` must be in [0, {vocab_size}), the ids of the target vocabulary"
+                raise ValueError(f"{rule}; got {each}.")
+    if options.temperature is not None and not math.isfinite(options.temperature):
+        raise ValueError(f"`temperature` must be finite, got {options.temperature}.")

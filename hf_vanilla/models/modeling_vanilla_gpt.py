@@ -53,9 +53,12 @@ from .checks import (
     check_arguments,
     check_attention_mask,
     check_generated_length,
+    check_generation_options,
     check_heads,
+    check_input_ids,
     check_labels,
     check_position_ids,
+    check_states,
     checked_embeddings,
     flatten_texts,
     has_label,
@@ -332,9 +335,24 @@ class VanillaGptForCausalLM(VanillaGptWithProjection, StreamingGenerationMixin):
         loss, logits = token_loss(self.lm_head, hidden_states, shift_labels, **options)
         return CausalLMOutputWithPast(loss, logits, outputs.past_key_values, outputs.hidden_states, outputs.attentions)
 
+    def _prepare_model_inputs(
+        self, inputs: Any = None, bos_token_id: Any = None, model_kwargs: dict[str, Any] | None = None
+    ) -> tuple[Tensor, str | None, dict[str, Any]]:
+        """Refuse a prompt or mask that transformers' preparation of inputs would stumble over."""
+        given = model_kwargs or {}
+        check_arguments(attention_mask=(mask := given.get("attention_mask")))
+        if mask is not None and mask.dim() not in (2, 4):
+            raise ValueError(f"`attention_mask` must have shape (batch, length), got {tuple(mask.shape)}.")
+        if (embeddings := given.get("inputs_embeds")) is not None:
+            check_states("inputs_embeds", embeddings, self.config.hidden_size)
+        if (prompt := given.get("input_ids") if inputs is None else inputs) is not None:
+            check_input_ids("input_ids", prompt, self.config.vocab_size)
+        return super()._prepare_model_inputs(inputs, bos_token_id, model_kwargs)
+
     def _prepare_generated_length(self, *args: Any, **kwargs: Any) -> GenerationConfig:
-        """Refuse a length that the positions do not reach."""
+        """Refuse a length that the positions do not reach, and options out of range."""
         generation_config = super()._prepare_generated_length(*args, **kwargs)
+        check_generation_options(generation_config, self.config.vocab_size)
         check_generated_length(generation_config.max_length, self.config.max_position_embeddings)
         return generation_config
 

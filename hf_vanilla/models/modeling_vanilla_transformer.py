@@ -52,6 +52,7 @@ from .checks import (
     check_arguments,
     check_attention_mask,
     check_generated_length,
+    check_generation_options,
     check_input_ids,
     check_labels,
     check_length,
@@ -481,20 +482,6 @@ class Seq2SeqGenerationMixin(StreamingGenerationMixin):
             if source is not None:
                 check_shape("decoder_input_ids", prompt, source.shape[0], prompt.shape[1])
 
-    def _check_generation_options(self, options: GenerationConfig) -> None:
-        """Refuse numbers of sequences below 1, forced ids outside the vocabulary, and an infinite temperature."""
-        for name in ("num_beams", "num_return_sequences"):
-            if (number := getattr(options, name)) is not None and number < 1:
-                raise ValueError(f"`{name}` must be at least 1, got {number}.")
-        for name in ("forced_bos_token_id", "forced_eos_token_id"):
-            given = getattr(options, name)
-            for each in given if isinstance(given, list) else [given]:
-                if each is not None and not 0 <= each < self.config.vocab_size:
-                    rule = f"`{name}` must be in [0, {self.config.vocab_size}), the ids of the target vocabulary"
-                    raise ValueError(f"{rule}; got {each}.")
-        if options.temperature is not None and not math.isfinite(options.temperature):
-            raise ValueError(f"`temperature` must be finite, got {options.temperature}.")
-
     def _reorder_cache(self, past_key_values: EncoderDecoderCache, beam_idx: Tensor) -> EncoderDecoderCache:
         """Let the beams' pasts follow them. Beams of a sentence share their source, so that stays where it is."""
         past_key_values.self_attention_cache.reorder_cache(beam_idx)
@@ -519,7 +506,7 @@ class Seq2SeqGenerationMixin(StreamingGenerationMixin):
         self, generation_config: GenerationConfig, has_default_max_length: bool, *args: Any, **kwargs: Any
     ) -> GenerationConfig:
         """Let a translation be up to 50 tokens longer than its source unless the user says otherwise (paper, 6.1)."""
-        self._check_generation_options(generation_config)
+        check_generation_options(generation_config, self.config.vocab_size)
         limit: Any = self.config.max_position_embeddings if self.config.position_type == "learned" else math.inf
         if has_default_max_length and generation_config.max_new_tokens is None:
             longest = kwargs["inputs_tensor"].shape[1] + 50

@@ -35,7 +35,7 @@ from transformers.processing_utils import Unpack
 from transformers.utils.generic import TransformersKwargs, can_return_tuple, merge_with_config_defaults
 from transformers.utils.output_capturing import capture_outputs
 
-from .checks import check_heads
+from .checks import check_arguments, check_heads
 from .configuration_vanilla_vit import VanillaVitConfig, height_and_width
 from .conversion_vanilla_vit import VIT_NAMES
 from .dropout import dropout
@@ -45,18 +45,20 @@ from .packing import first_position, run_encoder
 from .self_contained import ENCODER_OUTPUTS, Pooler, VanillaPreTrainedModel
 
 
-def check_pixel_values(pixel_values: Any, config: VanillaVitConfig, is_any_size: bool) -> None:
+def check_pixel_values(pixel_values: Any, config: VanillaVitConfig, interpolate_pos_encoding: Any) -> None:
     """Check that images fit the model.
 
     Args:
         pixel_values (`torch.Tensor` of shape `(batch, channels, height, width)`): The images.
         config (`VanillaVitConfig`): The model's config.
-        is_any_size (`bool`): Whether every size that divides into patches is right.
+        interpolate_pos_encoding (`bool`, *optional*): Whether every size that divides into patches is right.
 
     Raises:
         ValueError: if the shape does not fit.
-        TypeError: if the images are no tensor of floating-point numbers.
+        TypeError: if the images are no tensor of floating-point numbers, or `interpolate_pos_encoding` is one.
     """
+    if isinstance(interpolate_pos_encoding, Tensor):
+        raise TypeError("`interpolate_pos_encoding` must be true or false, got a tensor.")
     if not isinstance(pixel_values, Tensor) or not pixel_values.is_floating_point():
         kind = pixel_values.dtype if isinstance(pixel_values, Tensor) else type(pixel_values).__name__
         raise TypeError(f"`pixel_values` must be a tensor of floats, as an image processor makes it, got {kind}.")
@@ -67,7 +69,7 @@ def check_pixel_values(pixel_values: Any, config: VanillaVitConfig, is_any_size:
             "`num_channels` of the config is the number of channels."
         )
     size, patch = height_and_width(config.image_size), height_and_width(config.patch_size)
-    if not is_any_size and shape[2:] != size:
+    if not interpolate_pos_encoding and shape[2:] != size:
         raise ValueError(
             f"`pixel_values` must have the height and width of `image_size`, {size}, got {shape[2:]}; resize the "
             "images, or pass `interpolate_pos_encoding=True`."
@@ -219,9 +221,9 @@ class VanillaVitModel(VanillaVitPreTrainedModel):
 
         Raises:
             ValueError: if the images have another number of channels, or a size that does not fit.
-            TypeError: if they are no tensor of floating-point numbers.
+            TypeError: if they are no tensor of floating-point numbers, or `interpolate_pos_encoding` is one.
         """
-        check_pixel_values(pixel_values, self.config, bool(interpolate_pos_encoding))
+        check_pixel_values(pixel_values, self.config, interpolate_pos_encoding)
         hidden_states = self.embeddings(pixel_values)
         read = first_position(hidden_states) if class_token_only else {}
         hidden_states, first = run_encoder(self, hidden_states, None, **read, **kwargs)
@@ -276,6 +278,7 @@ class VanillaVitForImageClassification(VanillaVitPreTrainedModel):
             ValueError: if images or labels do not fit the model.
             TypeError: if the images are no tensor of floating-point numbers, or classes are no integers.
         """
+        check_arguments(num_items_in_batch, labels=labels)
         outputs = self.vit(pixel_values, interpolate_pos_encoding, **{"class_token_only": True, **kwargs})
         logits = self.classifier(outputs.last_hidden_state[:, 0])  # (batch, num_labels)
         loss = label_loss(self.config, logits, labels, num_items_in_batch)

@@ -6,6 +6,7 @@
         options     the arguments that decide the order of the examples
         hashes      config, tokenizer, data, code
         versions    python, torch, transformers, ...
+        sha256      of all this
 
 It is written last, after all files are on the disk. So a checkpoint with a manifest is complete, any change of a file
 shows, and a training with another configuration can be refused.
@@ -31,7 +32,7 @@ from ..data.files import replacing_file
 
 
 MANIFEST_FILE = "manifest.json"
-FORMAT = 1
+FORMAT = 2
 # Arguments that decide which examples are in which update.
 ORDER_ARGUMENTS = (
     "seed",
@@ -74,8 +75,9 @@ def write_manifest(folder: Path, facts: Mapping[str, Any]) -> None:
             files[name] = {"size": os.fstat(file.fileno()).st_size, "sha256": _digest(file)}
     for each in sorted({(folder / name).parent for name in files}):
         _sync_folder(each)
+    manifest = {"format": FORMAT, **facts, "files": files}
     with replacing_file(str(folder / MANIFEST_FILE)) as file:
-        json.dump({"format": FORMAT, **facts, "files": files}, file, indent=1, ensure_ascii=False)
+        json.dump({**manifest, "sha256": _hash_of(manifest)}, file, indent=1, ensure_ascii=False)
         file.write("\n")
     _sync_folder(folder)
     _sync_folder(folder.parent)
@@ -116,8 +118,11 @@ def read_manifest(folder: Path) -> dict[str, Any] | None:
         raise ValueError(f"an unreadable {MANIFEST_FILE}") from error
     if not isinstance(manifest, dict) or not isinstance(manifest.get("files"), dict):
         raise ValueError(f"a broken {MANIFEST_FILE}")
-    if manifest.get("format") != FORMAT:
-        raise ValueError(f"a {MANIFEST_FILE} of format {manifest.get('format')!r}, which this version can't check")
+    version_of_format, checksum = manifest.get("format"), manifest.pop("sha256", None)
+    if version_of_format not in (1, FORMAT):
+        raise ValueError(f"a {MANIFEST_FILE} of format {version_of_format!r}, which this version can't check")
+    if version_of_format == FORMAT and checksum != _hash_of(manifest):
+        raise ValueError(f"a broken {MANIFEST_FILE}: it has changed since it was written")
     return manifest
 
 

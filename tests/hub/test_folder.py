@@ -117,6 +117,10 @@ def enlarge(folder):
         file.truncate((16 << 20) + 1)
 
 
+def replace_config(folder):
+    (folder / "config.json").write_text("[]")
+
+
 def add_a_pickle(folder):
     (folder / "pytorch_model.bin").write_bytes(b"x")
 
@@ -149,6 +153,7 @@ def add_another_tokenizer(folder):
         ),
         (point_to_the_root, "names .*/outside.safetensors, which is not in the folder"),
         (break_the_index, "model.safetensors.index.json in .* must map names of weights to files"),
+        (replace_config, "config.json must hold a JSON object"),
         (add_a_pickle, "pytorch_model.bin may be a pickle"),
         (add_a_token, "notes.txt contains a token of the Hub"),
         (add_another_tokenizer, "but the model only"),

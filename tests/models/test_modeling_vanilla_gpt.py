@@ -317,6 +317,22 @@ def test_generation_ends_where_positions_end():
 
 
 @pytest.mark.parametrize(
+    ("inputs", "error", "message"),
+    [
+        ({"input_ids": IDS + VOCAB}, ValueError, r"`input_ids` must be in \[0, 13\)"),
+        ({"input_ids": [2, 5]}, TypeError, "`input_ids` must be a tensor"),
+        ({"input_ids": IDS, "attention_mask": 1}, TypeError, "`attention_mask` must be a tensor"),
+        ({"input_ids": IDS, "attention_mask": torch.tensor(1)}, ValueError, "`attention_mask` must have shape"),
+        ({"inputs_embeds": torch.zeros(2, 7, 5)}, ValueError, "`inputs_embeds` must have shape .* = 12"),
+        ({"input_ids": IDS, "forced_eos_token_id": 13}, ValueError, "`forced_eos_token_id` must be in"),
+    ],
+)
+def test_bad_prompts_are_refused_by_generate(inputs, error, message):
+    with pytest.raises(error, match=message):
+        tiny_gpt().generate(**inputs, max_new_tokens=2)
+
+
+@pytest.mark.parametrize(
     ("task", "inputs", "message"),
     [
         (

@@ -117,11 +117,26 @@ def test_heads_that_do_not_divide_the_width_are_refused():
             r"multiples of `patch_size`, \(4, 4\), got \(12, 10\)",
         ),
         ({"pixel_values": IMAGES.byte()}, TypeError, r"`pixel_values` must be a tensor of floats.*torch.uint8"),
+        (
+            {"pixel_values": IMAGES, "interpolate_pos_encoding": IMAGES},
+            TypeError,
+            "`interpolate_pos_encoding` must be",
+        ),
         ({"pixel_values": [[0.5]]}, TypeError, r"`pixel_values` must be a tensor of floats.*got list"),
         ({"pixel_values": IMAGES, "labels": torch.tensor([5, 1])}, ValueError, r"`labels` must be in \[0, 5\).*got 5"),
         ({"pixel_values": IMAGES, "labels": LABELS[:1]}, ValueError, r"`labels` must have shape \(2,\), got \(1,\)"),
     ],
-    ids=["channels", "dimensions", "size", "part of a patch", "integers", "list", "label", "number of labels"],
+    ids=[
+        "channels",
+        "dimensions",
+        "size",
+        "part of a patch",
+        "integers",
+        "tensor for a switch",
+        "list",
+        "label",
+        "labels",
+    ],
 )
 def test_bad_input_is_named_in_the_error(inputs, error, message):
     with pytest.raises(error, match=message):

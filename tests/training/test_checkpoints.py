@@ -300,6 +300,9 @@ def test_changed_versions_and_processes_are_named(tmp_path, caplog):
     manifest = json.loads(path.read_text())
     manifest["versions"]["torch"] = "2.4"
     path.write_text(json.dumps(manifest))
+    assert why_not_resumable(path.parent) == "a broken manifest.json: it has changed since it was written"
+    manifest["format"] = 1  # which has no checksum of the manifest
+    path.write_text(json.dumps(manifest))
     make_trainer(tmp_path).train(resume_from_checkpoint=True)
     assert f"was saved: torch (2.4, now {torch.__version__})" in caplog.text
     path.write_text(json.dumps({**manifest, "world_size": 3}))
