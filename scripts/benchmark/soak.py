@@ -27,6 +27,7 @@ import runpy
 import shutil
 import sys
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -267,8 +268,9 @@ def hostile_batch(number: int, sizes: list[tuple[str, int]], seed: int, folder: 
     output, log = folder / "hostile.json", folder / "hostile.log"
     for path in (output, log):
         path.unlink(missing_ok=True)
+    log.touch()
     process = faults.run_forked(partial(try_inputs, kind, count, seed * 1_000_003 + number, output), log, {})
-    [code] = faults.wait_for_ranks([process], LONGEST_BATCH)
+    [code] = faults.wait_for_ranks([process], time.monotonic() + LONGEST_BATCH)
     if code != 0 or not output.exists():
         why = "hangs" if code is None else f"ends the process with {code}"
         found = {"counts": {}, "failures": [f"an input {why}: {log.read_text(errors='replace')[-500:]}"]}
