@@ -485,7 +485,7 @@ class VanillaBertForPreTraining(VanillaBertWithHead):
         self, outputs: Any, labels: Tensor | None, is_random: Tensor | None, items: Any, sizes: Sizes
     ) -> tuple:
         loss, logits = self._token_head().predict(outputs.last_hidden_state, labels, items, sizes)
-        next_logits = self.cls.seq_relationship(outputs.pooler_output)  # (batch, 2)
+        next_logits = cast(nn.Linear, self.cls.seq_relationship)(outputs.pooler_output)  # (batch, 2)
         if is_random is not None:
             next_loss = self._next_sentence_loss(next_logits, is_random, labels, items)
             loss = next_loss if loss is None else loss + next_loss
@@ -553,7 +553,7 @@ class VanillaBertForNextSentencePrediction(VanillaBertWithHead):
         self.cls = nn.ModuleDict({"seq_relationship": nn.Linear(config.hidden_size, 2)})
 
     def _predict(self, outputs: Any, labels: Tensor | None, items: Any, sizes: Sizes) -> LossAndLogits:
-        logits = self.cls.seq_relationship(outputs.pooler_output)  # (batch, 2)
+        logits = cast(nn.Linear, self.cls.seq_relationship)(outputs.pooler_output)  # (batch, 2)
         return classification_loss(logits, labels, items), logits
 
 

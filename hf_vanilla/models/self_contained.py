@@ -436,8 +436,9 @@ class VanillaPreTrainedModel(PreTrainedModel):
         super().init_parallel_plans()
         names = {re.sub(r"\.\d+(?=\.|$)", ".*", name) for name, _ in self.named_modules()}
         names = {name for name in names if not name.endswith("embed_tokens")}
-        self._tp_plan = {name: style for name, style in (self._tp_plan or {}).items() if name in names}
-        self._fsdp_plan = {name: style for name, style in (self._fsdp_plan or {}).items() if name in names}
+        for plan in ("_tp_plan", "_fsdp_plan"):
+            rules = getattr(self, plan) or {}
+            setattr(self, plan, {name: style for name, style in rules.items() if name in names})
 
     @classmethod
     def from_pretrained(cls, *args: Any, distributed_config: Any = None, **kwargs: Any) -> Any:
