@@ -1,9 +1,17 @@
 """Dropout with random bits that are cheap on a CPU."""
 
+import re
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers.utils import logging
+
+
+logger = logging.get_logger(__name__)
+
+# Names of flash attention packages whose kernels have no dropout.
+_KERNELS_WITHOUT_DROPOUT = re.compile(r"flash[-_]att(entio)?n[-_]?[34]")
 
 
 def dropout_noise(shape: torch.Size, rate: float, device: torch.device) -> Tensor:
@@ -78,3 +86,21 @@ def dropout(hidden_states: Tensor, rate: float, training: bool) -> Tensor:
     if hidden_states.device.type != "cpu" or torch.compiler.is_compiling():
         return nn.functional.dropout(hidden_states, rate)
     return _Dropout.apply(hidden_states, dropout_noise(hidden_states.shape, rate, hidden_states.device), rate)
+
+
+def rate_of_kernel(attention: Any) -> float:
+    """Return the rate of dropout of attention weights, and warn once of a kernel that has none.
+
+    Args:
+        attention (`nn.Module`): The attention, with `config` and `dropout`.
+
+    Returns:
+        `float`: the rate; 0 in evaluation.
+    """
+    rate, kernel = attention.dropout if attention.training else 0.0, attention.config._attn_implementation
+    if rate > 0 and _KERNELS_WITHOUT_DROPOUT.search(kernel) and not torch.compiler.is_compiling():
+        logger.warning_once(
+            f"No attention weight is dropped although the rate is {rate}: {kernel} has no dropout. Set the rate to 0, "
+            'or call `model.set_attn_implementation("sdpa")`.'
+        )
+    return rate

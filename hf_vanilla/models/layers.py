@@ -22,7 +22,6 @@ the config names; or, for a packed batch, a `Packing`: hidden states then have s
 """
 
 import math
-import re
 from collections.abc import Callable
 from typing import Any
 
@@ -34,31 +33,12 @@ from transformers.cache_utils import Cache, EncoderDecoderCache
 from transformers.configuration_utils import PreTrainedConfig
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
-from transformers.utils import logging
 
-from .dropout import dropout
+from .dropout import dropout, rate_of_kernel
 from .dropout import dropout as drop  # a kernel has an argument of that name
-from .packing import (
-    Mask,
-    Packing,
-    Sequences,
-    cross_packing,
-    gather_outputs,
-    gather_tokens,
-    is_flash,
-    kernel_arguments,
-    to_rows,
-    to_tokens,
-    unpad_source,
-    varlen_attention,
-)
+from .packing import Mask, Packing, attend_across, cross_packing, gather_outputs, to_rows, to_tokens, unpad_source
 
 
-logger = logging.get_logger(__name__)
-
-
-# Names of flash attention packages whose kernels have no dropout.
-KERNELS_WITHOUT_DROPOUT = re.compile(r"flash[-_]att(entio)?n[-_]?[34]")
 # Up to this many keys, in training on a CPU, two matrix products and a softmax are faster than
 # `scaled_dot_product_attention`, whose backward pass is made for long sequences.
 SHORT_SEQUENCE = 256
@@ -290,13 +270,7 @@ class MultiHeadAttention(nn.Module):
         return projected.unflatten(-1, (self.heads, -1)).transpose(1, 2)
 
     def attend(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        attention_mask: Tensor | None,
-        is_packed: bool = False,
-        **kwargs: Any,
+        self, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kwargs: Any
     ) -> tuple[Tensor, Tensor | None]:
         """Run the attention kernel that the config names.
 
@@ -305,8 +279,6 @@ class MultiHeadAttention(nn.Module):
             key (`torch.Tensor` of shape `(batch, heads, key_len, d_k)`): Keys.
             value (`torch.Tensor` of shape `(batch, heads, key_len, d_v)`): Values.
             attention_mask (`torch.Tensor`, *optional*): The mask, of the kind that this kernel takes.
-            is_packed (`bool`, defaults to `False`): Whether the one row holds several sequences, whose offsets are
-                among the other arguments.
             **kwargs: Passed on to the kernel.
 
         Returns:
@@ -315,34 +287,11 @@ class MultiHeadAttention(nn.Module):
         """
         implementation = self.config._attn_implementation
         kernel: Callable = ALL_ATTENTION_FUNCTIONS.get_interface(implementation, eager_attention_forward)
-        if is_packed and not is_flash(implementation):
-            kernel = varlen_attention
-        elif implementation == "sdpa" and (self._is_short_training(key) or 0 in query.shape or 0 in key.shape):
+        if implementation == "sdpa" and (self._is_short_training(key) or 0 in query.shape or 0 in key.shape):
             kernel = eager_attention_forward
-        rate = self.dropout if self.training else 0.0
-        if rate > 0 and KERNELS_WITHOUT_DROPOUT.search(implementation) and not torch.compiler.is_compiling():
-            logger.warning_once(
-                f"No attention weight is dropped although the rate is {rate}: {implementation} has no dropout. "
-                'Set the rate to 0, or call `model.set_attn_implementation("sdpa")`.'
-            )
+        rate = rate_of_kernel(self)
         output, weights = kernel(self, query, key, value, attention_mask, dropout=rate, scaling=self.scaling, **kwargs)
         return output, weights if implementation == "eager" else None
-
-    def attend_packed(self, *projected: Tensor, queries: Sequences, keys: Sequences, **kwargs: Any) -> Tensor:
-        """Attend from sequences to sequences on a GPU.
-
-        Args:
-            *projected (`torch.Tensor` of shape `(1, length, heads * width)`): Queries, keys and values.
-            queries (`Sequences`): Where the sequences of queries lie.
-            keys (`Sequences`): Where those of keys and values lie.
-            **kwargs: Passed on to the kernel.
-
-        Returns:
-            `torch.Tensor` of shape `(1, length, heads * d_v)`: the heads' outputs.
-        """
-        query, key, value = map(self.split_heads, projected)
-        kwargs.update(kernel_arguments(queries, keys))
-        return self.attend(query, key, value, None, is_packed=True, **kwargs)[0].flatten(2)
 
     def _is_short_training(self, key: Tensor) -> bool:
         """Whether plain products beat `scaled_dot_product_attention` here.
@@ -407,12 +356,8 @@ class SelfAttention(MultiHeadAttention):
             key_len)` if the kernel is `eager`.
         """
         projected = self.qkv_proj(hidden_states)
-        if isinstance(attention_mask, Packing) and (rows := attention_mask.sequences) is not None:
-            parts = projected.split(self.qkv_sizes, dim=-1)
-            output = self.attend_packed(*parts, queries=rows, keys=rows, **kwargs)
-            return self.out_proj(gather_tokens(output, attention_mask.outputs)), None
         if isinstance(attention_mask, Packing):
-            return self.out_proj(attention_mask.map_rows(self._attend_rows, projected, self.is_causal, **kwargs)), None
+            return self.out_proj(attention_mask.attend(self, self._attend_rows, projected, **kwargs)), None
         output, weights = self._attend_rows(projected, attention_mask, past_key_values, **kwargs)
         return self.out_proj(output), weights
 
@@ -475,12 +420,8 @@ class CrossAttention(MultiHeadAttention):
         """
         target, source, attention_mask = cross_packing(attention_mask)
         if target is not None and source is not None and target.sequences and source.sequences:
-            parts = (
-                self.q_proj(hidden_states).flatten(0, 1)[None],
-                *self.kv_proj(encoder_hidden_states).split(self.kv_sizes, dim=-1),
-            )
-            output = self.attend_packed(*parts, queries=target.sequences, keys=source.sequences, **kwargs)
-            return self.out_proj(output).view(hidden_states.shape), None
+            sides = (hidden_states, encoder_hidden_states, target.sequences, source.sequences)
+            return self.out_proj(attend_across(self, *sides, **kwargs)), None
         query = to_rows(self.q_proj(hidden_states), target)  # (target batch, query_len, heads * d_k)
         key, value = self._keys_and_values(encoder_hidden_states, past_key_values, source)
         output, weights = self._attend_shared(query, key, value, attention_mask, **kwargs)

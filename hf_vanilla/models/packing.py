@@ -23,7 +23,7 @@ layer is hooked, traced or replaced, the whole model is compiled, or outputs of 
 layers are compiled one by one, there is a single bucket, as every number of them would be compiled anew.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import cache, partial
 from typing import Any, NamedTuple
 
@@ -35,11 +35,12 @@ from transformers.masking_utils import (
     create_causal_mask,
     packed_sequence_mask_function,
 )
-from transformers.modeling_utils import PreTrainedModel
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, PreTrainedModel
 from transformers.utils import logging
 from transformers.utils.output_capturing import capture_outputs
 
 from .checks import check_shape, has_label, hides_values
+from .dropout import rate_of_kernel
 
 
 logger = logging.get_logger(__name__)
@@ -219,6 +220,51 @@ def varlen_attention(
     return output[..., :d_v], None
 
 
+def attend_sequences(
+    attention: Any, projected: Iterable[Tensor], queries: Sequences, keys: Sequences, **kwargs: Any
+) -> Tensor:
+    """Attend from sequences to sequences on a GPU.
+
+    Args:
+        attention (`MultiHeadAttention`): The attention.
+        projected (`Iterable[torch.Tensor]`): Queries, keys and values of shape `(1, length, heads * width)`.
+        queries (`Sequences`): Where the sequences of queries lie.
+        keys (`Sequences`): Where those of keys and values lie.
+        **kwargs: Passed on to the kernel.
+
+    Returns:
+        `torch.Tensor` of shape `(1, length, heads * d_v)`: the heads' outputs.
+    """
+    implementation = attention.config._attn_implementation
+    kernel: Callable = varlen_attention
+    if is_flash(implementation):
+        kernel = ALL_ATTENTION_FUNCTIONS.get_interface(implementation, varlen_attention)
+    options = {"dropout": rate_of_kernel(attention), "scaling": attention.scaling}
+    options |= {**kwargs, **kernel_arguments(queries, keys)}
+    return kernel(attention, *map(attention.split_heads, projected), None, **options)[0].flatten(2)
+
+
+def attend_across(
+    attention: Any, target: Tensor, source: Tensor, queries: Sequences, keys: Sequences, **kwargs: Any
+) -> Tensor:
+    """Attend from the sequences of a target to those of its source on a GPU.
+
+    Args:
+        attention (`CrossAttention`): The attention.
+        target (`torch.Tensor` of shape `(batch, length, d_model)`): The target, as tokens of one row or as rows.
+        source (`torch.Tensor` of shape `(1, source tokens, d_model)`): The source.
+        queries (`Sequences`): Where the sequences of the target lie.
+        keys (`Sequences`): Where those of the source lie.
+        **kwargs: Passed on to the kernel.
+
+    Returns:
+        `torch.Tensor` of shape `(batch, length, heads * d_v)`: the heads' outputs.
+    """
+    query = attention.q_proj(target).flatten(0, 1)[None]
+    projected = (query, *attention.kv_proj(source).split(attention.kv_sizes, dim=-1))
+    return attend_sequences(attention, projected, queries, keys, **kwargs).view(*target.shape[:2], -1)
+
+
 class Packing(NamedTuple):
     """The tokens of padded rows without their padding. Layers take that of a batch in place of an attention mask.
 
@@ -277,25 +323,30 @@ class Packing(NamedTuple):
             return tokens.view(self.rows, self.length, -1)
         return scatter_tokens(tokens.squeeze(0), positions, self.rows, self.length)
 
-    def map_rows(
-        self, attend: Callable[..., tuple[Tensor, Any]], tokens: Tensor, is_causal: bool, **kwargs: Any
+    def attend(
+        self, attention: Any, attend_rows: Callable[..., tuple[Tensor, Any]], tokens: Tensor, **kwargs: Any
     ) -> Tensor:
-        """Apply attention to each bucket's rows.
+        """Apply self-attention: on a GPU to all sequences at once, on a CPU to each bucket's rows.
 
         Args:
-            attend (`Callable`): From rows `(rows, length, width)` and a mask to outputs of the same rows.
-            tokens (`torch.Tensor` of shape `(1, tokens, width)`): The tokens.
-            is_causal (`bool`): Whether padding at the end of a row is masked by causality anyway.
-            **kwargs: Passed on to `attend`.
+            attention (`SelfAttention`): The attention; if it is causal, padding at the end of a row is masked anyway.
+            attend_rows (`Callable`): From rows `(rows, length, width)` and a mask to outputs of the same rows.
+            tokens (`torch.Tensor` of shape `(1, tokens, width)`): Queries, keys and values of the tokens.
+            **kwargs: Passed on to the kernel.
 
         Returns:
             `torch.Tensor` of shape `(1, tokens or outputs, width)`: the outputs.
         """
+        if self.sequences is not None:
+            projected = tokens.split(attention.qkv_sizes, dim=-1)
+            return gather_tokens(
+                attend_sequences(attention, projected, self.sequences, self.sequences, **kwargs), self.outputs
+            )
         outputs = []
         parts = tokens.split([bucket.tokens for bucket in self.buckets], dim=1)
         for bucket, part in zip(self.buckets, parts, strict=True):
-            mask = None if is_causal and bucket.positions is not None else bucket.attention_mask
-            outputs.append(bucket.pack(attend(bucket.unpack(part), mask, **kwargs)[0]))
+            mask = None if attention.is_causal and bucket.positions is not None else bucket.attention_mask
+            outputs.append(bucket.pack(attend_rows(bucket.unpack(part), mask, **kwargs)[0]))
         return gather_tokens(torch.cat(outputs, dim=1), self.outputs)
 
 

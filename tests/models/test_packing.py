@@ -2,6 +2,7 @@
 
 import logging
 from collections import Counter
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -131,7 +132,8 @@ def test_packing_round_trips_with_any_number_of_buckets(buckets, monkeypatch):
     tokens = planned.pack(states)
     assert tokens.shape == (1, 22, 2)
     assert torch.equal(planned.unpack(tokens), states)
-    assert torch.equal(planned.map_rows(lambda rows, mask: (rows, None), tokens, False), tokens)
+    attention = SimpleNamespace(is_causal=False)
+    assert torch.equal(planned.attend(attention, lambda rows, mask: (rows, None), tokens), tokens)
     assert sum(bucket.length * bucket.rows for bucket in planned.buckets) == {1: 35, 2: 26, 3: 27, 9: 22}[buckets]
     if buckets > 1:
         assert [bucket.length for bucket in planned.buckets] == sorted(bucket.length for bucket in planned.buckets)

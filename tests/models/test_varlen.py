@@ -15,7 +15,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import DataCollatorWithFlattening
 
-from hf_vanilla.models import checks, chunked_loss, layers, packing
+from hf_vanilla.models import checks, chunked_loss, dropout, layers, packing
 from hf_vanilla.models.packing import EFFICIENT, FLASH, Sequences, host_sizes, varlen_attention
 
 
@@ -357,7 +357,7 @@ def test_torch_has_the_operators_with_the_expected_arguments(monkeypatch):
 )
 def test_lost_dropout_is_warned_of(name, is_warned, monkeypatch):
     messages = []
-    monkeypatch.setattr(layers.logger, "warning_once", messages.append)
+    monkeypatch.setattr(dropout.logger, "warning_once", messages.append)
     monkeypatch.setattr(layers.ALL_ATTENTION_FUNCTIONS, "get_interface", lambda *_: layers.eager_attention_forward)
     attention = tiny_bert(attention_probs_dropout_prob=0.1).bert.layers[0].self_attn.train()
     attention.config._attn_implementation = name
