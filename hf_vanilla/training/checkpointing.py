@@ -162,9 +162,7 @@ class VerifiedCheckpointTrainer(ResilientPushTrainer):
     - If the disk is full, the partial checkpoint is removed, and the training ends with an error in all processes.
       With `on_disk_full="continue"` in the training arguments it is a warning, and the next checkpoint is tried.
     - With `on_nan="rollback"` it returns to the newest good checkpoint as [`NaNPolicyCallback`] asks for.
-
-    Raises:
-        ValueError: if `parallelism_config` asks for context or sequence parallelism.
+    - Context and sequence parallelism (`parallelism_config`) are refused.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
