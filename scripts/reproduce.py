@@ -156,6 +156,30 @@ def finetuning(task: str, script: str, folder: str, options: str = "", *, has_te
     }
 
 
+def gpt_finetuning(task: str, epochs: int, options: str = "") -> dict[str, Recipe]:
+    """Return the recipes of a fine-tuning of the small GPT, and of the same from random weights or without the
+    language model's loss.
+    """
+    return {
+        f"gpt_mini_{task}{suffix}": Recipe(
+            [
+                "python scripts/finetune_classification.py --model_name_or_path runs/gpt --learning_rate 3e-4 "
+                f"--num_train_epochs {epochs} --per_device_train_batch_size 32 --bf16 --disable_tqdm true "
+                f"--logging_steps 500 --seeds 1 2 3 --train_file glue/{task}/train.jsonl.gz --validation_file "
+                f"glue/{task}/validation.jsonl.gz --text_column sentence {options}{loss}--output_dir "
+                f"runs/gpt_{task}{suffix} --results_file runs/gpt_mini_{task}{suffix}.json"
+            ],
+            after="gpt_mini_pretraining",
+        )
+        for suffix, loss in (
+            ("", "--lm_loss_weight 0.5 "),
+            ("_no_lm", "--lm_loss_weight 0 "),
+            ("_from_scratch", "--lm_loss_weight 0.5 --from_scratch "),
+            ("_from_scratch_no_lm", "--lm_loss_weight 0 --from_scratch "),
+        )
+    }
+
+
 def squad() -> dict[str, Recipe]:
     """Return the recipes of SQuAD."""
     return {
@@ -235,6 +259,7 @@ RECIPES = {
         ],
         ENWIKI_TEST,
     ),
+    **gpt_finetuning("cola", 4, "--main_score matthews "),
     "ngram_enwiki_novels": Recipe(
         [
             "python scripts/benchmark/ngram_baseline.py --kenlm kenlm/build/bin --tokenizer runs/gpt --train_files "
