@@ -157,7 +157,7 @@ def finetuning(task: str, script: str, folder: str, options: str = "", *, has_te
 
 
 def gpt_finetuning(task: str, epochs: int, options: str = "") -> dict[str, Recipe]:
-    """Return the recipes of the small GPT's fine-tuning: with its language model's loss or not, from scratch or not."""
+    """Return recipes of the small GPT's fine-tuning: with its language model's loss or not, from scratch or not."""
     return {
         f"gpt_mini_{task}{suffix}": Recipe(
             [
