@@ -23,7 +23,7 @@ def _be_script(arguments, folder):
     for descriptor, name in enumerate(("stdin", "stdout", "stderr")):
         os.dup2(os.open(folder / name, os.O_RDWR | os.O_CREAT), descriptor)
     sys.stdin = os.fdopen(0, encoding="utf-8", closefd=False)
-    sys.argv[:] = arguments
+    sys.argv[:], sys.orig_argv[:] = arguments, [sys.executable, *arguments]
     sys.path.insert(0, str(SCRIPTS))
     runpy.run_path(arguments[0], run_name="__main__")
 

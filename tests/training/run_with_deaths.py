@@ -10,8 +10,9 @@ import sys
 import time
 
 
-with open(f"{sys.argv[1]}/times", "a") as times:  # before the imports, which take seconds
-    times.write(f"start {time.time()}\n")
+if __name__ == "__main__":
+    with open(f"{sys.argv[1]}/times", "a") as times:  # before the imports, which take seconds
+        times.write(f"start {time.time()}\n")
 
 import signal
 from pathlib import Path
@@ -34,7 +35,7 @@ STEPS = 9
 SAVED_EVERY = 2
 KILLED_STEP = 6
 TIMEOUT = 30
-RANK, ATTEMPT = int(os.environ["RANK"]), int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+RANK, ATTEMPT = (int(os.environ.get(name, "0")) for name in ("RANK", "TORCHELASTIC_RESTART_COUNT"))
 
 
 def die(place: str) -> None:

@@ -107,7 +107,7 @@ def test_search_resumes_with_an_incomplete_line_in_the_journal(tmp_path, args):
 
 
 def test_search_stops_at_a_diverging_setting(tmp_path, args):
-    with pytest.raises(ValueError, match="The training loss is nan .* Lower the learning rate [(]1e[+]38[)]"):
+    with pytest.raises(ValueError, match="The gradient is nan .* Lower the learning rate [(]1e[+]38[)]"):
         search_settings(task([]), args, [1], tmp_path / "journal", grid={"learning_rate": [1e38]})
 
 

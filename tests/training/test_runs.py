@@ -217,7 +217,7 @@ def test_full_disk_keeps_the_earlier_model(tmp_path, small_files, capsys):
     before = files_in(tmp_path)
     assert {"model.safetensors", "config.json", "tokenizer.json", "trainer_state.json"} <= before.keys()
     metrics = [name for name in before if name.endswith("_results.json")]
-    stopped = (metrics[0], "config.json", "packing.py", "model.safetensors", "tokenizer.json")
+    stopped = (metrics[0], "config.json", "model.safetensors", "packing.py", "tokenizer.json")
     assert sorted(stopped, key=lambda name: len(before[name])) == list(stopped)
     for name in stopped:
         with small_files(len(before[name]) - 1):
