@@ -172,13 +172,16 @@ def compare(
 
     Returns:
         `dict[str, Any]`: the row.
+
+    Raises:
+        AcceleratorError: if the device can't be used any more.
     """
     ready, shares, left_out = {}, {}, {}
     for name, build in sides.items():
         try:
             ready[name], shares[name] = warmed_up(build)
         except torch.AcceleratorError:
-            raise  # the device can't be used any more
+            raise
         except Exception as error:  # a compiler's, say, must not cost the other sides
             left_out[name] = reason_of(error)
             free_memory()
@@ -374,7 +377,13 @@ def measure_bert(
 
 
 def not_installed(name: str) -> nn.Module:
-    """Stand for a model whose package is missing.
+    """Take the place of a model whose package is missing.
+
+    Args:
+        name (`str`): The package.
+
+    Returns:
+        `nn.Module`: never.
 
     Raises:
         ImportError: always.
@@ -558,6 +567,9 @@ ROWS = {
 
 def check_arguments(arguments: GpuArguments) -> None:
     """Check the options, and hide a GPU from a run on the CPU.
+
+    Args:
+        arguments (`GpuArguments`): The options.
 
     Raises:
         ValueError: if they do not fit each other or the machine.

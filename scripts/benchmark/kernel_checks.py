@@ -125,6 +125,9 @@ def check_kernels(device: torch.device, batch: int = 16) -> dict[str, dict[str, 
 
     Returns:
         `dict[str, dict]`: what was found, by kernel and type; `missing` says why one does not run.
+
+    Raises:
+        AcceleratorError: if the device can't be used any more.
     """
     found: dict[str, dict[str, float | bool | str]] = {}
     for name, (kernel, dtypes) in KERNELS.items():
