@@ -28,7 +28,7 @@ DOCUMENTED := hf_vanilla $(addprefix hf_vanilla., data data.tokenization generat
 CASES ?= 1000
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo demo-bert demo-vit test test-kernels test-slow fuzz soak check format options docs release benchmark
+.PHONY: help venv demo demo-bert demo-vit test test-kernels test-slow fuzz soak check format options docs release benchmark benchmark-gpu
 
 help:  ## List these commands.
 	@awk -F ':.*  ## ' '/^[a-z-]+:.*  ## / { printf "%-14s%s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -88,8 +88,9 @@ release: $(INSTALLED)  ## Build sdist and wheel into dist/, check them, and run 
 	release_output/bin/python -m pip install --quiet -c constraints.txt "$$(echo $(CURDIR)/dist/*.whl)[viz]"
 	cd release_output && bin/hf-vanilla --version && $(OFFLINE) bin/hf-vanilla demo
 
-# search_agreement.py and translation_types.py need a trained model, ngram_baseline.py KenLM; soak.py measures no speed.
-NO_BENCHMARKS := measuring search_agreement translation_types ngram_baseline soak faults
+# search_agreement.py and translation_types.py need a trained model, ngram_baseline.py KenLM, gpu.py a GPU; soak.py
+# measures no speed.
+NO_BENCHMARKS := measuring kernel_checks gpu search_agreement translation_types ngram_baseline soak faults
 BENCHMARKS := $(filter-out $(NO_BENCHMARKS:%=scripts/benchmark/%.py),$(wildcard scripts/benchmark/*.py)) \
 	"scripts/benchmark/bert_pretraining.py --size base --batch_size 16 --steps 3" \
 	"scripts/benchmark/translation_decoding.py --num_beams 1 --sentences 300" \
@@ -100,6 +101,9 @@ benchmark: $(INSTALLED)  ## Measure speed in an hour, into benchmark_output/; OP
 	@for script in $(BENCHMARKS); do \
 		echo "$(VENV_PYTHON) $$script $(OPTIONS)"; $(OFFLINE) $(VENV_PYTHON) $$script $(OPTIONS) || exit 1; \
 	done
+
+benchmark-gpu: $(INSTALLED)  ## Measure speed on a GPU, ten minutes at a time; OPTIONS="--device cpu --quick" only sees that it runs.
+	$(OFFLINE) $(VENV_PYTHON) scripts/benchmark/gpu.py $(OPTIONS)
 
 # An environment that is already there is kept and brought up to date. torch goes first and alone: once a torch is
 # installed that satisfies the constraints, pip does not choose another build of it.

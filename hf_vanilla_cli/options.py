@@ -19,6 +19,8 @@ from .columns import check_columns
 
 TABLE = Path(__file__).with_name("options.json")
 LISTING = "--help lists all options."
+# Endings of files of options.
+OPTION_FILES = (".json", ".yaml", ".yml")
 # Prints the options as JSON; from these the table is made.
 DESCRIBE = "--describe_options"
 # Of the options of transformers' trainer, those that --help names.
@@ -140,12 +142,27 @@ def answer(
         if has_help:
             _show(_help_parser(command, program, trainer).format_help(), program)
         return
-    is_file = len(arguments) == 1 and not arguments[0].startswith("-")
-    if trainer is not None and not is_file:
+    if trainer is not None:
+        options = [*_own_options(command), *trainer]
         try:
-            check_columns(vars(_parse([*_own_options(command), *trainer], arguments)))
+            if is_file_of_options(arguments[:1]):  # which has options that are not known here
+                _parse([{**option, "required": False} for option in options], arguments[1:])
+            else:
+                check_columns(vars(_parse(options, arguments)))
         except ValueError as error:
             _refuse(str(error), LISTING)
+
+
+def is_file_of_options(arguments: Sequence[str]) -> bool:
+    """Whether the first argument is a file of options.
+
+    Args:
+        arguments (`Sequence[str]`): The arguments.
+
+    Returns:
+        `bool`: whether.
+    """
+    return bool(arguments) and arguments[0].endswith(OPTION_FILES) and not arguments[0].startswith("-")
 
 
 def _own_options(command: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -221,7 +238,7 @@ def _help_parser(
         epilog = f"Options of transformers' trainer too, such as {', '.join(names)}: --help_all lists them."
     parser = argparse.ArgumentParser(
         prog=program,
-        usage="%(prog)s --option value ... | options.json | options.yaml",
+        usage="%(prog)s [options.yaml | options.json] --option value ...",
         description=(command["description"] or "").replace("%", "%%"),
         epilog=epilog,
         formatter_class=_HelpFormatter,

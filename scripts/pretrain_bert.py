@@ -17,7 +17,10 @@ model learns more than word frequencies sooner if it starts with even shorter on
 --phase_learning_rates and --phase_warmup_steps, --new_positions repeat, or --mixed_phases 2. Validation has the length
 of each phase. The optimizer is the paper's by default. Run the same command again to resume an
 interrupted run; other data or another model is refused. `accelerate launch` and `torchrun` in place of `python` use
-several devices. All options can also be in a JSON or YAML file, which is then the only argument.
+several devices. A JSON or YAML file of options can come first; options after it replace its own. The paper's settings
+are in files that need no path:
+
+    python scripts/pretrain_bert.py bert_base.yaml --output_dir runs/bert
 """
 
 from hf_vanilla_cli import answer_early

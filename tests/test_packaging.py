@@ -80,6 +80,7 @@ def test_wheel_has_the_package_the_command_and_the_scripts(wheel):
     assert names == expected
     assert {"hf_vanilla/__init__.py", "hf_vanilla/py.typed", "hf_vanilla/models/layers.py"} <= names
     assert {"hf_vanilla/scripts/translate.py", "hf_vanilla_cli/options.json"} <= names
+    assert "hf_vanilla/scripts/recipes/transformer_base.yaml" in names
 
 
 def run_installed(folder, program, *arguments, cwd):
@@ -214,7 +215,7 @@ def test_constraints_pin_every_requirement():
 
 COMMANDS = [
     *("help", "venv", "demo", "demo-bert", "demo-vit", "test", "test-kernels", "test-slow", "fuzz", "soak", "check"),
-    *("format", "options", "docs", "release", "benchmark"),
+    *("format", "options", "docs", "release", "benchmark", "benchmark-gpu"),
 ]
 
 

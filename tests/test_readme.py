@@ -22,7 +22,15 @@ from hf_vanilla_cli.options import answer, load_table
 
 
 ROOT = Path(__file__).parents[1]
-FOLDERS = (".", "hf_vanilla/models", "model_cards", "scripts", "scripts/benchmark", "scripts/launch")
+FOLDERS = (
+    ".",
+    "hf_vanilla/models",
+    "model_cards",
+    "scripts",
+    "scripts/benchmark",
+    "scripts/launch",
+    "scripts/recipes",
+)
 TEXTS = {folder: (ROOT / folder / "README.md").read_text(encoding="utf-8") for folder in FOLDERS}
 README, SCRIPTS, SCORES, SPEEDS = (TEXTS[name] for name in (".", "scripts", "model_cards", "scripts/benchmark"))
 TEXTS["CONTRIBUTING"] = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
@@ -115,7 +123,7 @@ def test_commands_are_right(words, workplace, monkeypatch, capsys):
     while re.match("[A-Z]+=", words[0]):  # variables of the environment
         words = words[1:]
     program, *arguments = words
-    if program in ("torchrun", "scripts/launch/torchrun.sh", "sbatch"):
+    if program in ("accelerate", "torchrun", "scripts/launch/torchrun.sh", "sbatch"):
         program, arguments = "hf-vanilla", arguments[arguments.index("-m") + 1 :]
         arguments[0] = arguments[0].removeprefix("hf_vanilla.scripts.").replace("_", "-")
     if program == "hf-vanilla" and arguments != ["--help"]:

@@ -22,14 +22,14 @@ from transformers import HfArgumentParser, TrainingArguments
 from transformers.hf_argparser import string_to_bool
 
 from hf_vanilla_cli import program_name
-from hf_vanilla_cli.options import DESCRIBE, LISTING, answer, suggestion
+from hf_vanilla_cli.options import DESCRIBE, LISTING, answer, is_file_of_options, suggestion
 
 from ..data.files import is_full_disk
 
 
 Result = TypeVar("Result")
-# Endings of files of options.
-OPTION_FILES = (".json", ".yaml", ".yml")
+# Folder of files of options that come with the scripts, beside them.
+RECIPES = "recipes"
 _EXPONENT = re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+")
 # Exit status of a program that Ctrl-C has ended.
 INTERRUPTED = 130
@@ -40,7 +40,9 @@ WITHOUT_EFFECT = ("do_train", "do_eval", "do_predict")
 
 
 def parse_arguments(*dataclass_types: Any, description: str | None) -> tuple[Any, ...]:
-    """Read options into dataclasses, from the command line or from a JSON or YAML file as the only argument.
+    """Read options into dataclasses, from the command line, or from a JSON or YAML file as the first argument.
+
+    Options after a file replace those in it. A file that does not exist may be one of the recipes beside the script.
 
     Args:
         *dataclass_types (`Any`): Dataclasses whose fields are the options, with their help in `metadata`; the first
@@ -56,15 +58,30 @@ def parse_arguments(*dataclass_types: Any, description: str | None) -> tuple[Any
         sys.stdout.write(json.dumps(command) + "\n")
         sys.exit(0)
     answer(command, sys.argv[1:], program_name())
+    arguments = sys.argv[1:]
     try:
-        if len(sys.argv) == 2 and sys.argv[1].endswith(OPTION_FILES):
-            options = _read_options(Path(sys.argv[1]))
-            _check_types(options, dataclass_types, sys.argv[1])
-            return parser.parse_dict(options)
-        return tuple(parser.parse_args_into_dataclasses())
+        if is_file_of_options(arguments):
+            path = arguments.pop(0)
+            options = _read_options(_find_file(path))
+            _check_types(options, dataclass_types, path)
+            _set_defaults(parser, options)
+        return tuple(parser.parse_args_into_dataclasses(arguments))
     except (ValueError, OSError) as error:
         sys.stderr.write(f"error: {error}\n{LISTING}\n")
         sys.exit(2)
+
+
+def _find_file(path: str) -> Path:
+    """Return the path of a file, or that of the recipe with this name."""
+    recipe = Path(sys.argv[0]).with_name(RECIPES) / path
+    return recipe if not Path(path).exists() and recipe.exists() else Path(path)
+
+
+def _set_defaults(parser: argparse.ArgumentParser, options: dict[str, Any]) -> None:
+    """Have a parser return these options where the command line has none."""
+    parser.set_defaults(**options)
+    for action in parser._actions:
+        action.required = action.required and action.dest not in options
 
 
 def _read_options(path: Path) -> Any:

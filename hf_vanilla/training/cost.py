@@ -1,7 +1,9 @@
 """The cost of a training: operations by formula, time and memory from a few updates on this machine."""
 
+import math
 import time
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
 from numbers import Integral
@@ -34,7 +36,7 @@ class Estimate:
             two for each multiplication with its addition, forward and twice that backward.
         memory (`float`): Peak memory of an update in bytes: weights, gradients, the optimizer's state, and what the
             forward pass keeps for the backward pass, on a CPU with the holes between its tensors. The memory of the
-            libraries is not included.
+            libraries is not included, and with `flops_per_second` that of the forward pass is not either.
         seconds (`float`): Time of all updates, without evaluation and saving.
     """
 
@@ -60,8 +62,9 @@ def estimate(
     bf16: bool = False,
     probes: int = 8,
     seed: int = 0,
+    flops_per_second: float | None = None,
 ) -> Estimate:
-    """Predict the cost of training a model on a corpus on this machine, from a few updates.
+    """Predict the cost of training a model on a corpus: on this machine from a few updates, or at a given speed.
 
     ```python
     estimate(VanillaTransformerConfig.preset("base"), pairs, updates=100_000, max_tokens_per_batch=25_000)
@@ -80,21 +83,26 @@ def estimate(
         bf16 (`bool`): Whether products are computed in bfloat16.
         probes (`int`): Updates to measure, after one to warm up.
         seed (`int`): Seed of weights and batches.
+        flops_per_second (`float`, *optional*): Operations per second that a training reaches on other GPUs, of all of
+            them together: the time then follows from the operations, and nothing is measured. As an example, 40 % of
+            what one H200 computes at most is 396e12.
 
     Returns:
         `Estimate`: the cost.
 
     Raises:
         TypeError: if `config` is of another kind, `dataset` is no `datasets.Dataset` or has other columns than lists
-            of integers, a number is no integer, or `bf16` is no truth value.
+            of integers, a number is no integer, `flops_per_second` is no number, or `bf16` is no truth value.
         ValueError: if a number is out of its range, or the dataset is empty, lacks a column or has an empty row or one
             that is longer than `max_tokens_per_batch`.
     """
     numbers = {"updates": updates, "max_tokens_per_batch": max_tokens_per_batch, "probes": probes, "seed": seed}
     _check_options(config, numbers, bf16)
+    _check_speed(flops_per_second)
     lengths = _row_lengths(dataset, ("input_ids", "labels") if config.is_encoder_decoder else ("input_ids",))
     tokens = lengths[-1]
-    flops = _forward_flops(config, lengths)
+    is_measured = flops_per_second is None
+    flops = _forward_flops(config, lengths, whole_last_layer=not is_measured or _device().type != "cpu")
     longer = np.maximum(lengths[0], tokens)
     if longer.max() > max_tokens_per_batch:
         raise ValueError(
@@ -102,19 +110,22 @@ def estimate(
             f"{max_tokens_per_batch}; raise it, or truncate or drop long rows."
         )
     sampler = TokenBudgetBatchSampler(longer, longer, max_tokens_per_batch, seed=seed)
-    batches = [batch for batch, _ in zip(sampler, range(probes + 1), strict=False)]
+    batches = [batch for batch, _ in zip(sampler, range(probes + 1 if is_measured else 0), strict=False)]
     with torch.inference_mode(False), torch.enable_grad(), torch.random.fork_rng():
         torch.manual_seed(seed)
-        probe = _Probe(config, bf16)
+        probe = _Probe(config, bf16, _device() if is_measured else torch.device("meta"))
         for number, batch in enumerate(batches):
             probe.update(dataset[batch], counts=number > 0 or len(batches) == 1)
     examples_per_update = len(longer) / len(sampler)
+    all_flops = 3 * float(flops.mean()) * examples_per_update * updates
     return Estimate(
         parameters=probe.model.num_parameters(),
         tokens_per_update=float(tokens.mean()) * examples_per_update,
-        flops=3 * float(flops.mean()) * examples_per_update * updates,
+        flops=all_flops,
         memory=probe.memory(),
-        seconds=sum(probe.seconds) / len(probe.seconds) * updates,
+        seconds=sum(probe.seconds) / len(probe.seconds) * updates
+        if flops_per_second is None
+        else all_flops / flops_per_second,
     )
 
 
@@ -132,6 +143,16 @@ def _check_options(config: Any, numbers: dict[str, Any], bf16: Any) -> None:
         raise TypeError(
             f"`config` must be the config of a model of hf_vanilla that reads tokens, got a {type(config).__name__}."
         )
+
+
+def _check_speed(flops_per_second: Any) -> None:
+    """Check the speed that `estimate` is given."""
+    if flops_per_second is None:
+        return
+    if isinstance(flops_per_second, bool) or not isinstance(flops_per_second, int | float):
+        raise TypeError(f"`flops_per_second` must be a number, got {flops_per_second!r}.")
+    if not 0 < flops_per_second < math.inf:
+        raise ValueError(f"`flops_per_second` must be finite and above 0, got {flops_per_second}.")
 
 
 def _row_lengths(dataset: Any, columns: Sequence[str]) -> list[np.ndarray]:
@@ -161,12 +182,12 @@ def _row_lengths(dataset: Any, columns: Sequence[str]) -> list[np.ndarray]:
     return lengths
 
 
-def _forward_flops(config: Any, lengths: list[np.ndarray]) -> torch.Tensor:
+def _forward_flops(config: Any, lengths: list[np.ndarray], *, whole_last_layer: bool) -> torch.Tensor:
     """Count the operations of a forward pass of each row; a causal model predicts all tokens but the first."""
     inputs, *labels = (torch.from_numpy(side).double() for side in lengths)
     is_causal = "AutoModelForCausalLM" in config.auto_classes()
     label_counts = labels[0] if labels else inputs - 1 if is_causal else inputs * MASKED_SHARE
-    return config.forward_flops(inputs, label_counts, whole_last_layer=_device().type != "cpu")
+    return config.forward_flops(inputs, label_counts, whole_last_layer=whole_last_layer)
 
 
 def _device() -> torch.device:
@@ -177,11 +198,12 @@ def _device() -> torch.device:
 class _Probe:
     """Measures updates of a new model."""
 
-    def __init__(self, config: Any, bf16: bool) -> None:
+    def __init__(self, config: Any, bf16: bool, device: torch.device) -> None:
         names = ("AutoModelForSeq2SeqLM", "AutoModelForCausalLM", "AutoModelForPreTraining")
         auto_class = next(name for name in names if name in config.auto_classes())
         self.is_causal = auto_class == "AutoModelForCausalLM"
-        self.model: PreTrainedModel = config.auto_classes()[auto_class](config).to(_device()).train()
+        with device if device.type == "meta" else nullcontext():
+            self.model: PreTrainedModel = config.auto_classes()[auto_class](config).to(device).train()
         self.optimizer = torch.optim.AdamW(self.model.parameters(), fused=True)
         self.bf16 = bf16
         self.seconds: list[float] = []
@@ -216,7 +238,7 @@ class _Probe:
         """Return the bytes of weights, gradients and two moments, and of the largest forward pass."""
         weights = sum(parameter.nbytes for parameter in self.model.parameters())
         holes = CPU_HOLES if self.model.device.type == "cpu" else 0.0
-        return 4 * weights + (1 + holes) * max(self.kept_bytes)
+        return 4 * weights + (1 + holes) * max(self.kept_bytes, default=0)
 
     def _inputs(self, rows: dict[str, list[list[int]]]) -> dict[str, torch.Tensor]:
         """Make a batch; of a BERT, masked tokens and next sentences are drawn."""

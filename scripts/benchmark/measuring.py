@@ -182,9 +182,9 @@ def now() -> float:
     return time.perf_counter()
 
 
-def product_ceiling(dtype: torch.dtype) -> float:
+def product_ceiling(dtype: torch.dtype, size: int | None = None) -> float:
     """Measure the operations per second of one large matrix product, with the current number of threads."""
-    size = 8192 if device().type == "cuda" else 2048
+    size = size or (8192 if device().type == "cuda" else 2048)
     one, other = (torch.randn(size, size, device=device()).to(dtype) for _ in range(2))
     seconds = []
     for _ in range(8):

@@ -24,6 +24,7 @@ from hf_vanilla.command_line.checks import (
 from hf_vanilla.command_line.options import INTERRUPTED, parse_arguments, run, set_up_logging
 from hf_vanilla.command_line.report import describe_environment, write_report
 from hf_vanilla.training import resume_hint_on_interrupt
+from hf_vanilla_cli.options import answer
 
 
 @dataclass
@@ -125,6 +126,29 @@ def test_options_of_a_yaml_file(tmp_path, capsys, monkeypatch):
         path.write_text(text)
         with pytest.raises(SystemExit):
             parse_arguments(OwnArguments, description=None)
+        assert message in capsys.readouterr().err
+
+
+def test_options_after_a_file_replace_its_own(tmp_path, monkeypatch):
+    (tmp_path / "recipes").mkdir()
+    (tmp_path / "recipes" / "own.yaml").write_text("folder: x\ncommands: [a, b]\nis_red: false\n")
+    script = str(tmp_path / "script.py")
+    monkeypatch.setattr("sys.argv", [script, "own.yaml", "--commands", "c"])  # a recipe beside the script
+    (parsed,) = parse_arguments(NeedyArguments, description=None)
+    assert (parsed.folder, parsed.commands, parsed.is_red) == ("x", ["c"], False)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "own.yaml").write_text("folder: y\n")  # a file of one's own comes first
+    (parsed,) = parse_arguments(NeedyArguments, description=None)
+    assert (parsed.folder, parsed.commands, parsed.is_red) == ("y", ["c"], True)
+
+
+def test_wrong_options_after_a_file_are_reported(capsys, monkeypatch):
+    options = [{"name": "folder", "type": "str", "required": True}, {"name": "apples", "type": "int"}]
+    command = {"groups": [{"title": "Own", "options": options}], "trainer": []}
+    answer(command, ["own.yaml", "--apples", "3"], "script.py")
+    for words, message in (["--aples", "3"], "--aples; did you mean --apples?"), (["--apples", "x"], "--apples"):
+        with pytest.raises(SystemExit):
+            answer(command, ["own.yaml", *words], "script.py")
         assert message in capsys.readouterr().err
 
 

@@ -95,6 +95,15 @@ def test_estimate_extrapolates_a_run(bf16):
     assert twice.flops == pytest.approx(2 * costs.flops)
 
 
+def test_estimate_at_a_given_speed_measures_nothing():
+    config, pairs = tiny_config(), tiny_pairs(45)
+    measured = estimate(config, pairs, updates=100, max_tokens_per_batch=40, probes=1)
+    costs = estimate(config, pairs, updates=100, max_tokens_per_batch=40, flops_per_second=2e6)
+    assert (costs.parameters, costs.flops) == (measured.parameters, measured.flops)
+    assert costs.seconds == costs.flops / 2e6
+    assert costs.memory == 16 * costs.parameters  # float32: weights, gradients and two moments
+
+
 def test_estimate_prints_units():
     costs = Estimate(parameters=2_605_568, tokens_per_update=1234.6, flops=3.2149e15, memory=71.3e6, seconds=93_784.6)
     assert str(costs) == (
