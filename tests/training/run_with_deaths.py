@@ -10,8 +10,9 @@ import sys
 import time
 
 
-with open(f"{sys.argv[1]}/times", "a") as times:  # before the imports, which take seconds
-    times.write(f"start {time.time()}\n")
+if __name__ == "__main__":  # before the imports, which take seconds
+    with open(f"{sys.argv[1]}/times", "a") as times:
+        times.write(f"start {time.time()}\n")
 
 import signal
 from pathlib import Path
