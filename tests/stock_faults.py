@@ -58,7 +58,7 @@ def outcome(action, expected=None):
         result = action()
     except Exception as error:  # what it is, is the result
         message = str(error).strip().splitlines()[0].partition(": '")[0]  # without paths
-        return f"{type(error).__name__}: {message[:60]}"
+        return f"{type(error).__name__}: {message[:60].strip()}"
     if expected is None:
         return str(result)
     if any(each.isnan().any() for each in result.values()):
@@ -103,7 +103,8 @@ def remove(*names):
 
 WEIGHTS = "model.safetensors"
 DAMAGES = {
-    "killed inside a save": remove("optimizer.pt", "scheduler.pt", "rng_state.pth", "training_args.bin"),
+    "killed inside a save": remove("optimizer.pt", "scheduler.pt", "rng_state.pth", "trainer_state.json"),
+    "file missing": remove("optimizer.pt", "scheduler.pt"),
     "file cut short": lambda folder: os.truncate(folder / WEIGHTS, (folder / WEIGHTS).stat().st_size // 2),
     "flipped bit": lambda folder: flip(folder / WEIGHTS),
     "tensor missing": lambda folder: change(
@@ -159,6 +160,10 @@ def run():
         )
         found["NaN"] = outcome(lambda: train(elsewhere, fault=Fault(2, set_nan)), expected)
         found["SIGTERM or Ctrl-C"] = after_signal(Path(folder) / "killed")
+        token = "hf_" + "b" * 34
+        train(elsewhere, hub_token=token)
+        saved = token.encode() in (elsewhere / "checkpoint-4" / "training_args.bin").read_bytes()
+        found["token of the Hub"] = "saved in training_args.bin" if saved else "not saved"
         file = Path(folder) / "file"
         file.touch()
         found["folder not writable"] = outcome(lambda: train(file / "run"), expected)

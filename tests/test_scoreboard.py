@@ -14,6 +14,7 @@ def test_record_names_the_marked_tests_and_none_has_failed():
     marks = scoreboard.marked_tests()
     assert RECORD["tests"].keys() == marks.keys(), AGAIN
     assert {fault for faults in marks.values() for fault in faults} <= scoreboard.ROWS.keys()
+    assert all(row.stock or fault in RECORD["stock"] for fault, row in scoreboard.ROWS.items())
     assert [test for test, outcome in RECORD["tests"].items() if outcome == "failed"] == []
 
 

@@ -220,7 +220,7 @@ DAMAGES = {
 }
 
 
-@pytest.mark.promise("file cut short", "flipped bit", "tensor missing")
+@pytest.mark.promise("file missing", "file cut short", "flipped bit", "tensor missing")
 @pytest.mark.parametrize(("damage", "reason"), DAMAGES.values(), ids=DAMAGES)
 def test_run_resumes_from_the_newest_good_checkpoint(written_run, tmp_path, caplog, damage, reason):
     run = tmp_path / "run"
