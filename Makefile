@@ -28,7 +28,7 @@ DOCUMENTED := hf_vanilla $(addprefix hf_vanilla., data data.tokenization generat
 CASES ?= 1000
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo demo-bert demo-vit test test-kernels test-slow fuzz soak check format options docs release benchmark benchmark-gpu
+.PHONY: help venv demo demo-bert demo-vit test test-kernels test-slow scoreboard test-versions fuzz soak check format options docs release benchmark benchmark-gpu
 
 help:  ## List these commands.
 	@awk -F ':.*  ## ' '/^[a-z-]+:.*  ## / { printf "%-14s%s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -52,6 +52,12 @@ test-kernels: $(INSTALLED)  ## Run the tests that compute again, with the kernel
 
 test-slow: $(INSTALLED)  ## Run the tests that take longer than 20 seconds each.
 	$(PYTEST) -m slow
+
+scoreboard: $(INSTALLED)  ## Run the tests of what is promised, and write its tables; OPTIONS="-k disk" renews a part.
+	$(OFFLINE) $(THREADS) $(VENV_PYTHON) tests/scoreboard.py -n auto --dist loadgroup $(OPTIONS)
+
+test-versions: $(INSTALLED)  ## Run the core of the tests with the lowest and the newest versions that are allowed.
+	$(OFFLINE) $(THREADS) $(VENV_PYTHON) tests/versions.py $(OPTIONS)
 
 fuzz: $(INSTALLED)  ## Try thousands of random configs, inputs and options; CASES=20000 says how many of each kind.
 	FUZZ_CASES=$(CASES) $(PYTEST) tests/models/test_fuzz.py

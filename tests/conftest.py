@@ -86,3 +86,32 @@ def fed_positions(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
     monkeypatch.setattr(PositionwiseFeedForward, "forward", counted)
     return counts
+
+
+@pytest.fixture
+def assert_invariant(record_property: Callable[[str, object], None]) -> Callable[..., None]:
+    """Return a function that compares results and records the greatest difference, for the table of invariances.
+
+    A difference is in parts of the greatest value of its tensor, or of 1 where all are smaller. Float32 rounds at
+    1.2e-7 of a value: some hundred operations in another order are within the tolerance.
+    """
+
+    def check(what: str, family: str, actual: object, expected: object, tolerance: float = 1e-5) -> None:
+        actual, expected = flat("", actual), flat("", expected)
+        assert actual.keys() == expected.keys()
+        seen = 0.0
+        for name, wanted in expected.items():
+            assert actual[name].shape == wanted.shape
+            if wanted.numel():
+                difference = (actual[name] - wanted).abs().max() / wanted.abs().max().clamp(min=1)
+                seen = max(seen, difference.item())
+        record_property("invariance", [what, family, tolerance, seen])
+        assert seen <= tolerance
+
+    def flat(name: str, value: object) -> dict[str, torch.Tensor]:
+        if isinstance(value, torch.Tensor):
+            return {name: value.detach()}
+        items = value.items() if isinstance(value, dict) else enumerate(value)
+        return {key: each for inner, part in items for key, each in flat(f"{name}/{inner}", part).items()}
+
+    return check

@@ -214,8 +214,8 @@ def test_constraints_pin_every_requirement():
 
 
 COMMANDS = [
-    *("help", "venv", "demo", "demo-bert", "demo-vit", "test", "test-kernels", "test-slow", "fuzz", "soak", "check"),
-    *("format", "options", "docs", "release", "benchmark", "benchmark-gpu"),
+    *("help", "venv", "demo", "demo-bert", "demo-vit", "test", "test-kernels", "test-slow", "scoreboard"),
+    *("test-versions", "fuzz", "soak", "check", "format", "options", "docs", "release", "benchmark", "benchmark-gpu"),
 ]
 
 

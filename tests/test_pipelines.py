@@ -139,6 +139,7 @@ def test_answer_in_a_long_context_is_the_best_of_all_windows(reader):
     assert 0 < found[0]["score"] <= 1
 
 
+@pytest.mark.promise("odd text")
 def test_lone_surrogates_keep_their_positions(reader):
     odd = "\ud83d\ude00 \udfff the cat \ud800 likes the dog"
     found = reader("\ud800 a bird likes ?", odd, top_k=20)

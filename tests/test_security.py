@@ -58,6 +58,7 @@ def write_canary(path, canary):
         pickle.dump(Canary(canary), file, protocol=2)
 
 
+@pytest.mark.promise("pickle")
 @pytest.mark.parametrize("with_zip", [False, True], ids=["pickle", "torch"])
 def test_pickled_weights_are_not_run(folder, tmp_path, with_zip):
     canary = tmp_path / "canary"
@@ -73,6 +74,7 @@ def test_pickled_weights_are_not_run(folder, tmp_path, with_zip):
     assert not canary.exists()
 
 
+@pytest.mark.promise("pickle")
 @pytest.mark.parametrize("name", ["optimizer.pt", "scheduler.pt", "rng_state.pth", "training_args.bin"])
 def test_pickle_in_a_training_state_is_not_run(tmp_path, name):
     canary = tmp_path / "canary"
@@ -91,6 +93,7 @@ def test_pickle_in_a_training_state_is_not_run(tmp_path, name):
     assert not canary.exists()
 
 
+@pytest.mark.promise("config that names code")
 @pytest.mark.parametrize(
     "evil",
     [
@@ -120,6 +123,7 @@ def test_hostile_config_makes_no_request_and_runs_nothing(folder, tmp_path, no_n
         assert model.config._attn_implementation in ("sdpa", "eager")
 
 
+@pytest.mark.promise("config that names code")
 @pytest.mark.parametrize("trust", [False, True], ids=["not trusted", "trusted"])
 def test_hostile_pipeline_runs_only_if_trusted(folder, tmp_path, no_network, trust):
     canary = tmp_path / "canary"
@@ -133,6 +137,7 @@ def test_hostile_pipeline_runs_only_if_trusted(folder, tmp_path, no_network, tru
     assert canary.exists() == trust  # trusted code does run
 
 
+@pytest.mark.promise("config that names code")
 def test_check_of_a_hostile_folder_runs_nothing(folder, tmp_path, no_network):
     canary = tmp_path / "canary"
     (folder / "modeling.py").write_text(f"from pathlib import Path\nPath({str(canary)!r}).touch()\n")
@@ -172,6 +177,7 @@ def tagged(words, tags):
     tokenize_tagged_words(rows, None, ["O", FORGED], tokens_column="words", tags_column="tags", max_length=9)
 
 
+@pytest.mark.promise("hostile text")
 @pytest.mark.parametrize(
     "read",
     [

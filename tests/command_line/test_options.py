@@ -173,6 +173,7 @@ def test_interrupted_training_says_how_to_resume(tmp_path, capsys, is_saved):
     assert capsys.readouterr().err == f"\ninterrupted\n{hint}\n"
 
 
+@pytest.mark.promise("disk full")
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs a file that is always full")
 @pytest.mark.parametrize(
     "write",
@@ -285,6 +286,7 @@ def test_wrong_kind_of_model_is_reported_in_one_line(tmp_path, config, load, nee
         load(str(tmp_path))
 
 
+@pytest.mark.promise("absurd sizes")
 def test_absurd_file_is_refused_before_it_is_read(tmp_path):
     (tmp_path / "config.json").write_text("[" * 100_000)
     with pytest.raises(ValueError, match=r"config\.json must not nest"), explained_loading("model", tmp_path):

@@ -35,6 +35,7 @@ def test_lines_of_a_file(tmp_path, monkeypatch, kind, content, expected):
     assert read_lines("-" if kind == "stdin" else str(path)) == expected
 
 
+@pytest.mark.promise("odd text")
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [

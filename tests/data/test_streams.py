@@ -126,6 +126,7 @@ def test_processes_share_the_rows_of_a_pass(tmp_path, kind, num_processes):
     assert stream.state_dict()["buffer_start"]["source"]["pass"] > 2
 
 
+@pytest.mark.promise("bad rows and lost shards")
 def test_bad_records_are_refused_or_counted(tmp_path, caplog):
     rows = [*rows_of(range(5)), {"input_ids": [5] * 30, "labels": [5]}, {"input_ids": [6], "labels": []}]
     dataset = Dataset.from_list(rows).to_iterable_dataset()
@@ -152,6 +153,7 @@ def stream_of_files(folder):
     return paths, IterableDataset.from_generator(read_files, features=COLUMNS, gen_kwargs={"paths": names})
 
 
+@pytest.mark.promise("bad rows and lost shards")
 def test_lost_shard_stops_after_its_retries_or_is_skipped(tmp_path, caplog):
     paths, dataset = stream_of_files(tmp_path)
     expected = take(make(dataset), 30)
@@ -190,6 +192,7 @@ class FlakyRows:
             yield row
 
 
+@pytest.mark.promise("bad rows and lost shards")
 @pytest.mark.parametrize("num_processes", [1, 2])
 def test_failed_reads_are_retried_where_they_failed(num_processes):
     def stream(generator):

@@ -131,6 +131,7 @@ def test_any_mixture_of_scripts_decodes_to_itself(tokenizer: PreTrainedTokenizer
     assert decode(tokenizer, tokenizer(text)["input_ids"]) == text
 
 
+@pytest.mark.promise("odd text")
 def test_a_line_of_a_megabyte_decodes_to_itself(tokenizer: PreTrainedTokenizerFast) -> None:
     text = "a'" * 500_000
     assert decode(tokenizer, tokenizer(text)["input_ids"]) == text
@@ -260,6 +261,7 @@ def test_truncation_keeps_the_left_part_and_the_end_token() -> None:
     assert ids == [*whole[:3], 2]
 
 
+@pytest.mark.promise("special tokens in a text")
 def test_special_tokens_in_a_text_stay_plain_text_after_loading(tokenizer: PreTrainedTokenizerFast, tmp_path) -> None:
     tokenizer.save_pretrained(tmp_path)
     reloaded = AutoTokenizer.from_pretrained(tmp_path)

@@ -40,6 +40,7 @@ def test_text_and_pair_have_the_special_tokens_of_the_paper(tokenizer):
     assert pair["token_type_ids"] == [0] * (ends[0] + 1) + [1] * (ends[1] - ends[0])
 
 
+@pytest.mark.promise("special tokens in a text")
 def test_mask_in_a_text_is_special_by_default(tokenizer):
     assert tokenizer.mask_token_id in tokenizer("the [MASK] went")["input_ids"]
     assert tokenizer.mask_token_id not in tokenizer("the [MASK] went", split_special_tokens=True)["input_ids"]

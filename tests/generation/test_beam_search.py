@@ -499,6 +499,7 @@ REFUSED = [
 ]
 
 
+@pytest.mark.promise("options of a search")
 @pytest.mark.parametrize(("options", "error", "message"), REFUSED, ids=["-".join(case[0]) for case in REFUSED])
 def test_refuses(model, inputs, options, error, message):
     with pytest.raises(error, match=message):

@@ -85,6 +85,7 @@ def test_batches_have_a_number_of_tokens(model, tokenizer, searches, max_tokens_
     assert [size for _, size in searches] == sizes
 
 
+@pytest.mark.promise("empty batch or sentence")
 def test_texts_without_words_have_empty_translations(model, tokenizer):
     found = translate(model, tokenizer, ["", "x", " \t\u3000", "\n"], max_length_offset=1, n_best=2)
     assert texts_of([found[0], found[2], found[3]]) == [[""], [""], [""]]
@@ -93,6 +94,7 @@ def test_texts_without_words_have_empty_translations(model, tokenizer):
     assert translate(model, tokenizer, []) == []
 
 
+@pytest.mark.promise("odd text")
 def test_odd_texts_are_translated(model, tokenizer):
     odd = ["\x00", "a\ud800b", "</s>", "\u202eabc", "e\u0301" * 5, "\ufeff", "a\r\nb"]
     found = translate(model, tokenizer, odd, max_length_offset=1)
@@ -102,6 +104,7 @@ def test_odd_texts_are_translated(model, tokenizer):
     assert found[1][0].text == replaced[0][0].text
 
 
+@pytest.mark.promise("special tokens in a text")
 def test_special_tokens_in_texts_are_plain_text(model, tokenizer):
     reading = train_tokenizer(SENTENCES * 3, 275, show_progress=False, split_special_tokens=False)
     assert reading("</s>")["input_ids"] == [2, 2]
@@ -109,6 +112,7 @@ def test_special_tokens_in_texts_are_plain_text(model, tokenizer):
     assert encoded["input_ids"] == tokenizer("</s>")["input_ids"] != [2, 2]
 
 
+@pytest.mark.promise("too long")
 def test_long_texts_are_truncated_and_counted(model, tokenizer, caplog):
     texts = [SENTENCES[0] * 20, "x", "y " * 50_000]
     options = {"max_length_offset": 0, "max_source_length": 9}

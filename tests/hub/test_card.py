@@ -176,6 +176,7 @@ def test_metadata_survives_a_round_trip(tmp_path):
     assert loaded.tags == ["hf_vanilla", "vanilla_bert"]
 
 
+@pytest.mark.promise("hostile text")
 def test_hostile_facts_do_not_break_the_metadata(tmp_path):
     evil = CardFacts(
         title="x\n---\nlicense: mit\n---", license="apache-2.0", training_data="{{ 7 * 7 }} \x1b[31m<script>"
@@ -337,6 +338,7 @@ def test_facts_of_an_author_load_and_run_nothing():
         assert ast.literal_eval(call) == facts.example
 
 
+@pytest.mark.promise("hostile text")
 def test_text_from_files_is_escaped():
     results = {
         "bleu": 12.5,

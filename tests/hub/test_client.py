@@ -17,6 +17,7 @@ from hf_vanilla.hub.client import MAX_ATTEMPTS
 pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning")
 
 
+@pytest.mark.promise("error of the Hub")
 @pytest.mark.parametrize("form", ["seconds", "date", "past", "nonsense"])
 def test_retry_waits_as_long_as_the_hub_asks(hub, folder, waits, caplog, form):
     now = time.time()
@@ -43,6 +44,7 @@ def test_retry_gives_up_if_the_wait_is_too_long(hub, folder, waits, caplog, form
     assert_published(hub, folder)
 
 
+@pytest.mark.promise("error of the Hub")
 @pytest.mark.parametrize(
     ("method", "path", "status", "advice"),
     [
@@ -61,6 +63,7 @@ def test_refusal_is_not_retried_and_comes_with_advice(hub, folder, waits, method
     assert hub.titles() == ["initial commit"]
 
 
+@pytest.mark.promise("token of the Hub")
 def test_wrong_token_is_not_shown(hub, folder, caplog):
     wrong = "hf_" + "B" * 37
     with pytest.raises(HfHubHTTPError, match="401") as error:
@@ -78,6 +81,7 @@ def test_missing_token_is_found_before_any_request(hub, folder, monkeypatch):
     assert hub.ask("/test/log") == []
 
 
+@pytest.mark.promise("offline")
 def test_offline_mode_is_not_retried(hub, folder, waits, monkeypatch):
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     with pytest.raises(OfflineModeIsEnabled):

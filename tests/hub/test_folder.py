@@ -134,6 +134,7 @@ def add_another_tokenizer(folder):
     train_wordpiece_tokenizer(texts, 90, show_progress=False).save_pretrained(folder)
 
 
+@pytest.mark.promise("hostile weights", "absurd sizes", "tensor missing", "pickle")
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -168,6 +169,7 @@ def test_unfit_folder_is_not_published(hub, folder, change, message):
     assert hub.ask("/test/log") == []
 
 
+@pytest.mark.promise("pickle")
 @pytest.mark.parametrize("name", ["old.PKL", "raw-2.dat", "raw-3.dat", "raw-4.dat", "raw-5", "zip.tar", "legacy.tar"])
 def test_pickle_is_recognized_by_its_content(folder, name):
     path = folder / name
@@ -195,6 +197,7 @@ def test_other_files_are_not_taken_for_pickles(folder):
     assert {"texts.zip", "picture.png", "empty.txt", "zip.txt", "more/values.safetensors"} <= set(check_folder(folder))
 
 
+@pytest.mark.promise("token of the Hub")
 @pytest.mark.parametrize("before", [0, (1 << 20) - 20, (2 << 20) - 1], ids=["start", "boundary", "next boundary"])
 @pytest.mark.parametrize(
     "token",

@@ -242,6 +242,7 @@ def test_trained_model_loads_through_every_auto_class_and_is_saved_completely(hu
         assert torch.equal(tensor, expected[2]), (place, name)
 
 
+@pytest.mark.promise("broken download")
 def test_interrupted_download_is_completed(hub, folder, tmp_path):
     publish(folder, REPO)
     expected = (folder / "model.safetensors").read_bytes()
@@ -254,6 +255,7 @@ def test_interrupted_download_is_completed(hub, folder, tmp_path):
     assert all(torch.equal(value, weights[name]) for name, value in model.state_dict().items())
 
 
+@pytest.mark.promise("broken download")
 def test_corrupt_download_is_found(hub, folder, tmp_path):
     publish(folder, REPO)
     hub.fail({"method": "GET", "path": "/resolve/.*/layers.py", "corrupt": True})
@@ -277,6 +279,7 @@ def test_slow_hub_changes_nothing(hub, folder, tmp_path, waits, monkeypatch):
     assert all(torch.equal(found[name], value) for name, value in weights.items())
 
 
+@pytest.mark.promise("broken download")
 def test_commit_amid_a_download_gives_no_mixture(hub, folder, tmp_path, monkeypatch):
     models = []
     for seed in (0, 1):
@@ -302,6 +305,7 @@ def test_commit_amid_a_download_gives_no_mixture(hub, folder, tmp_path, monkeypa
         assert torch.equal(found[name], value), name
 
 
+@pytest.mark.promise("broken download")
 def test_missing_revision_is_named(hub, folder, tmp_path, waits):
     publish(folder, REPO)
     with pytest.raises(OSError, match="v9 is not a valid git identifier"):

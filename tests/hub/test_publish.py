@@ -82,6 +82,7 @@ def test_dry_run_shows_the_card_and_lists_the_picture(hub, folder):
     assert publish(folder, REPO, facts=CardFacts(), dry_run=True).uploaded == ()
 
 
+@pytest.mark.promise("offline")
 @pytest.mark.parametrize("failure", ["offline", "down", "unknown token"])
 def test_dry_run_works_without_the_hub(hub, folder, waits, monkeypatch, failure):
     if failure == "offline":
@@ -173,6 +174,7 @@ FAULTS = {
 }
 
 
+@pytest.mark.promise("error of the Hub", "connection lost")
 @pytest.mark.parametrize("fault", FAULTS)
 @pytest.mark.parametrize(("method", "path"), CALLS, ids=lambda each: each.strip("/").split("/")[-1] or each)
 def test_publish_survives_a_fault_at_any_request(hub, folder, waits, method, path, fault):
@@ -217,6 +219,7 @@ def test_roll_back_survives_a_fault_at_any_request(hub, folder, waits, method, p
     assert hub.titles() == ["Go back to v1", "Upload model", "Upload model", "initial commit"]
 
 
+@pytest.mark.promise("connection lost")
 def test_publish_resumes_after_an_outage(hub, folder, waits):
     hub.fail({"method": "POST", "path": "/commit/", "status": 503, "times": 99})
     with pytest.raises(HfHubHTTPError, match="503"):
@@ -229,6 +232,7 @@ def test_publish_resumes_after_an_outage(hub, folder, waits):
     assert len(hub.requests("PUT", "/lfs/")) == 1  # the weights were there already
 
 
+@pytest.mark.promise("two pushes at once")
 @pytest.mark.parametrize("status", [409, 412])
 def test_conflict_at_the_commit_is_retried(hub, folder, waits, status):
     conflict = {"method": "POST", "path": "/commit/", "status": status}
@@ -295,6 +299,7 @@ def test_missing_branch_is_found_before_any_change(hub, folder, waits, is_there)
         assert hub.files().keys() == {".gitattributes"}
 
 
+@pytest.mark.promise("two pushes at once")
 def test_commit_of_another_is_not_overwritten(hub, folder, monkeypatch):
     publish(folder, REPO)
     (folder / "notes.txt").write_text("ours")
@@ -405,6 +410,7 @@ def test_card_with_facts_is_renewed_with_facts(hub, folder):
     assert "| validation | accuracy of masked tokens | 0.5 |" in (folder / "README.md").read_text()
 
 
+@pytest.mark.promise("token of the Hub")
 def test_token_is_sent_in_headers_only(hub, folder, caplog):
     publish(folder, REPO)
     for path in folder.iterdir():
@@ -428,6 +434,7 @@ for line in sys.stdin:
 """
 
 
+@pytest.mark.promise("killed while pushing")
 def test_killed_push_is_resumed(hub, folder):
     environment = {**os.environ, "HF_ENDPOINT": hub.url, "HF_HUB_OFFLINE": "0", "HF_HUB_DISABLE_XET": "1"}
     command = [sys.executable, "-c", PUSH]

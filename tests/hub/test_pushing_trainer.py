@@ -79,6 +79,7 @@ def failures(caplog):
     return [message for message in caplog.messages if "Training continues" in message]
 
 
+@pytest.mark.promise("Hub down in training")
 @pytest.mark.parametrize(
     "make_classes",
     [
@@ -208,6 +209,7 @@ def test_other_models_are_pushed(hub, folder, tmp_path, caplog, load, name):
     assert name in hub.files()
 
 
+@pytest.mark.promise("Hub down in training")
 def test_refusal_ends_the_run_before_the_first_step(hub, folder, tmp_path, monkeypatch):
     monkeypatch.setenv("HF_TOKEN", "hf_" + "B" * 37)
     with pytest.raises(HfHubHTTPError, match="401"):
@@ -254,6 +256,7 @@ def test_failed_push_of_a_checkpoint_is_reported_once(hub, folder, tmp_path, wai
     assert hub.titles() == [f"Training in progress, step {step}" for step in pushed] + ["initial commit"]
 
 
+@pytest.mark.promise("Hub down in training")
 def test_training_survives_the_end_of_the_hub(hub, folder, tmp_path, caplog):
     trainer = make_trainer(folder, tmp_path)
     hub.process.kill()
@@ -263,6 +266,7 @@ def test_training_survives_the_end_of_the_hub(hub, folder, tmp_path, caplog):
     assert len(failures(caplog)) == 2
 
 
+@pytest.mark.promise("Hub down in training")
 @pytest.mark.parametrize("status", [401, 403])
 def test_training_survives_a_late_refusal(hub, folder, tmp_path, caplog, status):
     hub.fail({"method": "POST", "path": "/repos/create", "status": 503, "times": 9999})
@@ -358,6 +362,7 @@ def test_script_survives_hub_outage(hub, folder, tmp_path):
     assert [path for path in files if TOKEN.encode() in path.read_bytes()] == []
 
 
+@pytest.mark.promise("token of the Hub")
 def test_token_of_the_arguments_is_not_saved(hub, folder, tmp_path, monkeypatch, caplog, capfd):
     monkeypatch.delenv("HF_TOKEN")
     trainer = make_trainer(folder, tmp_path, hub_token=TOKEN, hub_always_push=True, hub_strategy="checkpoint")

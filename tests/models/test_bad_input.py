@@ -25,6 +25,7 @@ def with_value(ids, row, column, value):
     return changed
 
 
+@pytest.mark.promise("id outside the vocabulary")
 @pytest.mark.parametrize("value", [13, 14, 10**9, -1, -100])
 @pytest.mark.parametrize("name", ["input_ids", "decoder_input_ids"])
 def test_id_outside_the_vocabulary_is_refused(model, name, value):
@@ -34,6 +35,7 @@ def test_id_outside_the_vocabulary_is_refused(model, name, value):
         model(**inputs)
 
 
+@pytest.mark.promise("id outside the vocabulary")
 @pytest.mark.parametrize("num_beams", [1, 3])
 def test_id_outside_the_vocabulary_is_refused_by_generate(model, num_beams):
     with pytest.raises(ValueError, match=r"`input_ids` must be in \[0, 13\); got 13 at row 0, position 2"):
@@ -52,6 +54,7 @@ def test_source_and_target_ids_are_checked_against_their_own_vocabularies():
         model(SOURCE, labels=with_value(LABELS, 0, 0, 13))
 
 
+@pytest.mark.promise("id outside the vocabulary")
 @pytest.mark.parametrize("value", [13, -1, -5, -99, -101])
 @pytest.mark.parametrize("column", [0, 6])
 @pytest.mark.parametrize("explicit", [True, False], ids=["decoder input given", "decoder input made"])
@@ -101,6 +104,7 @@ def test_int32_ids_are_accepted(model):
     assert model.eval()(**{**INPUTS, "input_ids": SOURCE.int()}).logits.shape == (2, 7, 13)
 
 
+@pytest.mark.promise("mask of another shape")
 @pytest.mark.parametrize("shape", [(2, 4), (2, 6), (1, 5), (3, 5), (5, 2), (5,), (2, 1, 5)], ids=str)
 def test_attention_mask_of_another_shape_is_refused(model, shape):
     message = f"`attention_mask` must have shape (batch, length) = (2, 5), got {shape}."
@@ -115,6 +119,7 @@ def test_attention_mask_of_another_shape_is_refused_by_generate(model, num_beams
         model.generate(SOURCE, attention_mask=torch.ones(2, 6, dtype=torch.long), num_beams=num_beams)
 
 
+@pytest.mark.promise("mask of another shape")
 @pytest.mark.parametrize("shape", [(2, 5), (2, 8), (1, 7)], ids=str)
 def test_decoder_attention_mask_of_another_shape_is_refused(model, shape):
     message = rf"`decoder_attention_mask` must have shape \(batch, length\) = \(2, 7\), got \({shape[0]}, {shape[1]}\)"
@@ -189,6 +194,7 @@ def test_cache_without_cross_attention_is_refused(model):
         model(**INPUTS, past_key_values=DynamicCache(config=model.config))
 
 
+@pytest.mark.promise("too long")
 def test_exceeding_learned_positions_is_refused():
     model = tiny_model(position_type="learned", max_position_embeddings=6)
     short = torch.full((2, 6), 3)

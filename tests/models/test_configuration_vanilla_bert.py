@@ -85,6 +85,7 @@ def test_relative_positions_are_refused(tmp_path):
         VanillaBertConfig.from_pretrained(tmp_path)
 
 
+@pytest.mark.promise("nonsense in a config")
 @pytest.mark.parametrize(
     ("fields", "message"),
     [

@@ -173,6 +173,7 @@ def test_every_field_is_used():
     assert own - read <= {"bos_token_id", "eos_token_id", "use_cache"}
 
 
+@pytest.mark.promise("nonsense in a config")
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
@@ -204,6 +205,7 @@ def test_rates_may_be_integers():
     assert (config.dropout, config.label_smoothing, config.attention_scale) == (0, 0, 1)
 
 
+@pytest.mark.promise("nonsense in a config")
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [

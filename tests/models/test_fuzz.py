@@ -19,6 +19,7 @@ fuzz = settings(
 )
 
 
+@pytest.mark.promise("anything at random")
 @pytest.mark.parametrize("kind", KINDS)
 @given(data=st.data())
 @fuzz

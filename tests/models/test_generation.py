@@ -109,6 +109,7 @@ def test_sentence_of_a_batch_equals_the_sentence_alone(model):
         assert (together[row, len(alone) :] == EOS).all()  # transformers pads with the end token if padding is 0
 
 
+@pytest.mark.promise("row of padding")
 @pytest.mark.parametrize("num_beams", [1, 3])
 def test_row_of_padding_does_not_change_the_others(model, num_beams):
     source = torch.cat((SOURCE, torch.zeros(1, 5, dtype=torch.long)))
@@ -371,6 +372,7 @@ def test_learned_positions_limit_the_default_length():
     assert model.generate(**INPUTS, **endless, max_length=9, cache_implementation="static").shape == (2, 9)
 
 
+@pytest.mark.promise("generation past the positions")
 @pytest.mark.parametrize("length", [dict(max_new_tokens=9), dict(max_length=10)], ids=str)
 @pytest.mark.parametrize("num_beams", [1, 2])
 def test_exceeding_learned_positions_is_refused_before_decoding_starts(length, num_beams):
@@ -384,6 +386,7 @@ def test_exceeding_learned_positions_is_refused_before_decoding_starts(length, n
     assert calls == []
 
 
+@pytest.mark.promise("empty batch or sentence")
 @pytest.mark.parametrize("num_beams", [1, 3])
 @pytest.mark.parametrize("kernel", ["eager", "sdpa"])
 @pytest.mark.parametrize("cache", [{}, dict(cache_implementation="static")], ids=["dynamic", "static"])
@@ -400,11 +403,13 @@ def test_empty_batch_gives_empty_output(num_beams, kernel, cache):
     assert torch.equal(as_dict.sequences, no_source)
 
 
+@pytest.mark.promise("empty batch or sentence")
 @pytest.mark.parametrize(("ends", "expected"), [([5, 2], [[BOS, 5]]), (None, [[BOS]])], ids=str)
 def test_empty_source_gives_start_and_first_end_token(ends, expected):
     assert tiny_model(eos_token_id=ends).generate(SOURCE[:1, :0]).tolist() == expected
 
 
+@pytest.mark.promise("options of a search")
 @pytest.mark.parametrize(
     ("options", "message"),
     [

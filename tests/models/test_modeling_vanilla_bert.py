@@ -75,6 +75,7 @@ def test_training_projects_labelled_tokens_and_evaluation_all(task):
     assert model(**TEXT)[name].shape == (2, 7, VOCAB)
 
 
+@pytest.mark.promise("no labels")
 def test_batch_without_masked_tokens_has_zero_loss_and_gradients():
     model = tiny_bert("masked-lm").train()
     loss = model(**TEXT, labels=torch.full_like(IDS, -100)).loss
@@ -322,6 +323,7 @@ def test_answers_labelled_minus_100_are_ignored():
     torch.testing.assert_close(model(**TEXT, start_positions=positions, end_positions=positions).loss, expected)
 
 
+@pytest.mark.promise("too long")
 def test_too_long_input_is_refused():
     with pytest.raises(ValueError, match=r"12 tokens exceeds `max_position_embeddings` \(11\); truncate"):
         tiny_bert("model")(torch.ones(2, 12, dtype=torch.long))

@@ -308,6 +308,7 @@ def test_past_and_new_tokens_must_have_positions():
         model(IDS, past_key_values=cache)
 
 
+@pytest.mark.promise("generation past the positions")
 def test_generation_ends_where_positions_end():
     model = tiny_gpt()
     assert model.generate(IDS[:1], do_sample=False, eos_token_id=None, max_length=18).shape == (1, 18)

@@ -159,6 +159,7 @@ def test_padding_on_the_left_equals_padding_on_the_right(kernel, position_type):
     torch.testing.assert_close(left[1, 3:], right[1, :4], rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.promise("row of padding")
 @pytest.mark.parametrize("kernel", ["eager", "sdpa"])
 @pytest.mark.parametrize("differentiable", [True, False], ids=["gradients", "no gradients"])
 def test_row_of_padding_is_finite_and_does_not_change_the_others(kernel, differentiable):
@@ -231,6 +232,7 @@ def test_evaluation_is_deterministic_and_training_depends_on_the_seed(model):
     assert losses[0] != losses[2]
 
 
+@pytest.mark.promise("empty batch or sentence")
 @pytest.mark.parametrize("differentiable", [True, False], ids=["gradients", "no gradients"])
 @pytest.mark.parametrize("kernel", ["eager", "sdpa"])
 def test_empty_batch_and_empty_sequences_are_accepted(kernel, differentiable):
@@ -332,6 +334,7 @@ def test_accumulated_batches_give_the_gradient_of_one_large_batch(training, part
     assert_same(gradients(model), expected, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.promise("no labels")
 @pytest.mark.parametrize("training", [True, False], ids=["training", "evaluation"])
 @pytest.mark.parametrize("items", [None, 0, torch.tensor(0), 14], ids=["none", "zero", "zero as a tensor", "others'"])
 def test_no_labels_give_zero_loss_and_gradients(training, items):
@@ -418,6 +421,7 @@ def test_targets_may_share_encoder_outputs(model):
     torch.testing.assert_close(shared, repeated, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.promise("too long")
 def test_sinusoidal_positions_have_no_maximum_length():
     model = tiny_model(max_position_embeddings=3, encoder_layers=1, decoder_layers=1)
     source, target = torch.randint(3, VOCAB, (1, 600)), torch.randint(3, VOCAB, (1, 700))

@@ -83,6 +83,7 @@ def test_trained_model_translates_a_file(run_dir, corpus, tmp_path):
     assert 0 <= result["bleu"] <= 100
 
 
+@pytest.mark.promise("odd text")
 @pytest.mark.parametrize(
     ("lines", "message"),
     [
@@ -142,6 +143,7 @@ def test_help_has_every_group_of_options():
     assert [option for option in options if f"--{option}" not in shown.stdout] == []
 
 
+@pytest.mark.promise("NaN")
 def test_diverging_training_with_stock_batches_saves_nothing(corpus, tmp_path):
     sizes = TINY[: TINY.index("--max_tokens_per_batch")]
     options = ["--use_cpu", "--max_steps", 6, "--save_steps", 4, "--learning_rate", "1e38"]
@@ -151,6 +153,7 @@ def test_diverging_training_with_stock_batches_saves_nothing(corpus, tmp_path):
     assert not list((tmp_path / "run").rglob("*.safetensors"))
 
 
+@pytest.mark.promise("folder not writable")
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

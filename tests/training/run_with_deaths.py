@@ -10,8 +10,8 @@ import sys
 import time
 
 
-if __name__ == "__main__":
-    with open(f"{sys.argv[1]}/times", "a") as times:  # before the imports, which take seconds
+if __name__ == "__main__":  # before the imports, which take seconds
+    with open(f"{sys.argv[1]}/times", "a") as times:
         times.write(f"start {time.time()}\n")
 
 import signal

@@ -6,6 +6,7 @@ import re
 import runpy
 import shutil
 import sys
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -219,6 +220,7 @@ DAMAGES = {
 }
 
 
+@pytest.mark.promise("file missing", "file cut short", "flipped bit", "tensor missing")
 @pytest.mark.parametrize(("damage", "reason"), DAMAGES.values(), ids=DAMAGES)
 def test_run_resumes_from_the_newest_good_checkpoint(written_run, tmp_path, caplog, damage, reason):
     run = tmp_path / "run"
@@ -237,6 +239,7 @@ def test_unknown_checkpoint_raises(tmp_path):
         checkpoint_to_resume(tmp_path, "nowhere")
 
 
+@pytest.mark.promise("file cut short", "flipped bit")
 def test_run_with_damaged_checkpoints_alone_does_not_start_anew(written_run, tmp_path):
     run = tmp_path / "run"
     shutil.copytree(written_run, run)
@@ -247,6 +250,7 @@ def test_run_with_damaged_checkpoints_alone_does_not_start_anew(written_run, tmp
     assert last_complete_checkpoint(run) is None
 
 
+@pytest.mark.promise("killed inside a save")
 def test_unfinished_checkpoints_are_no_damage(tmp_path, caplog):
     make_trainer(tmp_path, max_steps=1).train()
     (tmp_path / "checkpoint-1" / "manifest.json").unlink()  # as if killed before it was written
@@ -260,6 +264,7 @@ def test_unfinished_checkpoints_are_no_damage(tmp_path, caplog):
     assert checkpoint_to_resume(tmp_path) == str(tmp_path / "checkpoint-4")
 
 
+@pytest.mark.promise("killed inside a save", "other processes or batches", "other config, tokenizer or data")
 @pytest.mark.parametrize("trainer_class", [VanillaTrainer, Seq2SeqTrainer])
 def test_trainer_resumes_to_the_same_bits_and_refuses_another_training(tmp_path, caplog, trainer_class):
     def start(checkpoint, **changes):
@@ -294,6 +299,7 @@ def with_another_token(tokenizer):
     return tokenizer
 
 
+@pytest.mark.promise("other processes or batches", "other config, tokenizer or data")
 def test_changed_versions_and_processes_are_named(tmp_path, caplog):
     make_trainer(tmp_path, max_steps=2).train()
     path = tmp_path / "checkpoint-2" / "manifest.json"
@@ -304,7 +310,7 @@ def test_changed_versions_and_processes_are_named(tmp_path, caplog):
     manifest["format"] = 1  # which has no checksum of the manifest
     path.write_text(json.dumps(manifest))
     make_trainer(tmp_path).train(resume_from_checkpoint=True)
-    assert f"was saved: torch (2.4, now {torch.__version__})" in caplog.text
+    assert f"was saved: torch (2.4, now {version('torch')})" in caplog.text
     path.write_text(json.dumps({**manifest, "world_size": 3}))
     with pytest.raises(ValueError, match="the number of processes is 1, not 3"):
         make_trainer(tmp_path).train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))

@@ -51,13 +51,16 @@ def test_two_ranks_ran(ranks):
     assert [rank["world_size"] for rank in ranks.values()] == [2, 2]
 
 
+@pytest.mark.promise("other ways to compute")
 @pytest.mark.parametrize("kind", ["stock", "vanilla"])
-def test_two_ranks_train_as_one_process_with_the_same_global_batch(ranks, kind, tmp_path):
+def test_two_ranks_train_as_one_process_with_the_same_global_batch(ranks, kind, tmp_path, assert_invariant):
     alone = run_two_ranks.train(kind, tmp_path, gradient_accumulation_steps=2)
     assert len(alone["losses"]) >= 10
     assert max(each.abs().max() for each in alone["gradients"].values()) > 0.05
     for rank in ranks.values():
-        assert_close(rank[kind]["gradients"], alone["gradients"])
+        assert_invariant(
+            "one process or two (DDP), gradients", "encoder-decoder", rank[kind]["gradients"], alone["gradients"]
+        )
         assert rank[kind]["losses"] == pytest.approx(alone["losses"], abs=1e-4)
         assert_close(without_key_biases(rank[kind]["weights"]), without_key_biases(alone["weights"]), 1e-4)
 

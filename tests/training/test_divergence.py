@@ -40,6 +40,7 @@ CASES = {
 }
 
 
+@pytest.mark.promise("NaN")
 @pytest.mark.parametrize(("poisoned_step", "changes", "message", "saved"), CASES.values(), ids=CASES)
 def test_stock_trainer_stops_before_it_saves(tmp_path, poisoned_step, changes, message, saved):
     best = {"metric_for_best_model": "loss"} if changes.get("save_strategy") == "best" else {}
@@ -63,6 +64,7 @@ def test_infinite_gradients_are_accepted_with_loss_scaling(tmp_path):
         StopOnNaNCallback().on_log(*log, optimizer=SimpleNamespace(scaler=None))
 
 
+@pytest.mark.promise("NaN")
 def test_final_model_with_nan_is_not_saved(tmp_path):
     trainer = stock_trainer(tmp_path, poisoned_step=99)
     name, weight = list(trainer.model.named_parameters())[-1]

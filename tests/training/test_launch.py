@@ -73,6 +73,7 @@ def sums_in(folder):
     return [(folder / str(rank)).read_text() for rank in range(2)]
 
 
+@pytest.mark.promise("process killed")
 def test_job_restarts_after_a_death(tmp_path):
     assert start(worker_in(tmp_path, WORKER), tmp_path, RESTARTS="1").wait(PATIENCE) == 0
     assert sums_in(tmp_path) == ["3.0", "3.0"]
@@ -94,6 +95,7 @@ def test_signal_reaches_the_processes_which_are_killed_after_the_grace(tmp_path)
         os.kill(int((tmp_path / "ready").read_text()), 0)
 
 
+@pytest.mark.promise("process killed")
 @pytest.mark.slow
 def test_two_machines_restart_after_a_death(tmp_path):
     with socket.socket() as free:
@@ -141,6 +143,7 @@ def test_job_in_slurm_is_queued_again_when_its_time_is_up(tmp_path):
     assert (tmp_path / "queue").read_text() == "requeue 7\n"
 
 
+@pytest.mark.promise("killed inside a save", "process killed", "process 0 killed in a save")
 @pytest.mark.slow
 @needs_resume
 def test_killed_training_ends_with_the_weights_of_an_undisturbed_one(tmp_path):
@@ -210,6 +213,7 @@ def ip(*arguments):
         pytest.skip(f"no network namespaces here: {made.stderr}")
 
 
+@pytest.mark.promise("process killed")
 @pytest.mark.slow
 def test_two_hosts_restart_after_a_death(machines, tmp_path):
     worker = worker_in(tmp_path, WORKER)

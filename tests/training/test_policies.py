@@ -36,6 +36,7 @@ def are_equal(left, right):
 # on_nan
 
 
+@pytest.mark.promise("NaN")
 @pytest.mark.parametrize("kind", ["vanilla", "stock"])
 @pytest.mark.parametrize("accumulation", [1, 2])
 def test_skipped_update_changes_nothing(tmp_path, caplog, kind, accumulation):
@@ -59,6 +60,7 @@ def test_skipped_update_changes_nothing(tmp_path, caplog, kind, accumulation):
     assert "Its update is skipped: 1 in a row, 1 in all." in caplog.text
 
 
+@pytest.mark.promise("NaN")
 def test_stop_names_the_rows_and_saves_nothing(tmp_path):
     trainer = make_trainer(tmp_path, FAILING, save_strategy="steps", save_steps=3, logging_steps=100)
     with pytest.raises(ValueError, match=re.escape(f"nan at step 3 (row 2 '{TEXT}' of a batch of 4); checkpoints")):
@@ -67,6 +69,7 @@ def test_stop_names_the_rows_and_saves_nothing(tmp_path):
     assert all(weight.isfinite().all() for weight in weights_of(trainer).values())
 
 
+@pytest.mark.promise("NaN")
 @pytest.mark.parametrize("max_grad_norm", [0.0, 1.0])
 def test_gradient_alone_is_found(tmp_path, max_grad_norm):
     trainer = make_trainer(tmp_path, FAILING, max_grad_norm=max_grad_norm)
@@ -98,6 +101,7 @@ class SpoilOnce(TrainerCallback):
             next(model.parameters()).data[3] = math.nan
 
 
+@pytest.mark.promise("NaN")
 @pytest.mark.parametrize(("failing_row", "callbacks"), [(13, []), (13, [SpoilOnce])], ids=["batch", "state"])
 def test_rollback_leaves_out_the_update_that_failed(tmp_path, caplog, failing_row, callbacks):
     skipping = make_trainer(tmp_path / "skip", make_pairs(24, failing_row), on_nan="skip", **SAVING)
@@ -132,6 +136,7 @@ def test_rollback_ends(tmp_path):
         trainer.train()
 
 
+@pytest.mark.promise("NaN", "disk full")
 @pytest.mark.slow
 def test_processes_decide_the_same(tmp_path):
     pytest.importorskip("resource", reason="needs limits of Unix")
@@ -173,6 +178,7 @@ def training_losses(seed, updates=2500, warmup=1000):
     return falling + noise
 
 
+@pytest.mark.promise("divergence")
 def test_ordinary_training_raises_no_alarm_and_a_spike_does():
     for seed in range(3):
         losses = training_losses(seed)
@@ -189,6 +195,7 @@ def test_limit_of_divergence_is_the_one_documented():
     assert first_alarm([*before, 9.0], 4, 2, 2) is None  # too few yet
 
 
+@pytest.mark.promise("divergence")
 @pytest.mark.parametrize(("kind", "accumulation"), [("vanilla", 1), ("vanilla", 3), ("stock", 1)])
 def test_divergence_stops_a_training(tmp_path, kind, accumulation):
     calls = []
@@ -264,6 +271,7 @@ class FullAt(TrainerCallback):
             self.filler.unlink()
 
 
+@pytest.mark.promise("disk full")
 @pytest.mark.parametrize("free", [0, 20_000, 150_000])
 @pytest.mark.parametrize("policy", ["stop", "continue"])
 def test_full_disk(small_disk, tmp_path, caplog, capsys, policy, free):

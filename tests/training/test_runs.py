@@ -41,6 +41,7 @@ with lock_run_folder(sys.argv[1]):
 """
 
 
+@pytest.mark.promise("two runs in one folder")
 def test_lock_ends_with_its_process(tmp_path):
     folder = tmp_path / "run"
     with subprocess.Popen(
@@ -82,6 +83,7 @@ def begin(folder, options, checkpoint=None):
     check_and_save_options(folder, decisive_options(options), checkpoint)
 
 
+@pytest.mark.promise("other config, tokenizer or data")
 def test_changed_options_are_refused(tmp_path, options):
     run = tmp_path / "run"
     begin(run, options)
@@ -105,6 +107,7 @@ def test_changed_options_are_refused(tmp_path, options):
     assert not (tmp_path / "elsewhere").exists()
 
 
+@pytest.mark.promise("other config, tokenizer or data")
 @pytest.mark.parametrize(
     "change",
     [
@@ -128,6 +131,7 @@ def test_run_is_resumed_with_its_optimizer_schedule_and_precision(tmp_path, chan
     begin_run(arguments(max_steps=9, logging_steps=1, eval_steps=4))
 
 
+@pytest.mark.promise("other config, tokenizer or data")
 @pytest.mark.parametrize("folder", ["", "target_tokenizer"], ids=["source", "target"])
 def test_run_is_resumed_with_its_tokenizer(tmp_path, folder):
     checkpoint = tmp_path / "run" / "checkpoint-2"
@@ -206,6 +210,7 @@ def files_in(folder):
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
+@pytest.mark.promise("disk full")
 def test_full_disk_keeps_the_earlier_model(tmp_path, small_files, capsys):
     def save(weight):
         saving = trainer(tmp_path, weight, more_words=600)  # so that the tokenizer is the largest file

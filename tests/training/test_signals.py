@@ -60,6 +60,7 @@ def expected(tmp_path_factory):
     return {kind: weights_after(tmp_path_factory.mktemp(kind), kind=kind) for kind in ("vanilla", "stock")}
 
 
+@pytest.mark.promise("SIGTERM or Ctrl-C")
 @pytest.mark.parametrize(
     ("number", "place", "kind", "code", "step"),
     [
@@ -85,6 +86,7 @@ def test_signal_saves_and_ends_within_the_grace(tmp_path, expected, number, plac
     assert all(torch.equal(actual[name], weight) for name, weight in expected[kind].items())
 
 
+@pytest.mark.promise("SIGTERM or Ctrl-C")
 def test_second_signal_ends_at_once(tmp_path):
     process = start(tmp_path, "long step")
     wait_for((tmp_path / "slow").exists)
@@ -95,6 +97,7 @@ def test_second_signal_ends_at_once(tmp_path):
     assert "SIGTERM: second signal; ended without saving this step." in (tmp_path / "log").read_text()
 
 
+@pytest.mark.promise("SIGTERM or Ctrl-C")
 @pytest.mark.slow
 @pytest.mark.skipif(
     Version(transformers.__version__) < Version("5.18"), reason="5.17 can't resume several processes on CPU"

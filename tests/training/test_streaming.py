@@ -52,6 +52,7 @@ def run(tmp_path_factory):
     return folder, weights_of(trainer), metrics, trainer.state.log_history
 
 
+@pytest.mark.promise("killed inside a save")
 @pytest.mark.parametrize(
     "changes", [{}, {"dataloader_num_workers": 1}, {"ignore_data_skip": True}], ids=["plain", "worker", "no skip"]
 )
@@ -103,6 +104,7 @@ def test_metrics_count_what_was_read_and_skipped(run, tmp_path):
     assert metrics["train_bad_records"] >= 2
 
 
+@pytest.mark.promise("other processes or batches")
 def test_resumption_with_another_buffer_is_refused(run):
     folder = run[0]
     message = "can't be resumed with the stream's state .*: `buffer_size` is 21, not 20.* same settings"
