@@ -175,7 +175,7 @@ def state_of(row, outcomes):
 def scoreboard(record):
     """Return the text of scoreboard.md."""
     marks = marked_tests()
-    versions = ", ".join(f"{name} {number}" for name, number in record["versions"].items())
+    versions = ", ".join(f"{name} {number}" for name, number in sorted(record["versions"].items()))
     lines = [
         "# Faults and what is promised",
         "",
