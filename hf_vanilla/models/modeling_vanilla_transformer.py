@@ -491,8 +491,6 @@ class Seq2SeqGenerationMixin(StreamingGenerationMixin):
         self, expand_size: int = 1, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, dict[str, Any]]:
         """Give each sentence `expand_size` target rows; they share one source where attention can do so."""
-        if expand_size < 1:
-            raise ValueError(f"`num_beams` or `num_return_sequences` must be at least 1, got {expand_size}.")
         is_fresh = kwargs.get("past_key_values") is None  # a cache from outside has a source for each row
         shared: dict[str, Any] = {}
         if self.config._attn_implementation in ("eager", "sdpa") and is_fresh:

@@ -279,7 +279,8 @@ class VanillaVitForImageClassification(VanillaVitPreTrainedModel):
             TypeError: if the images are no tensor of floating-point numbers, or classes are no integers.
         """
         check_arguments(num_items_in_batch, labels=labels)
-        outputs = self.vit(pixel_values, interpolate_pos_encoding, **{"class_token_only": True, **kwargs})
+        reads = {"class_token_only": True, "return_dict": True}
+        outputs = self.vit(pixel_values, interpolate_pos_encoding, **{**reads, **kwargs})
         logits = self.classifier(outputs.last_hidden_state[:, 0])  # (batch, num_labels)
         loss = label_loss(self.config, logits, labels, num_items_in_batch)
         return ImageClassifierOutput(loss, logits, outputs.hidden_states, outputs.attentions)

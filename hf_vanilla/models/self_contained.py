@@ -523,6 +523,14 @@ class StreamingGenerationMixin(GenerationMixin):
         takes_streamer = callable(custom_generate) and "streamer" in inspect.signature(custom_generate).parameters
         return {**extracted, "streamer": streamer} if takes_streamer and streamer is not None else extracted
 
+    def _expand_inputs_for_generation(
+        self, expand_size: int = 1, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, dict[str, Any]]:
+        """Check the number of rows of each input, which transformers does later, and repeat the input."""
+        if expand_size < 1:
+            raise ValueError(f"`num_beams` or `num_return_sequences` must be at least 1, got {expand_size}.")
+        return super()._expand_inputs_for_generation(expand_size, *args, **kwargs)
+
 
 class SelfContainedPipeline(Pipeline):
     """A pipeline that gets all inputs of a call at once and makes its own batches.

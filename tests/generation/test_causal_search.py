@@ -231,6 +231,12 @@ def test_search_uses_all_positions_that_the_model_learnt():
         search(model, prompts(), num_beams=4, max_length=14)
 
 
+@pytest.mark.parametrize("kind", [search, search_stock])
+def test_negative_numbers_of_sequences_are_refused(model, kind):
+    with pytest.raises(ValueError, match="`num_beams` or `num_return_sequences` must be at least 1, got -1"):
+        kind(model, prompts(), num_beams=-1, num_return_sequences=-3, max_new_tokens=4)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_packed_copy_finds_the_same(model, dtype):
     model = copy.deepcopy(model).to(dtype)

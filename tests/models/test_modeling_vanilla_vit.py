@@ -169,6 +169,11 @@ def test_outputs_of_each_layer_have_all_patches(name, fed_positions):
     assert shapes == ([(2, 3, 10, 10)] * 2 if "attentions" in name else [(2, 10, 12)] * 3)
 
 
+def test_config_may_ask_for_tuples():
+    model = tiny_vit("classes", return_dict=False).eval()
+    assert torch.equal(model(IMAGES)[0], model(IMAGES, return_dict=True).logits)
+
+
 def test_accumulated_batches_add_up_to_one():
     model, labels = tiny_vit().train(), torch.tensor([4, -100])
     expected = results(model, {"pixel_values": IMAGES, "labels": LABELS})
