@@ -1,4 +1,4 @@
-"""Plots of attention, position encodings and training; needs matplotlib, `pip install hf_vanilla[viz]`.
+"""Plots of attention, position encodings and training; needs matplotlib, `pip install "hf_vanilla[viz]"`.
 
 Every function returns a `matplotlib.figure.Figure` that pyplot does not manage: save it with
 `figure.savefig("attention.png")`. A notebook displays it as the last value of a cell.
@@ -354,7 +354,7 @@ def _new_figure(width: float, height: float, title: str | None) -> "Figure":
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise ImportError("The plots of hf_vanilla need matplotlib: pip install hf_vanilla[viz].") from error
+        raise ImportError('The plots of hf_vanilla need matplotlib: pip install "hf_vanilla[viz]"') from error
     figure = Figure(figsize=(width, height), dpi=150, layout="constrained")
     if title:
         figure.suptitle(title)

@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-r"""Estimate time, memory and operations of a training on this machine, in float32 and in bfloat16.
+r"""Estimate what a training costs on this machine: time, memory and operations, in float32 and in bfloat16.
 
 The first argument is the training, and the options of its script follow:
 
