@@ -1,4 +1,4 @@
-"""Plots of attention, position encodings and training; needs matplotlib, `pip install hf_vanilla[viz]`.
+"""Plots of attention, position encodings and training; needs matplotlib, `pip install "hf_vanilla[viz]"`.
 
 Every function returns a `matplotlib.figure.Figure` that pyplot does not manage: save it with
 `figure.savefig("attention.png")`. A notebook displays it as the last value of a cell.
@@ -260,9 +260,9 @@ def plot_learning_rate(schedules: Mapping[str, Sequence[float]], *, title: str |
             marker="o",
             markersize=4,
             markevery=[peak],
-            label=f"{label} (peak {rates[peak]:.2e} at step {peak + 1})",
+            label=f"{label} (peak {rates[peak]:.2e} at update {peak + 1})",
         )
-    axes.set(xlabel="step", ylabel="learning rate")
+    axes.set(xlabel="update", ylabel="learning rate")
     axes.set_ylim(bottom=0.0)
     axes.ticklabel_format(axis="y", style="sci", scilimits=(-2, 3), useMathText=True)
     _finish_curves(axes)
@@ -296,13 +296,15 @@ def plot_training_curve(log_history: Sequence[Mapping[str, Any]], *, title: str 
     columns = _columns(len(panels), most=3)
     rows = math.ceil(len(panels) / columns)
     figure = _new_figure(max(4.6 * columns, 6.0), 3.6 * rows, title)
+    from matplotlib.ticker import PercentFormatter
+
     grid = figure.subplots(rows, columns, squeeze=False)
     for axes, (name, curves) in zip(grid.flat, panels.items(), strict=False):
         for (label, curve), color in zip(curves.items(), _cycle_colors(len(curves)), strict=True):
             _draw_curve(axes, label, curve, color)
         axes.set(xlabel="update", ylabel=_WORDS.get(name, name.replace("_", " ")))
         if name.endswith("accuracy"):
-            axes.yaxis.set_major_formatter("{x:.0%}")
+            axes.yaxis.set_major_formatter(PercentFormatter(1))
         axes.set_xlim(0, 1.03 * last)
         _draw_phases(axes, phases)
         if name == "loss":
@@ -354,7 +356,7 @@ def _new_figure(width: float, height: float, title: str | None) -> "Figure":
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise ImportError("The plots of hf_vanilla need matplotlib: pip install hf_vanilla[viz].") from error
+        raise ImportError('The plots of hf_vanilla need matplotlib: pip install "hf_vanilla[viz]"') from error
     figure = Figure(figsize=(width, height), dpi=150, layout="constrained")
     if title:
         figure.suptitle(title)

@@ -6,11 +6,25 @@ It is no part of the package `hf_vanilla`, because importing any part of that im
 import runpy
 import sys
 from importlib.metadata import version
+from importlib.util import find_spec
 
 from .options import answer, list_commands, load_table, suggestion
 
 
 MODULE = "hf_vanilla.scripts"
+# The modules without which a command ends in an error, each with the extra that installs it.
+_PICTURES = {"matplotlib": "viz"}
+_SCORES = {"scipy": "metrics", "sklearn": "metrics"}
+NEEDED_MODULES = {
+    "demo": _PICTURES,
+    "demo-vit": {**_PICTURES, **_SCORES, "PIL": "vision"},
+    "finetune-classification": _SCORES,
+    "finetune-image-classification": {**_SCORES, "PIL": "vision"},
+    "finetune-multiple-choice": _SCORES,
+    "finetune-token-classification": {"seqeval": "metrics"},
+    "plot": _PICTURES,
+    "sweep": {"optuna": "sweep"},
+}
 
 
 def main() -> int:
@@ -93,3 +107,13 @@ def answer_from_table(name: str, arguments: list[str], program: str) -> None:
     if version("transformers") == table["transformers"]:
         trainer = table["trainers"]
     answer(command, arguments, program, trainer)
+    _check_modules(name, program)
+
+
+def _check_modules(name: str, program: str) -> None:
+    """End the program if a command lacks packages, which it would else need after minutes of work."""
+    missing = {extra: None for module, extra in NEEDED_MODULES.get(name, {}).items() if find_spec(module) is None}
+    if missing:
+        package = f'"hf_vanilla[{",".join(missing)}]"'
+        sys.stderr.write(f"error: {program} needs packages that are not installed: pip install {package}\n")
+        sys.exit(1)

@@ -173,8 +173,6 @@ def _show(text: str, program: str) -> None:
     """Print help, with the examples for the command if it runs as one, and end."""
     if program.startswith("hf-vanilla "):
         text = LAUNCHED.sub(r"\1 -m hf_vanilla.scripts.\2", text)
-        module = f"hf_vanilla.scripts.{program.split()[1].replace('-', '_')}"
-        text = text.replace("in place of `python`", f"with `-m {module}`")
         text = SCRIPT.sub(lambda found: f"hf-vanilla {found[1].replace('_', '-')}", text)
     sys.stdout.write(text.rstrip() + "\n")
     sys.exit(0)
@@ -239,7 +237,7 @@ def _help_parser(
     parser = argparse.ArgumentParser(
         prog=program,
         usage="%(prog)s [options.yaml | options.json] --option value ...",
-        description=(command["description"] or "").replace("%", "%%"),
+        description=command["description"],  # in which argparse leaves % alone
         epilog=epilog,
         formatter_class=_HelpFormatter,
         add_help=False,

@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-r"""Estimate time, memory and operations of a training on this machine, in float32 and in bfloat16.
+r"""Estimate what a training costs on this machine: time, memory and operations, in float32 and in bfloat16.
 
 The first argument is the training, and the options of its script follow:
 
@@ -75,7 +75,7 @@ def main() -> None:
             raise ValueError(f"`{name}` is missing; give it as --{name}.")
     choice = fastest_precision(training_args.device)
     has_bfloat16 = choice.dtype == torch.bfloat16 or choice.gflops is not None
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:  # Windows keeps mapped files
         phases = script.plan(model_args, data_args, training_args, Path(folder))
         for name in ("float32", "bfloat16")[: 1 + has_bfloat16]:
             estimates = []

@@ -7,7 +7,7 @@ Each file is evaluated separately. The documents are packed into pairs as in pre
 --seed decides, are masked. A model without a next-sentence head is evaluated on masked tokens only. The losses of
 models with different vocabularies can't be compared. With --max_length 128 512 each file is evaluated with pairs of
 both lengths. --by_position 8 adds the loss of each 8 positions in a row to the results, which
-`plot.py position-losses --results results.json` draws.
+`scripts/plot.py position-losses --results results.json` draws.
 """
 
 from hf_vanilla_cli import answer_early

@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-r"""Draw a picture: the first argument says of what.
+r"""Draw a picture of attention or of a training: the first argument says of what.
 
     python scripts/plot.py attention --model runs/en-de --source "A dog runs." --output attention.png
     python scripts/plot.py alignment --model runs/en-de --source "A dog runs ." --target "Ein Hund läuft ."
@@ -14,10 +14,10 @@ alignment: the same for words, as word alignments use it.
 positions: the position encodings of --model, or the paper's sinusoids.
 schedule: the paper's learning rate, a curve for each --d_model and --warmup_steps.
 curve: losses, scores and learning rate of a training, from the trainer_state.json of its folder or a checkpoint.
-position-losses: BERT's loss of masked tokens by position, from results of evaluate_bert.py --by_position; of several
-    lengths the largest one.
+position-losses: BERT's loss of masked tokens by position, from the results of evaluate-bert with --by_position; of
+    several lengths the largest one.
 
-Needs matplotlib: pip install hf_vanilla[viz].
+Needs matplotlib: pip install "hf_vanilla[viz]".
 """
 
 from hf_vanilla_cli import answer_early
@@ -84,7 +84,7 @@ class PlotArguments:
     )
 
     results: list[str] | None = field(
-        default=None, metadata={"help": "Results of evaluate_bert.py --by_position (position-losses)."}
+        default=None, metadata={"help": "Results files of evaluate-bert with --by_position (position-losses)."}
     )
     labels: list[str] | None = field(
         default=None, metadata={"help": "A label for each of the results. Default: their names (position-losses)."}
@@ -221,7 +221,7 @@ def draw_position_losses(arguments: PlotArguments) -> Any:
         found = {name: each["by_position"] for name, each in measured.items() if "by_position" in each}
         if not found:
             raise ValueError(
-                f"`results` must be of evaluate_bert.py --by_position, but {path} has no losses by position."
+                f"`results` must be files of evaluate-bert with --by_position, but {path} has no losses by position."
             )
         reach = {name: len(each["loss"]) * each["width"] for name, each in found.items()}
         longest = {name: each for name, each in found.items() if reach[name] == max(reach.values())}

@@ -15,12 +15,16 @@ Nine tenths of the updates have sequences of 128 tokens, the last tenth of 512, 
 model learns more than word frequencies sooner if it starts with even shorter ones: --phase_lengths 32 128 512
 --phase_shares 0.15 0.75 0.1. It learns the positions of the last phase in few updates only with help: a larger share,
 --phase_learning_rates and --phase_warmup_steps, --new_positions repeat, or --mixed_phases 2. Validation has the length
-of each phase. The optimizer is the paper's by default. Run the same command again to resume an
-interrupted run; other data or another model is refused. `accelerate launch` and `torchrun` in place of `python` use
-several devices. A JSON or YAML file of options can come first; options after it replace its own. The paper's settings
-are in files that need no path:
+of each phase. The optimizer is the paper's by default.
+
+Run the same command again to resume an interrupted run; other data or another model is refused. A JSON or YAML file of
+options can come first; options after it replace its own. The paper's settings are in files that need no path:
 
     python scripts/pretrain_bert.py bert_base.yaml --output_dir runs/bert
+
+Several devices:
+
+    torchrun --nproc_per_node 2 scripts/pretrain_bert.py --train_files encyclopedia.jsonl.gz ...
 """
 
 from hf_vanilla_cli import answer_early

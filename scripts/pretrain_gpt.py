@@ -14,11 +14,14 @@ openai-community/openai-gpt, or gpt2.
 
 The documents, joined by the end-of-text token, are cut into blocks of --block_length tokens without padding;
 --separate_documents starts a new block with each. The optimizer is the paper's by default. Run the same command again
-to resume an interrupted run; other data or another model is refused. `accelerate launch` and `torchrun` in place of
-`python` use several devices. A JSON or YAML file of options can come first; options after it replace its own. The
-paper's settings are in a file that needs no path:
+to resume an interrupted run; other data or another model is refused. A JSON or YAML file of options can come first;
+options after it replace its own. The paper's settings are in a file that needs no path:
 
     python scripts/pretrain_gpt.py gpt.yaml --train_files books.jsonl.gz --output_dir runs/gpt
+
+Several devices:
+
+    torchrun --nproc_per_node 2 scripts/pretrain_gpt.py --train_files encyclopedia.jsonl.gz ...
 """
 
 from hf_vanilla_cli import answer_early

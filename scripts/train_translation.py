@@ -13,10 +13,14 @@ A dataset of the Hub: --dataset_name wmt14 --dataset_config_name de-en --source_
 A JSON, CSV or Parquet file: --train_file train.jsonl --source_column en --target_column de.
 
 The optimizer and schedule are the paper's by default. Run the same command again to resume an interrupted run.
-`accelerate launch` and `torchrun` in place of `python` use several devices. A JSON or YAML file of options can come
-first; options after it replace its own. The paper's settings on WMT 2014 are in files that need no path:
+A JSON or YAML file of options can come first; options after it replace its own. The paper's settings on WMT 2014 are
+in files that need no path:
 
     python scripts/train_translation.py transformer_base.yaml --output_dir runs/base
+
+Several devices:
+
+    torchrun --nproc_per_node 2 scripts/train_translation.py --train_source_file train.en ...
 """
 
 from hf_vanilla_cli import answer_early, command_of_script

@@ -243,14 +243,14 @@ def test_learning_rate_curves_have_a_peak(tmp_path):
     schedules = {"warm-up 2": [1e-4, 3e-4, 2e-4], "constant": torch.full((4,), 1e-3)}
     figure = plot_learning_rate(schedules, title="Schedules")
     (axes,) = figure.axes
-    assert (axes.get_xlabel(), axes.get_ylabel()) == ("step", "learning rate")
+    assert (axes.get_xlabel(), axes.get_ylabel()) == ("update", "learning rate")
     first, second = axes.get_lines()
     assert (first.get_xdata().tolist(), first.get_ydata().tolist()) == ([1, 2, 3], [1e-4, 3e-4, 2e-4])
     assert second.get_xdata().tolist() == [1, 2, 3, 4]
     assert first.get_color() != second.get_color()
     assert axes.get_ylim()[0] == 0
     texts = [text.get_text() for text in axes.get_legend().get_texts()]
-    assert texts == ["warm-up 2 (peak 3.00e-04 at step 2)", "constant (peak 1.00e-03 at step 1)"]
+    assert texts == ["warm-up 2 (peak 3.00e-04 at update 2)", "constant (peak 1.00e-03 at update 1)"]
     write(figure, tmp_path)
 
 
@@ -370,7 +370,8 @@ def test_training_curve_marks_the_final_model_apart(final_step):
     log += [{"train_runtime": 1.0, "step": final_step}, {"eval_mlm_accuracy": 0.5, "step": final_step}]
     (axes,) = plot_training_curve(log).axes
     assert axes.get_ylabel() == "masked tokens right"
-    assert axes.get_yticklabels()[0].get_text().endswith("%")
+    shown = [float(label.get_text().removesuffix("%")) for label in axes.get_yticklabels()]
+    assert shown == pytest.approx(100 * axes.get_yticks())  # ticks of 2.5 % have a decimal
     assert curves_of(axes) == {
         "evaluation": [(10, 0.3), (20, 0.4)],
         "evaluation, final model": [(final_step, 0.5)],
@@ -423,7 +424,7 @@ def test_empty_log_is_named(log):
 )
 def test_missing_matplotlib_is_named(plot, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    with pytest.raises(ImportError, match=r"pip install hf_vanilla\[viz\]"):
+    with pytest.raises(ImportError, match=r'pip install "hf_vanilla\[viz\]"'):
         plot()
 
 

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import re
 import subprocess
 import sys
 from importlib.metadata import version
@@ -160,6 +161,25 @@ def test_missing_column_needs_no_torch(tmp_path):
         "hf-vanilla", "finetune-classification", "--train_file", path, "--text_column", "text", "--output_dir", "x"
     )
     assert error.startswith(f"error: `text_column` must be a column of {path}, which has 'label', 'sentence'; got")
+
+
+def test_missing_packages_are_named_before_any_work(monkeypatch, capsys):
+    monkeypatch.setattr(hf_vanilla_cli, "find_spec", lambda name: name if name == "matplotlib" else None)
+    hf_vanilla_cli.answer_from_table("plot", ["curve", "--run", "x"], "hf-vanilla plot")
+    with pytest.raises(SystemExit) as ending:
+        hf_vanilla_cli.answer_from_table("demo-vit", [], "demo_vit.py")
+    assert ending.value.code == 1
+    assert capsys.readouterr().err == (
+        'error: demo_vit.py needs packages that are not installed: pip install "hf_vanilla[metrics,vision]"\n'
+    )
+
+
+def test_readme_lists_the_commands_that_need_an_extra():
+    rows = re.findall(r"^\| `(\w+)` \| .* \| (.*) \|$", (ROOT / "README.md").read_text(encoding="utf-8"), re.MULTILINE)
+    listed = {extra: set(re.findall(r"`([a-z-]+)`", commands)) for extra, commands in rows}
+    for extra in ("viz", "metrics", "vision", "sweep"):
+        needing = {name for name, modules in hf_vanilla_cli.NEEDED_MODULES.items() if extra in modules.values()}
+        assert listed[extra] == needing
 
 
 @pytest.mark.parametrize(

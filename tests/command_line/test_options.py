@@ -40,7 +40,7 @@ class OwnTrainingArguments(TrainingArguments):
 def help_shown(monkeypatch, capsys, option):
     monkeypatch.setattr("sys.argv", ["script.py", option])
     with pytest.raises(SystemExit) as exit:
-        parse_arguments(OwnArguments, OwnTrainingArguments, description="What it does.")
+        parse_arguments(OwnArguments, OwnTrainingArguments, description="What it does to 15 % of them.")
     assert exit.value.code == 0
     return capsys.readouterr().out
 
@@ -50,7 +50,7 @@ def test_help_lists_own_options_and_on_request_the_trainers(capsys, monkeypatch)
         help_shown(monkeypatch, capsys, "--help"),
         help_shown(monkeypatch, capsys, "--help_all").split("options of transformers' trainer:"),
     )
-    for option in ("--apples INT", "(default: 3)", "--warmup_steps", "What it does."):
+    for option in ("--apples INT", "(default: 3)", "--warmup_steps", "What it does to 15 % of them."):
         assert option in short
         assert option in own
         assert option not in others
