@@ -135,6 +135,8 @@ class VanillaVitConfig(SelfContainedConfig):
                 f"`image_size` ({self.image_size}) must be a multiple of `patch_size` ({self.patch_size}), or the "
                 "last rows and columns of pixels would be ignored."
             )
+        positions = self.grid[0] * self.grid[1]
+        self._check_number_of_parameters(self.hidden_size * (self.num_channels * patch[0] * patch[1] + positions))
         if not self.qkv_bias:
             raise ValueError("`qkv_bias` must be true: queries, keys and values have biases, as in the authors' code.")
         if self.pooler_act not in ACT2FN:

@@ -214,6 +214,8 @@ def next_tokens(tokens: Tensor, attention_mask: Tensor | None) -> Tensor:
     """
     labels = nn.functional.pad(tokens[:, 1:].long(), (0, 1), value=IGNORED_LABEL)
     if isinstance(attention_mask, Tensor) and attention_mask.dim() == 2:
+        length = max(attention_mask.shape[1], tokens.shape[1])  # that of the past is not known here
+        check_attention_mask("attention_mask", attention_mask, len(tokens), length)
         is_padding = (attention_mask == 0)[:, attention_mask.shape[1] - tokens.shape[1] :]
         labels = labels.masked_fill(is_padding.to(labels.device), IGNORED_LABEL)
     return labels

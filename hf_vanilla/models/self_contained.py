@@ -306,11 +306,15 @@ class SelfContainedConfig(PreTrainedConfig):
         if getattr(self, "position_type", "learned") == "learned":
             rows += getattr(self, "max_position_embeddings", 0)
         parameters = sum(getattr(self, name) for name in self.counts) * layer + rows * self.hidden_size
+        self._check_number_of_parameters(parameters)
+
+    def _check_number_of_parameters(self, parameters: int) -> None:
+        """Raise if a lower bound of the number of parameters is absurd."""
         if parameters > MAX_PARAMETERS:
             memory = f"{4 * parameters / 2**40:,.0f} TiB in float32"
             raise ValueError(
                 f"The sizes make at least {parameters:.1e} parameters, {memory}; at most {MAX_PARAMETERS:.0e} are "
-                "allowed. Make `hidden_size`, `intermediate_size`, the number of layers or the vocabulary smaller."
+                "allowed. Make `hidden_size`, `intermediate_size`, the layers, the vocabulary or the images smaller."
             )
 
     def save_pretrained(self, save_directory: str | os.PathLike, *args: Any, **kwargs: Any) -> None:

@@ -89,6 +89,8 @@ def test_config_round_trip(tmp_path):
         ({"image_size": [224, 224, 3]}, r"`image_size` must be a number of pixels of at least 1, or two of them"),
         ({"patch_size": 0}, r"`patch_size` must be a number of pixels of at least 1.*got 0"),
         ({"num_channels": 0}, r"`num_channels` must be at least 1, got 0"),
+        ({"num_channels": 2**40}, "The sizes make at least 2.2e[+]17 parameters"),
+        ({"image_size": 2**40}, "The sizes make at least 3.6e[+]24 parameters"),
         ({"qkv_bias": False}, r"`qkv_bias` must be true"),
         ({"pooler_act": "tan"}, r"`pooler_act` must be a name of transformers' ACT2FN.*'tan'"),
         ({"hidden_dropout_prob": 1.0}, r"`hidden_dropout_prob` must be in \[0, 1\), got 1.0"),
