@@ -148,12 +148,19 @@ class ImageTransform:
             `dict[str, Sequence]`: `pixel_values`, tensors of shape `(channels, height, width)`, and the columns but
             for `image`.
         """
-        images = [self._augment(PIL.ImageOps.exif_transpose(each).convert(self.mode)) for each in rows["image"]]
+        images = [self.augment(PIL.ImageOps.exif_transpose(each).convert(self.mode)) for each in rows["image"]]
         pixel_values = list(self.processor(images, return_tensors="pt")["pixel_values"])
         return {"pixel_values": pixel_values, **{name: rows[name] for name in rows if name != "image"}}
 
-    def _augment(self, image: "PIL.Image.Image") -> "PIL.Image.Image":
-        """Crop and mirror an image as torch's random numbers say."""
+    def augment(self, image: "PIL.Image.Image") -> "PIL.Image.Image":
+        """Crop and mirror an image as torch's random numbers say.
+
+        Args:
+            image (`PIL.Image.Image`): The image.
+
+        Returns:
+            `PIL.Image.Image`: the part, of another size.
+        """
         if self.min_crop < 1:
             area, ratio, across, down = torch.rand(4).tolist()
             area = image.width * image.height * (self.min_crop + area * (1 - self.min_crop))

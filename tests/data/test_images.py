@@ -92,7 +92,7 @@ def test_augmentation_crops_and_mirrors_at_random():
     first = crop(rows)["pixel_values"][0]
     torch.manual_seed(3)
     assert torch.equal(crop(rows)["pixel_values"][0], first)
-    sizes = [crop._augment(rows["image"][0]).size for _ in range(50)]
+    sizes = [crop.augment(rows["image"][0]).size for _ in range(50)]
     # whole pixels round the share of 0.3 down
     assert all(width * height >= 0.3 * 60 - 8 for width, height in sizes)
     assert min(sizes) < (10, 6)

@@ -67,7 +67,8 @@ def test_training_projects_labelled_tokens_and_evaluation_all(task):
     evaluated = model.eval()(**inputs)
     assert evaluated[name].shape == (2, 7, VOCAB)
     seen = []
-    model._token_head().transform.register_forward_hook(lambda module, args, output: seen.append(args[0].shape))
+    head = next(module for name, module in model.named_modules() if name.endswith(".transform"))
+    head.register_forward_hook(lambda module, args, output: seen.append(args[0].shape))
     trained = model.train()(**inputs)
     assert getattr(trained, name) is None
     assert seen == [(3, 12)]
