@@ -142,10 +142,12 @@ def answer(
         if has_help:
             _show(_help_parser(command, program, trainer).format_help(), program)
         return
-    if trainer is not None:
+    is_file = is_file_of_options(arguments)
+    is_folder = len(arguments) == 1 and not is_file and not arguments[0].startswith("-")  # which a command may take
+    if trainer is not None and not is_folder:
         options = [*_own_options(command), *trainer]
         try:
-            if is_file_of_options(arguments[:1]):  # which has options that are not known here
+            if is_file:  # which has options that are not known here
                 _parse([{**option, "required": False} for option in options], arguments[1:])
             else:
                 check_columns(vars(_parse(options, arguments)))

@@ -616,10 +616,11 @@ def measured_rows(path: Path, gpu: dict[str, Any], quick: bool) -> dict[str, Any
         return {}
     before = json.loads(path.read_text(encoding="utf-8"))
     now_there = {"gpu": gpu, "quick": quick, "versions": describe_environment("accelerate")["versions"]}
+    known = {**before, "versions": {name: before["versions"].get(name) for name in now_there["versions"]}}
     for name, value in now_there.items():
-        if before.get(name) != value:
+        if known.get(name) != value:
             raise ValueError(
-                f"{path} has rows of another run: `{name}` is {before.get(name)}, and now {value}. Move it away, or "
+                f"{path} has rows of another run: `{name}` is {known.get(name)}, and now {value}. Move it away, or "
                 "give another --output_file."
             )
     return before["rows"]

@@ -15,7 +15,9 @@ from safetensors.torch import load_file
 SCRIPTS = Path(__file__).parents[2] / "scripts"
 # On Linux new processes are forked from one that has imported the package, which takes each of them seconds.
 PROCESSES = multiprocessing.get_context("forkserver" if sys.platform == "linux" else "spawn")
-PROCESSES.set_forkserver_preload(["hf_vanilla.training", "hf_vanilla.command_line"])
+PROCESSES.set_forkserver_preload(
+    ["hf_vanilla.training", "hf_vanilla.command_line", "run_with_signals"]
+)  # of another test
 
 
 def _be_script(arguments, folder):

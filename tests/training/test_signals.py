@@ -20,7 +20,7 @@ from hf_vanilla.training import StopOnSignalCallback, checkpoint_to_resume, why_
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", run_with_signals.__file__)
 # Forks of a process that has imported all: they start at once.
 PROCESSES = multiprocessing.get_context("forkserver")
-PROCESSES.set_forkserver_preload(["run_with_signals"])
+PROCESSES.set_forkserver_preload(["hf_vanilla.training", "hf_vanilla.command_line", "run_with_signals"])
 
 
 @pytest.fixture(scope="module", autouse=True)
