@@ -615,8 +615,9 @@ def measured_rows(path: Path, gpu: dict[str, Any], quick: bool) -> dict[str, Any
     if not path.exists():
         return {}
     before = json.loads(path.read_text(encoding="utf-8"))
-    now_there = {"gpu": gpu, "quick": quick, "versions": describe_environment("accelerate")["versions"]}
-    known = {**before, "versions": {name: before["versions"].get(name) for name in now_there["versions"]}}
+    versions = describe_environment("accelerate")["versions"]
+    now_there = {"gpu": gpu, "quick": quick, "versions": versions}
+    known = {**before, "versions": {name: before["versions"].get(name) for name in versions}}
     for name, value in now_there.items():
         if known.get(name) != value:
             raise ValueError(
