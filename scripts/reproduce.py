@@ -258,6 +258,7 @@ RECIPES = {
         ENWIKI_TEST,
     ),
     **gpt_finetuning("cola", 4, "--main_score matthews "),
+    **gpt_finetuning("sst2", 1),
     "ngram_enwiki_novels": Recipe(
         [
             "python scripts/benchmark/ngram_baseline.py --kenlm kenlm/build/bin --tokenizer runs/gpt --train_files "
