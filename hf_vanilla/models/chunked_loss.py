@@ -23,9 +23,8 @@ CHUNK_TOKENS = 256
 CHUNK_LOGITS = 2**27
 
 
-# Vocabulary entries whose logits are computed, and gradients summed, at the same time on a CPU: a product of 256 tokens
-# with all of a large vocabulary at once has half the speed, and larger temporaries cost more in page faults than in
-# sums.
+# Vocabulary entries whose logits are computed, and gradients summed, at the same time on a CPU. Larger products of 256
+# tokens have up to half the speed, and larger temporaries cost more in page faults than in sums.
 VOCAB_BLOCK_SIZE = 1024
 
 
