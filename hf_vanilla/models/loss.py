@@ -242,7 +242,7 @@ def label_loss(
         is_several = labels.is_floating_point() or labels.dtype == torch.bool
         problem_type = "multi_label_classification" if is_several else "single_label_classification"
     if problem_type == "single_label_classification":
-        return classification_loss(logits, labels.long(), num_items_in_batch)
+        return classification_loss(logits, labels, num_items_in_batch)
     if labels.numel() != logits.numel():
         raise ValueError(
             f"`labels` must have shape {tuple(logits.shape)} for {problem_type}, got {tuple(labels.shape)}."
