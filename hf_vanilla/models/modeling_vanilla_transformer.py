@@ -135,8 +135,18 @@ class VanillaTransformerStack(VanillaTransformerPreTrainedModel):
         self.gradient_checkpointing = False
         self.post_init()
 
-    def _embed(self, inputs_embeds: Tensor, position_ids: Tensor) -> Tensor:
-        """Scale embeddings by sqrt(d_model), add positions, drop: (batch, length, d_model). Paper, 3.4 and 3.5."""
+    def embed(self, inputs_embeds: Tensor, position_ids: Tensor) -> Tensor:
+        """Scale embeddings by sqrt(d_model), add positions, drop.
+
+        Args:
+            inputs_embeds (`torch.Tensor` of shape `(batch, length, d_model)`): Embeddings.
+            position_ids (`torch.LongTensor` of shape `(batch or 1, length)`): Their positions.
+
+        Returns:
+            `torch.Tensor` of shape `(batch, length, d_model)`: the input of the first layer.
+
+        Source: Vaswani et al. 2017, 3.4 and 3.5.
+        """
         hidden_states = inputs_embeds * math.sqrt(self.config.d_model)
         if self.config.position_type == "learned":
             positions = self.embed_positions(position_ids)  # (batch or 1, length, d_model)
@@ -144,8 +154,15 @@ class VanillaTransformerStack(VanillaTransformerPreTrainedModel):
             positions = sinusoidal_positions(position_ids, self.config.d_model, self.config.position_type)
         return dropout(hidden_states + positions.to(hidden_states.dtype), self.config.dropout, self.training)
 
-    def _check_length(self, length: int) -> None:
-        """Refuse what a learned position table does not reach."""
+    def check_length(self, length: int) -> None:
+        """Check that a learned position table reaches; sinusoids always do.
+
+        Args:
+            length (`int`): Length of a sequence.
+
+        Raises:
+            ValueError: if it does not.
+        """
         if self.config.position_type == "learned":
             check_length(length, self.config.max_position_embeddings)
 
@@ -169,6 +186,7 @@ class VanillaTransformerEncoder(VanillaTransformerStack):
         input_ids: Tensor | None = None,
         attention_mask: Tensor | None = None,
         inputs_embeds: Tensor | None = None,
+        keep_padding: bool = False,
         **kwargs: Unpack[TransformersKwargs],
     ) -> BaseModelOutput:
         """Encode the source.
@@ -179,11 +197,12 @@ class VanillaTransformerEncoder(VanillaTransformerStack):
                 either side.
             inputs_embeds (`torch.Tensor` of shape `(batch, src_len, d_model)`, *optional*): Embeddings in place of
                 `input_ids`, before they are scaled by sqrt(d_model).
+            keep_padding (`bool`, defaults to `False`): Whether the output at padding is computed, too.
             **kwargs: transformers' `output_attentions`, `output_hidden_states`, `return_dict`.
 
         Returns:
             `BaseModelOutput`: `last_hidden_state` of shape `(batch, src_len, d_model)`, zero at padding in eager,
-            compiled and exported code alike, and what was asked for.
+            compiled and exported code alike unless it is kept, and what was asked for.
 
         Raises:
             ValueError: if not exactly one of `input_ids` and `inputs_embeds` is given, an id is outside the
@@ -193,10 +212,11 @@ class VanillaTransformerEncoder(VanillaTransformerStack):
         inputs_embeds = checked_embeddings(self.embed_tokens, input_ids, inputs_embeds)
         batch, src_len, _ = inputs_embeds.shape
         check_attention_mask("attention_mask", attention_mask, batch, src_len)
-        self._check_length(src_len)
+        self.check_length(src_len)
 
-        hidden_states = self._embed(inputs_embeds, positions_of(attention_mask, src_len, 0, inputs_embeds.device))
-        return BaseModelOutput(run_encoder(self, hidden_states, attention_mask, **kwargs)[0])
+        hidden_states = self.embed(inputs_embeds, positions_of(attention_mask, src_len, 0, inputs_embeds.device))
+        hidden_states, _ = run_encoder(self, hidden_states, attention_mask, keep_padding=keep_padding, **kwargs)
+        return BaseModelOutput(hidden_states)
 
 
 class VanillaTransformerDecoder(VanillaTransformerStack):
@@ -283,10 +303,10 @@ class VanillaTransformerDecoder(VanillaTransformerStack):
         check_attention_mask("attention_mask", encoder_attention_mask, sources, src_len)
         if isinstance(past_len, int) or not torch.compiler.is_compiling():  # compiled code can't ask a static cache
             check_attention_mask("decoder_attention_mask", attention_mask, batch, past_len + tgt_len)
-            self._check_length(past_len + tgt_len)
+            self.check_length(past_len + tgt_len)
 
         position_ids = positions_of(attention_mask, tgt_len, past_len, inputs_embeds.device)
-        hidden_states = self._embed(inputs_embeds, position_ids)
+        hidden_states = self.embed(inputs_embeds, position_ids)
         hidden_states = run_decoder(
             self,
             hidden_states,
@@ -338,6 +358,7 @@ class VanillaTransformerModel(VanillaTransformerPreTrainedModel):
         decoder_inputs_embeds: Tensor | None = None,
         use_cache: bool | None = None,
         decoder_read_positions: Tensor | None = None,
+        keep_padding: bool = False,
         **kwargs: Unpack[TransformersKwargs],
     ) -> Seq2SeqModelOutput:
         """Encode the source and decode the target.
@@ -357,6 +378,7 @@ class VanillaTransformerModel(VanillaTransformerPreTrainedModel):
             use_cache (`bool`, *optional*): Whether to return keys and values.
             decoder_read_positions (`torch.Tensor` of shape `(batch, tgt_len)`, *optional*): Not 0 where
                 `last_hidden_state` is read, by default everywhere. After a row's last such position it may be 0.
+            keep_padding (`bool`, defaults to `False`): As for the encoder.
             **kwargs: transformers' `output_attentions`, `output_hidden_states`, `return_dict`.
 
         Returns:
@@ -377,7 +399,7 @@ class VanillaTransformerModel(VanillaTransformerPreTrainedModel):
         target = decoder_input_ids if decoder_inputs_embeds is None else decoder_inputs_embeds
         if encoder_outputs is None:
             inputs = {"input_ids": input_ids, "attention_mask": attention_mask, "inputs_embeds": inputs_embeds}
-            encoder_outputs = self.encoder(**inputs, return_dict=True, **kwargs)
+            encoder_outputs = self.encoder(**inputs, keep_padding=keep_padding, return_dict=True, **kwargs)
             rows = encoder_outputs.last_hidden_state.shape[0]
             # targets share a source only through `encoder_outputs`
             if target is not None and target.dim() > 0 and target.shape[0] != rows:
@@ -432,11 +454,12 @@ class Seq2SeqGenerationMixin(StreamingGenerationMixin):
         *args: Any,
         **kwargs: Any,
     ) -> GenerateOutput | torch.LongTensor:
-        """Generate targets: transformers' `generate`, which documents all arguments, with two things defined.
+        """Generate targets: transformers' `generate`, which documents all arguments, with defaults of our own.
 
         By default, the maximum length is that of the longest source of the batch plus 50 tokens (6.1). A `max_length`
-        of 20 in `generation_config`, the default of transformers, counts as none. Empty input gives empty output: a
-        batch without sentences gives no sequences, sentences of length 0 give sequences that end at once.
+        of 20 in `model.generation_config`, which `Seq2SeqTrainer` writes there, counts as none. Empty input gives
+        empty output: a batch without sentences gives no sequences, sentences of length 0 give sequences that end at
+        once.
 
         Args:
             inputs (`torch.Tensor` of shape `(batch, src_len)`, *optional*): Source tokens; may also be given as
@@ -454,7 +477,7 @@ class Seq2SeqGenerationMixin(StreamingGenerationMixin):
             TypeError: if source, mask or prompt are no tensors of the right kind.
         """
         if self.generation_config.max_length == UNIVERSAL_MAX_LENGTH:
-            self.generation_config.max_length = None  # `Seq2SeqTrainer` writes it there, and a checkpoint keeps it
+            self.generation_config.max_length = None  # a checkpoint keeps it
         sources = (inputs, kwargs.get("input_ids"), kwargs.get("inputs_embeds"))
         source = next((given for given in sources if given is not None), None)
         self._check_generation_inputs(source, kwargs)
