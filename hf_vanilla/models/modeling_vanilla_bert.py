@@ -262,6 +262,10 @@ class VanillaBertModel(VanillaBertPreTrainedModel):
         self.gradient_checkpointing = False
         self.post_init()
 
+    def get_position_embeddings(self) -> nn.Embedding:
+        """Return the table of learned positions."""
+        return self.embeddings.position_embeddings
+
     @merge_with_config_defaults
     @capture_outputs
     def forward(

@@ -36,13 +36,13 @@ from transformers.utils.generic import TransformersKwargs, can_return_tuple, mer
 from transformers.utils.output_capturing import capture_outputs
 
 from .checks import check_arguments, check_heads
-from .configuration_vanilla_vit import VanillaVitConfig, height_and_width
+from .configuration_vanilla_vit import VanillaVitConfig
 from .conversion_vanilla_vit import VIT_NAMES
 from .dropout import dropout
 from .layers import EncoderLayer
 from .loss import label_loss
 from .packing import first_position, run_encoder
-from .self_contained import ENCODER_OUTPUTS, Pooler, VanillaPreTrainedModel
+from .self_contained import ENCODER_OUTPUTS, Pooler, VanillaPreTrainedModel, height_and_width
 
 
 def check_pixel_values(pixel_values: Any, config: VanillaVitConfig, interpolate_pos_encoding: Any) -> None:

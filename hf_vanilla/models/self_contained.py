@@ -4,7 +4,7 @@ import inspect
 import os
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from typing import Any, ClassVar, NamedTuple, Self, cast
 
@@ -78,6 +78,19 @@ def size_fields(layers: int, width: int, heads: int | None = None, **others: Any
     heads = width // HEAD_WIDTH if heads is None else heads
     sizes = {"num_hidden_layers": layers, "hidden_size": width, "num_attention_heads": heads}
     return {**sizes, "intermediate_size": 4 * width, **others}
+
+
+def height_and_width(size: int | Sequence[int]) -> tuple[int, int]:
+    """Return height and width of images or patches whose size is one number, the side of a square, or both.
+
+    Args:
+        size (`int` or `Sequence[int]`): `image_size` or `patch_size` of a config, in pixels.
+
+    Returns:
+        `tuple[int, int]`: height and width.
+    """
+    height, width = (size, size) if isinstance(size, int) else size
+    return height, width
 
 
 class SelfContainedConfig(PreTrainedConfig):
