@@ -48,6 +48,18 @@ def hides_values() -> bool:
     return torch.compiler.is_compiling() or in_function_transform()
 
 
+def reads_values(tensor: Tensor) -> bool:
+    """Ask whether the values of a tensor may be read: by plain code, and on a CPU, where nothing has to be waited for.
+
+    Args:
+        tensor (`torch.Tensor`): The tensor.
+
+    Returns:
+        `bool`: the answer.
+    """
+    return tensor.device.type == "cpu" and not hides_values()
+
+
 def check_evaluation_mode(model: PreTrainedModel) -> None:
     """Check that dropout is off.
 
@@ -76,7 +88,7 @@ def check_arguments(num_items_in_batch: Any = None, **tensors: Any) -> None:
         if given is not None and not isinstance(given, Tensor):
             raise TypeError(f"`{name}` must be a tensor, got {type(given).__name__}.")
     items = num_items_in_batch
-    if items is None or (isinstance(items, Tensor) and (hides_values() or items.device.type != "cpu")):
+    if items is None or (isinstance(items, Tensor) and not reads_values(items)):
         return
     if not isinstance(items, int | float | Tensor) or (isinstance(items, Tensor) and items.numel() != 1):
         raise TypeError(f"`num_items_in_batch` must be a number or a tensor with one, got {type(items).__name__}.")
@@ -86,7 +98,7 @@ def check_arguments(num_items_in_batch: Any = None, **tensors: Any) -> None:
 
 def _check_values(name: str, ids: Tensor, size: int, hint: str, ignored: int | None = None) -> None:
     """Check that every id is in [0, size) or ignored, where reading values needs no synchronization."""
-    if hides_values() or ids.device.type != "cpu" or ids.numel() == 0:
+    if not reads_values(ids) or ids.numel() == 0:
         return
     lowest, highest = torch.aminmax(ids)
     if lowest >= 0 and highest < size:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from .checks import IGNORED_LABEL
+from .checks import IGNORED_LABEL, reads_values
 
 
 # Tokens whose logits exist at the same time in training: measured on a CPU.
@@ -124,7 +124,7 @@ def _softmax_and_log_sum_exp(
     where, so there all of them are computed from the logits.
     """
     logits = _logits(hidden_states, weight, bias)
-    if logits.device.type != "cpu":
+    if not reads_values(logits):
         return torch.softmax(logits, dim=1), logits.float().logsumexp(1)
     true_logits = logits.gather(1, labels[:, None])[:, 0].float()
     probabilities = torch.softmax(logits, dim=1, out=logits)
