@@ -1,3 +1,4 @@
+import importlib
 import itertools
 import json
 import re
@@ -363,3 +364,9 @@ def test_bad_input_is_named(texts, arguments: dict, error: type[Exception], mess
 def test_bad_item_of_a_generator_is_named(algorithm: str) -> None:
     with pytest.raises(TypeError, match="item 3 is 7"):
         train_tokenizer((item for item in ("a", "b", 7)), 300, algorithm=algorithm, show_progress=False)
+
+
+def test_old_module_warns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "hf_vanilla.tokenization", raising=False)
+    with pytest.warns(FutureWarning, match="`hf_vanilla.tokenization` is now `hf_vanilla.data.tokenization`"):
+        assert importlib.import_module("hf_vanilla.tokenization").train_tokenizer is train_tokenizer
