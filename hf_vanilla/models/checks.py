@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterable, Mapping
+from numbers import Integral
 from typing import Any, cast
 
 import torch
@@ -16,6 +17,14 @@ from transformers.modeling_utils import PreTrainedModel
 IGNORED_LABEL = -100
 # Hint appended to out-of-vocabulary errors.
 VOCABULARY_HINT = "These are the ids of the vocabulary: do tokenizer and model belong together?"
+# Options of `generate()` that are ids of the target vocabulary, or lists of them.
+ID_OPTIONS = (
+    "decoder_start_token_id",
+    "forced_bos_token_id",
+    "forced_eos_token_id",
+    "suppress_tokens",
+    "begin_suppress_tokens",
+)
 
 
 def has_label(labels: Tensor) -> Tensor:
@@ -277,12 +286,13 @@ def flatten_texts(inputs: dict[str, Any], axes: int) -> tuple[list[Any], tuple[i
     return [None if tensor is None else tensor.flatten(0, axes - 1) for tensor in inputs.values()], shape
 
 
-def as_texts(name: str, given: Any) -> list[str]:
+def as_texts(name: str, given: Any, *, allows_one: bool = True) -> list[str]:
     """Return one text or several as a list.
 
     Args:
         name (`str`): Name of the argument, for messages.
         given (`str` or `Iterable[str]`): Its value.
+        allows_one (`bool`, defaults to `True`): Whether it may be a single text.
 
     Returns:
         `list[str]`: the texts.
@@ -290,6 +300,8 @@ def as_texts(name: str, given: Any) -> list[str]:
     Raises:
         TypeError: if it is anything else.
     """
+    if isinstance(given, str) and not allows_one:
+        raise TypeError(f"`{name}` must be a list of strings, got a single string; pass a list with it inside.")
     if isinstance(given, str):
         return [given]
     if not isinstance(given, Iterable) or isinstance(given, Mapping):
@@ -372,23 +384,33 @@ def check_generated_length(max_length: int, limit: int) -> None:
 
 
 def check_generation_options(options: GenerationConfig, vocab_size: int) -> None:
-    """Check numbers of sequences, forced ids and temperature, which transformers leaves unchecked.
+    """Check numbers of sequences, ids and temperature, which transformers leaves unchecked.
 
     Args:
         options (`GenerationConfig`): The options.
         vocab_size (`int`): Size of the vocabulary that is generated from.
 
     Raises:
-        ValueError: if a number is below 1, a forced id outside the vocabulary, or the temperature infinite.
+        ValueError: if a number is below 1, an id outside the vocabulary, or the temperature infinite.
+        TypeError: if a number or an id is no integer.
     """
     for name in ("num_beams", "num_return_sequences"):
-        if (number := getattr(options, name)) is not None and number < 1:
+        number = getattr(options, name)
+        if number is not None and not _is_integer(number):
+            raise TypeError(f"`{name}` must be an integer, got {number!r}.")
+        if number is not None and number < 1:
             raise ValueError(f"`{name}` must be at least 1, got {number}.")
-    for name in ("forced_bos_token_id", "forced_eos_token_id"):
-        given = getattr(options, name)
-        for each in given if isinstance(given, list) else [given]:
+    for name in ID_OPTIONS:
+        given: Any = getattr(options, name, None)
+        given = given.tolist() if hasattr(given, "tolist") else given
+        for each in given if isinstance(given, list | tuple) else [given]:
+            if each is not None and not _is_integer(each):
+                raise TypeError(f"`{name}` must be token ids, which are integers, got {each!r}.")
             if each is not None and not 0 <= each < vocab_size:
-                rule = f"`{name}` must be in [0, {vocab_size}), the ids of the target vocabulary"
-                raise ValueError(f"{rule}; got {each}.")
+                raise ValueError(f"`{name}` must be in [0, {vocab_size}), the ids of the target vocabulary; got {each}.")
     if options.temperature is not None and not math.isfinite(options.temperature):
         raise ValueError(f"`temperature` must be finite, got {options.temperature}.")
+
+
+def _is_integer(value: Any) -> bool:
+    return isinstance(value, Integral) and not isinstance(value, bool)
