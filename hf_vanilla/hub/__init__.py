@@ -16,9 +16,10 @@ def __getattr__(name: str) -> Any:
     """Return the object of a deprecated name, with a warning."""
     if name not in _OLD_NAMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    message = f"`{name}` is now called `hf_vanilla.hub.client.{_OLD_NAMES[name]}`; the old name will be removed in 0.3."
+    new_name = _OLD_NAMES[name]
+    message = f"`{name}` is now called `hf_vanilla.hub.client.{new_name}`; the old name will be removed in 0.3."
     warnings.warn(message, FutureWarning, stacklevel=2)
-    return getattr(client, _OLD_NAMES[name])
+    return getattr(client, new_name)
 
 
 __all__ = ["Publication", "check_folder", "publish", "roll_back"]

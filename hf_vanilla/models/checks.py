@@ -407,7 +407,8 @@ def check_generation_options(options: GenerationConfig, vocab_size: int) -> None
             if each is not None and not _is_integer(each):
                 raise TypeError(f"`{name}` must be token ids, which are integers, got {each!r}.")
             if each is not None and not 0 <= each < vocab_size:
-                raise ValueError(f"`{name}` must be in [0, {vocab_size}), the ids of the target vocabulary; got {each}.")
+                rule = f"`{name}` must be in [0, {vocab_size}), the ids of the target vocabulary"
+                raise ValueError(f"{rule}; got {each}.")
     if options.temperature is not None and not math.isfinite(options.temperature):
         raise ValueError(f"`temperature` must be finite, got {options.temperature}.")
 

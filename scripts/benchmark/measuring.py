@@ -206,7 +206,8 @@ def training_operations(config: PreTrainedConfig, lengths: torch.Tensor, labelle
         `float`: the operations.
     """
     lengths, labelled = lengths.cpu().double(), labelled.cpu().double()
-    if not config.is_encoder_decoder:  # the same share in each row: the last layer leaves out outputs of the whole batch
+    # the same share in each row: the last layer leaves out outputs of the whole batch
+    if not config.is_encoder_decoder:
         labelled = lengths * float(labelled.sum() / lengths.sum())
     return 3 * float(config.forward_flops(lengths, labelled).sum())
 
