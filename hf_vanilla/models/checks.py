@@ -43,7 +43,7 @@ def in_function_transform() -> bool:
     """Ask whether a transform of `torch.func` runs, such as `grad` or `vmap`, which hides the values of tensors.
 
     Returns:
-        `bool`: whether.
+        `bool`: the answer.
     """
     return torch._C._are_functorch_transforms_active()  # as torch's own `autograd.Function` asks
 
@@ -52,7 +52,7 @@ def hides_values() -> bool:
     """Ask whether code may not depend on the values of tensors, since it is compiled or transformed.
 
     Returns:
-        `bool`: whether.
+        `bool`: the answer.
     """
     return torch.compiler.is_compiling() or in_function_transform()
 
@@ -313,17 +313,30 @@ def as_texts(name: str, given: Any, *, allows_one: bool = True) -> list[str]:
     return texts
 
 
-def check_length(length: int, limit: int) -> None:
+def position_limit(config: PreTrainedConfig) -> int | None:
+    """Return the number of positions in a model's table.
+
+    Args:
+        config (`PreTrainedConfig`): Config of a model of this package, or of one of transformers.
+
+    Returns:
+        `int`: the number; `None` for sinusoids, and for models of no texts.
+    """
+    is_learned = getattr(config, "position_type", "learned") == "learned"
+    return getattr(config, "max_position_embeddings", None) if is_learned else None
+
+
+def check_length(length: int, limit: int | None) -> None:
     """Check that a table of learned positions reaches.
 
     Args:
         length (`int`): Length of a sequence.
-        limit (`int`): Rows of the table.
+        limit (`int`, *optional*): Rows of the table, if there is one.
 
     Raises:
         ValueError: if it does not.
     """
-    if length > limit:
+    if limit is not None and length > limit:
         raise ValueError(
             f"A sequence of {length} tokens exceeds `max_position_embeddings` ({limit}); truncate the input "
             "(`tokenizer(..., truncation=True, max_length=...)`) or build a model with more."
@@ -343,6 +356,7 @@ def check_position_ids(position_ids: Tensor | None, batch: int, length: int, lim
 
     Raises:
         ValueError: if it lacks one, or `position_ids` has another shape.
+        TypeError: if `position_ids` is no tensor of integers.
     """
     if position_ids is None:
         return check_length(past_length + length, limit)
@@ -351,10 +365,10 @@ def check_position_ids(position_ids: Tensor | None, batch: int, length: int, lim
 
 
 def check_heads(config: PreTrainedConfig) -> None:
-    """Check that heads share the width of a model: when it is built, not in its config, as in transformers.
+    """Check that the width divides into heads: when a model is built, not in its config, as in transformers.
 
     Args:
-        config (`PreTrainedConfig`): Its config.
+        config (`PreTrainedConfig`): The model's config.
 
     Raises:
         ValueError: if `num_attention_heads` does not divide `hidden_size`.
@@ -366,17 +380,17 @@ def check_heads(config: PreTrainedConfig) -> None:
         )
 
 
-def check_generated_length(max_length: int, limit: int) -> None:
+def check_generated_length(max_length: int, limit: int | None) -> None:
     """Check that learned positions reach while a model generates. The last token is never read, so it needs none.
 
     Args:
         max_length (`int`): Most tokens, those of the prompt too.
-        limit (`int`): Rows of the table.
+        limit (`int`, *optional*): Rows of the table, if there is one.
 
     Raises:
         ValueError: if they do not.
     """
-    if max_length > limit + 1:
+    if limit is not None and max_length > limit + 1:
         raise ValueError(
             f"`max_length` ({max_length}, the prompt and `max_new_tokens`) must not exceed "
             f"{limit + 1}: the model reads all but the last token, and `max_position_embeddings` is {limit}."

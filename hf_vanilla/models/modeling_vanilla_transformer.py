@@ -24,7 +24,8 @@ Departures from the paper:
 - On request only: pre-norm, learned or Tensor2Tensor positions, dropout at other places, untied embeddings, other
   attention scales, and two other kinds of label smoothing.
 - In training, labelled tokens alone pass through the projection onto the vocabulary; the loss is the same.
-- The encoder's output at padding is 0. On a CPU, where a batch has padding, the layers work on its tokens alone.
+- The encoder's output at padding is 0 unless it is asked for. Where a batch has padding, the layers work on its tokens
+  alone.
 """
 
 import math
@@ -51,25 +52,24 @@ from .checks import (
     VOCABULARY_HINT,
     check_arguments,
     check_attention_mask,
-    check_generated_length,
-    check_generation_options,
     check_input_ids,
     check_labels,
     check_length,
     check_shape,
     check_states,
     checked_embeddings,
+    position_limit,
 )
 from .configuration_vanilla_transformer import VanillaTransformerConfig
 from .dropout import dropout
 from .layers import CrossAttention, DecoderLayer, EncoderLayer, FusedLinear, SelfAttention, sinusoidal_positions
 from .loss import smoothed_target, token_loss
 from .packing import labelled_positions, positions_of, run_decoder, run_encoder, step_sizes
-from .self_contained import ENCODER_OUTPUTS, StreamingGenerationMixin, VanillaPreTrainedModel
+from .self_contained import ENCODER_OUTPUTS, StreamingGenerationMixin, VanillaPreTrainedModel, final_norm
 
 
 # transformers' maximum for every model that sets none; not a choice for this one.
-UNIVERSAL_MAX_LENGTH = 20
+TRANSFORMERS_MAX_LENGTH = 20
 
 
 class VanillaTransformerPreTrainedModel(VanillaPreTrainedModel):
@@ -130,8 +130,7 @@ class VanillaTransformerStack(VanillaTransformerPreTrainedModel):
         if config.position_type == "learned":
             self.embed_positions = nn.Embedding(config.max_position_embeddings, config.d_model)
         self.layers = nn.ModuleList([layer_class(config, number) for number in range(num_layers)])
-        is_pre = config.norm_position == "pre"
-        self.norm = nn.LayerNorm(config.d_model, eps=config.layer_norm_eps) if is_pre else nn.Identity()
+        self.norm = final_norm(config)  # applied by `run_encoder` and `run_decoder`
         self.gradient_checkpointing = False
         self.post_init()
 
@@ -163,8 +162,7 @@ class VanillaTransformerStack(VanillaTransformerPreTrainedModel):
         Raises:
             ValueError: if it does not.
         """
-        if self.config.position_type == "learned":
-            check_length(length, self.config.max_position_embeddings)
+        check_length(length, position_limit(self.config))
 
 
 class VanillaTransformerEncoder(VanillaTransformerStack):
@@ -193,8 +191,8 @@ class VanillaTransformerEncoder(VanillaTransformerStack):
 
         Args:
             input_ids (`torch.LongTensor` of shape `(batch, src_len)`, *optional*): Source tokens.
-            attention_mask (`torch.Tensor` of shape `(batch, src_len)`, *optional*): 1 for tokens, 0 for padding on
-                either side.
+            attention_mask (`torch.Tensor` of shape `(batch, src_len)`, *optional*): Not 0 for tokens, 0 for
+                padding on either side.
             inputs_embeds (`torch.Tensor` of shape `(batch, src_len, d_model)`, *optional*): Embeddings in place of
                 `input_ids`, before they are scaled by sqrt(d_model).
             keep_padding (`bool`, defaults to `False`): Whether the output at padding is computed, too.
@@ -215,7 +213,7 @@ class VanillaTransformerEncoder(VanillaTransformerStack):
         self.check_length(src_len)
 
         hidden_states = self.embed(inputs_embeds, positions_of(attention_mask, src_len, 0, inputs_embeds.device))
-        hidden_states, _ = run_encoder(self, hidden_states, attention_mask, keep_padding=keep_padding, **kwargs)
+        hidden_states, _ = run_encoder(self, hidden_states, attention_mask, keep_padding, **kwargs)
         return BaseModelOutput(hidden_states)
 
 
@@ -254,13 +252,13 @@ class VanillaTransformerDecoder(VanillaTransformerStack):
         Args:
             input_ids (`torch.LongTensor` of shape `(batch, tgt_len)`, *optional*): Target tokens, shifted right; with
                 a cache those that are new.
-            attention_mask (`torch.Tensor` of shape `(batch, past_len + tgt_len)`, *optional*): 1 for tokens, 0 for
-                padding.
+            attention_mask (`torch.Tensor` of shape `(batch, past_len + tgt_len)`, *optional*): Not 0 for tokens, 0
+                for padding.
             encoder_hidden_states (`torch.Tensor` of shape `(batch, src_len, d_model)`): The encoder's output. Where
                 several consecutive target rows share a source, as beams do, one row for all of them (attention `eager`
                 or `sdpa`, no mask of four dimensions).
-            encoder_attention_mask (`torch.Tensor` of shape `(batch, src_len)`, *optional*): 1 for tokens, 0 for
-                padding.
+            encoder_attention_mask (`torch.Tensor` of shape `(batch, src_len)`, *optional*): Not 0 for tokens, 0
+                for padding.
             past_key_values (`EncoderDecoderCache`, *optional*): Keys and values of the positions before.
             inputs_embeds (`torch.Tensor` of shape `(batch, tgt_len, d_model)`, *optional*): Embeddings in place of
                 `input_ids`, before they are scaled by sqrt(d_model).
@@ -313,8 +311,8 @@ class VanillaTransformerDecoder(VanillaTransformerStack):
             attention_mask,
             encoder_hidden_states,
             encoder_attention_mask,
-            past_key_values=past_key_values,
-            read_positions=read_positions,
+            past_key_values,
+            read_positions,
             **kwargs,
         )
         return BaseModelOutputWithPastAndCrossAttentions(hidden_states, past_key_values)
@@ -365,11 +363,12 @@ class VanillaTransformerModel(VanillaTransformerPreTrainedModel):
 
         Args:
             input_ids (`torch.LongTensor` of shape `(batch, src_len)`, *optional*): Source tokens.
-            attention_mask (`torch.Tensor` of shape `(batch, src_len)`, *optional*): 1 for tokens, 0 for padding.
+            attention_mask (`torch.Tensor` of shape `(batch, src_len)`, *optional*): Not 0 for tokens, 0 for
+                padding.
             decoder_input_ids (`torch.LongTensor` of shape `(batch, tgt_len)`, *optional*): Target tokens, shifted
                 right.
-            decoder_attention_mask (`torch.Tensor` of shape `(batch, tgt_len)`, *optional*): 1 for tokens, 0 for
-                padding.
+            decoder_attention_mask (`torch.Tensor` of shape `(batch, tgt_len)`, *optional*): Not 0 for tokens, 0
+                for padding.
             encoder_outputs (`BaseModelOutput` or `tuple`, *optional*): What the encoder returned, if it has run.
             past_key_values (`EncoderDecoderCache`, *optional*): Keys and values of earlier calls.
             inputs_embeds (`torch.Tensor` of shape `(batch, src_len, d_model)`, *optional*): In place of `input_ids`.
@@ -398,8 +397,8 @@ class VanillaTransformerModel(VanillaTransformerPreTrainedModel):
             )
         target = decoder_input_ids if decoder_inputs_embeds is None else decoder_inputs_embeds
         if encoder_outputs is None:
-            inputs = {"input_ids": input_ids, "attention_mask": attention_mask, "inputs_embeds": inputs_embeds}
-            encoder_outputs = self.encoder(**inputs, keep_padding=keep_padding, return_dict=True, **kwargs)
+            inputs = (input_ids, attention_mask, inputs_embeds, keep_padding)
+            encoder_outputs = self.encoder(*inputs, return_dict=True, **kwargs)
             rows = encoder_outputs.last_hidden_state.shape[0]
             # targets share a source only through `encoder_outputs`
             if target is not None and target.dim() > 0 and target.shape[0] != rows:
@@ -476,7 +475,7 @@ class Seq2SeqGenerationMixin(StreamingGenerationMixin):
             ValueError: if ids are outside the vocabulary, shapes don't fit, or an option is out of its range.
             TypeError: if source, mask or prompt are no tensors of the right kind.
         """
-        if self.generation_config.max_length == UNIVERSAL_MAX_LENGTH:
+        if self.generation_config.max_length == TRANSFORMERS_MAX_LENGTH:
             self.generation_config.max_length = None  # a checkpoint keeps it
         sources = (inputs, kwargs.get("input_ids"), kwargs.get("inputs_embeds"))
         source = next((given for given in sources if given is not None), None)
@@ -527,16 +526,11 @@ class Seq2SeqGenerationMixin(StreamingGenerationMixin):
         self, generation_config: GenerationConfig, has_default_max_length: bool, *args: Any, **kwargs: Any
     ) -> GenerationConfig:
         """Let a translation be up to 50 tokens longer than its source unless the user says otherwise (paper, 6.1)."""
-        check_generation_options(generation_config, self.config.vocab_size)
-        limit: Any = self.config.max_position_embeddings if self.config.position_type == "learned" else math.inf
         if has_default_max_length and generation_config.max_new_tokens is None:
-            longest = kwargs["inputs_tensor"].shape[1] + 50
-            generation_config.max_new_tokens = int(min(longest, limit + 1 - kwargs["input_ids_length"]))
-        generation_config = super()._prepare_generated_length(
-            generation_config, has_default_max_length, *args, **kwargs
-        )
-        check_generated_length(generation_config.max_length, limit)
-        return generation_config
+            longest, limit = kwargs["inputs_tensor"].shape[1] + 50, position_limit(self.config)
+            longest = longest if limit is None else min(longest, limit + 1 - kwargs["input_ids_length"])
+            generation_config.max_new_tokens = longest
+        return super()._prepare_generated_length(generation_config, has_default_max_length, *args, **kwargs)
 
 
 class VanillaTransformerForConditionalGeneration(VanillaTransformerPreTrainedModel, Seq2SeqGenerationMixin):
@@ -599,11 +593,12 @@ class VanillaTransformerForConditionalGeneration(VanillaTransformerPreTrainedMod
 
         Args:
             input_ids (`torch.LongTensor` of shape `(batch, src_len)`, *optional*): Source tokens.
-            attention_mask (`torch.Tensor` of shape `(batch, src_len)`, *optional*): 1 for tokens, 0 for padding.
+            attention_mask (`torch.Tensor` of shape `(batch, src_len)`, *optional*): Not 0 for tokens, 0 for
+                padding.
             decoder_input_ids (`torch.LongTensor` of shape `(batch, tgt_len)`, *optional*): Target tokens, shifted
                 right; made from `labels` by default.
-            decoder_attention_mask (`torch.Tensor` of shape `(batch, tgt_len)`, *optional*): 1 for tokens, 0 for
-                padding.
+            decoder_attention_mask (`torch.Tensor` of shape `(batch, tgt_len)`, *optional*): Not 0 for tokens, 0
+                for padding.
             encoder_outputs (`BaseModelOutput` or `tuple`, *optional*): What the encoder returned, if it has run.
             past_key_values (`EncoderDecoderCache`, *optional*): Keys and values of earlier calls.
             inputs_embeds (`torch.Tensor` of shape `(batch, src_len, d_model)`, *optional*): In place of `input_ids`.
@@ -613,7 +608,8 @@ class VanillaTransformerForConditionalGeneration(VanillaTransformerPreTrainedMod
                 ignored.
             use_cache (`bool`, *optional*): Whether to return keys and values.
             num_items_in_batch (`torch.Tensor` or `int`, *optional*): Labelled tokens of the whole optimizer step.
-            **kwargs: transformers' `output_attentions`, `output_hidden_states`, `return_dict`.
+            **kwargs: transformers' `output_attentions`, `output_hidden_states`, `return_dict`; and `mask_sizes`, the
+                counts of a collator (`host_sizes`).
 
         Returns:
             `Seq2SeqLMOutput`: `loss` of shape `()` in nats, `logits` of shape `(batch, tgt_len, vocab)`, and what was
@@ -634,7 +630,7 @@ class VanillaTransformerForConditionalGeneration(VanillaTransformerPreTrainedMod
                 decoder_input_ids = self.prepare_decoder_input_ids_from_labels(labels)
             target = decoder_input_ids if decoder_inputs_embeds is None else decoder_inputs_embeds
             read = labelled_positions(target, labels, self.training)
-        sizes = step_sizes(cast(dict, kwargs), attention_mask, labels)
+        sizes, kwargs = step_sizes(kwargs, attention_mask, labels)
         inputs = (input_ids, attention_mask, decoder_input_ids, decoder_attention_mask, encoder_outputs)
         options: Any = {"use_cache": use_cache, "decoder_read_positions": read, "return_dict": True}
         outputs = self.model(*inputs, past_key_values, inputs_embeds, decoder_inputs_embeds, **options, **kwargs)
@@ -645,7 +641,7 @@ class VanillaTransformerForConditionalGeneration(VanillaTransformerPreTrainedMod
             outputs.last_hidden_state,
             labels,
             training=self.training,
-            smoothing=smoothed_target(smoothing, config.label_smoothing_type, config.vocab_size, config.pad_token_id),
+            target=smoothed_target(smoothing, config.label_smoothing_type, config.vocab_size, config.pad_token_id),
             frozen_row=config.pad_token_id if config.tie_word_embeddings else None,
             num_items_in_batch=num_items_in_batch,
             count=sizes["labels"].total if "labels" in sizes else None,

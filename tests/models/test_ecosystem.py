@@ -402,7 +402,7 @@ def test_flash_cross_attention_equals_sdpa(tgt_len, side, is_packed, monkeypatch
     expected = model(**inputs).logits
     model.config._attn_implementation = "flash_attention_2"
     if is_packed:
-        monkeypatch.setattr(packing, "DEVICES", ("cpu",))
+        monkeypatch.setattr(packing, "VARLEN_DEVICES", ("cpu",))
         monkeypatch.setattr(packing, "create_bidirectional_mask", None)  # no mask is made
     actual = model(**inputs, use_cache=not is_packed).logits
     torch.testing.assert_close(actual[target_mask.bool()], expected[target_mask.bool()], rtol=1e-5, atol=1e-5)

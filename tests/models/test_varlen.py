@@ -103,7 +103,7 @@ def kernel_calls(request, monkeypatch):
     for operator, forwards, backwards in ((FLASH, flash, flash_backward), (EFFICIENT, efficient, efficient_backward)):
         library.impl(operator, forwards, "CPU")
         library.impl(operator.replace("forward", "backward"), backwards, "CPU")
-    monkeypatch.setattr(packing, "DEVICES", ("cpu",))
+    monkeypatch.setattr(packing, "VARLEN_DEVICES", ("cpu",))
     if name == FLASH:
         monkeypatch.setattr(packing, "FLASH_DTYPES", (torch.float32,))
     yield calls
@@ -118,7 +118,7 @@ def as_on_a_cpu(monkeypatch, no_shortcuts):
     """Return a function that has a CPU compute all positions by its own kernels."""
 
     def switch():
-        monkeypatch.setattr(packing, "DEVICES", ("cuda",))
+        monkeypatch.setattr(packing, "VARLEN_DEVICES", ("cuda",))
         no_shortcuts()
 
     return switch
@@ -339,7 +339,9 @@ def test_torch_has_the_operators_with_the_expected_arguments(monkeypatch):
     assert packing.has_operator(FLASH)
     assert packing.has_operator(EFFICIENT)
     for name in (FLASH, EFFICIENT):
-        monkeypatch.setitem(packing.ARGUMENTS, name, packing.ARGUMENTS[name].replace("query key", "key query"))
+        monkeypatch.setitem(
+            packing.KERNEL_ARGUMENTS, name, packing.KERNEL_ARGUMENTS[name].replace("query key", "key query")
+        )
     packing.has_operator.cache_clear()
     assert packing.varlen_kernel(torch.device("meta"), torch.float32) is None
     monkeypatch.undo()
