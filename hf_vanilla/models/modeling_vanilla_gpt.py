@@ -435,11 +435,9 @@ class VanillaGptClassifier(VanillaGptWithProjection):
         """Average the language model's loss over each text's tokens, and over the texts with labels (batch, ...)."""
         labelled, choices = has_label(labels).sum(1), len(next_ids) // len(labels)
         weights = labelled.repeat_interleave(choices) / choices / has_label(next_ids).sum(1).clamp(min=1)  # (texts,)
-        options: Any = {"training": True, "num_items_in_batch": labelled.sum() if items is None else items}
-        options["count"] = count
-        return token_loss(
-            self.lm_head, hidden_states, next_ids, weights=weights[:, None].expand_as(next_ids), **options
-        )[0]
+        options: Any = {"weights": weights[:, None].expand_as(next_ids), "count": count}
+        options["num_items_in_batch"] = labelled.sum() if items is None else items
+        return token_loss(self.lm_head, hidden_states, next_ids, training=True, **options)[0]
 
 
 class VanillaGptForSequenceClassification(VanillaGptClassifier):

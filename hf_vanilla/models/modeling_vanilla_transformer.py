@@ -213,8 +213,7 @@ class VanillaTransformerEncoder(VanillaTransformerStack):
         self.check_length(src_len)
 
         hidden_states = self.embed(inputs_embeds, positions_of(attention_mask, src_len, 0, inputs_embeds.device))
-        hidden_states, _ = run_encoder(self, hidden_states, attention_mask, keep_padding, **kwargs)
-        return BaseModelOutput(hidden_states)
+        return BaseModelOutput(run_encoder(self, hidden_states, attention_mask, keep_padding, **kwargs)[0])
 
 
 class VanillaTransformerDecoder(VanillaTransformerStack):
@@ -436,9 +435,8 @@ def _repeat_sources_for_beams(outputs: Any) -> Any:
         rows = cache.self_attention_cache.layers[0].keys.shape[0]
         for layer in cache.cross_attention_cache.layers:
             beams = rows // layer.keys.shape[0]
-            layer.keys, layer.values = (
-                states.repeat_interleave(beams, dim=0) for states in (layer.keys, layer.values)
-            )
+            layer.keys = layer.keys.repeat_interleave(beams, dim=0)
+            layer.values = layer.values.repeat_interleave(beams, dim=0)
     return outputs
 
 

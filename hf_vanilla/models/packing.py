@@ -413,13 +413,9 @@ def unpad_source(query: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> tup
     batch, _, query_len, _ = query.shape
     src_len = mask.shape[1]  # a static cache is longer
     key, value = (states[:, :, :src_len].transpose(1, 2)[mask != 0].transpose(0, 1)[None] for states in (key, value))
-    lengths = {
-        "cu_seq_lens_q": torch.arange(0, (batch + 1) * query_len, query_len, dtype=torch.int32, device=query.device),
-        "cu_seq_lens_k": nn.functional.pad((mask != 0).sum(1).cumsum(0, dtype=torch.int32), (1, 0)),
-        "max_length_q": query_len,
-        "max_length_k": src_len,
-    }
-    return key, value, lengths
+    offsets = torch.arange(0, (batch + 1) * query_len, query_len, dtype=torch.int32, device=query.device)
+    keys = Sequences.of_lengths((mask != 0).sum(1), src_len)
+    return key, value, kernel_arguments(Sequences(offsets, query_len), keys)
 
 
 def gather_outputs(hidden_states: Tensor, attention_mask: Mask) -> Tensor:
@@ -489,9 +485,8 @@ def host_sizes(attention_mask: Tensor | None, labels: Tensor | None) -> dict[str
     """
     masks = {}
     if isinstance(attention_mask, Tensor) and attention_mask.dim() == 2:
-        masks["attention_mask"] = is_token = (
-            attention_mask if labels is None else attention_mask.to(labels.device)
-        ) != 0
+        device = attention_mask.device if labels is None else labels.device
+        masks["attention_mask"] = is_token = attention_mask.to(device) != 0
     if labels is not None and labels.dim() == 2:
         masks["labels"] = labelled = has_label(labels)
         masks["needed"] = up_to_last(labelled)

@@ -203,12 +203,8 @@ class SelfContainedConfig(PreTrainedConfig):
         Returns:
             `torch.Tensor` of shape `(batch,)`: the operations.
         """
-        return (
-            2
-            * self.num_attention_heads
-            * (self.d_k + self.d_v)
-            * (self.hidden_size * (queries + keys) + queries * keys)
-        )
+        width = self.num_attention_heads * (self.d_k + self.d_v)
+        return 2 * width * (self.hidden_size * (queries + keys) + queries * keys)
 
     def feed_forward_flops(self, tokens: Any) -> Any:
         """Count the operations of one feed-forward network; a multiply-add counts as two.

@@ -175,6 +175,17 @@ def test_packed_cross_attention_equals_padded(padded, kernel_calls, as_on_a_cpu)
     torch.testing.assert_close(actual, model(**inputs).loss, **TOLERANCE)
 
 
+def test_padding_that_is_left_out_is_none_of_the_read_positions(kernel_calls, as_on_a_cpu):
+    inputs = dict(BERT_TASKS["pre-training"][3])
+    inputs["labels"] = inputs["labels"].clone()
+    inputs["labels"][1, -1] = 3
+    model = tiny_bert(**NO_DROPOUT).train()
+    actual = model(**inputs, keep_padding=False).loss
+    assert len(kernel_calls) == 2
+    as_on_a_cpu()
+    torch.testing.assert_close(actual, model(**inputs, keep_padding=False).loss, **TOLERANCE)
+
+
 def test_labels_at_padding_and_empty_rows_are_not_packed(kernel_calls, as_on_a_cpu):
     stray = dict(BERT_TASKS["pre-training"][3])
     stray["labels"] = stray["labels"].clone()
