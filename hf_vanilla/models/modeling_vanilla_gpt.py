@@ -313,10 +313,10 @@ class VanillaGptForCausalLM(VanillaGptWithProjection, StreamingGenerationMixin):
         for name, tensor in labelled.items():
             if tensor is not None and given is not None:
                 check_labels(name, tensor, tuple(given.shape[:2]), self.config.vocab_size, VOCABULARY_HINT)
+        sizes, kwargs = step_sizes(kwargs, attention_mask, labels)
         read = count = None
         if labels is not None and shift_labels is None:
             shift_labels = next_tokens(labels, attention_mask)
-            sizes, kwargs = step_sizes(kwargs, attention_mask, labels)
             count = sizes["next_labels"].total if "next_labels" in sizes else None
         if shift_labels is not None:
             use_cache, read = bool(use_cache), labelled_positions(given, shift_labels, self.training)
@@ -387,8 +387,7 @@ class VanillaGptClassifier(VanillaGptWithProjection):
             num_items_in_batch (`torch.Tensor` or `int`, *optional*): Labels of the whole optimizer step, in place of
                 those of this batch: accumulated batches and several processes then give the gradient of one large
                 batch.
-            **kwargs: transformers' `output_attentions`, `output_hidden_states`, `return_dict`; and `mask_sizes`, the
-                counts of a collator (`host_sizes`).
+            **kwargs: transformers' `output_attentions`, `output_hidden_states`, `return_dict`.
 
         Returns:
             `ModelOutput`: transformers' class for the task, with `loss` of shape `()` and `logits`.
@@ -412,6 +411,7 @@ class VanillaGptClassifier(VanillaGptWithProjection):
         is_read, next_ids = torch.arange(given.shape[1], device=last.device) == last[:, None], None
         texts = len(last)
         count: int | None = 0  # of the tokens whose next is predicted
+        cast(dict, kwargs).pop("mask_sizes", None)  # a collator does not know which tokens these are
         if labels is not None and input_ids is not None and self.training and self.config.lm_loss_weight > 0:
             tokens = input_ids.masked_fill(~is_token, IGNORED_LABEL)
             next_ids = next_tokens(tokens, is_token)  # (texts, length)

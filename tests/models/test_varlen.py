@@ -281,6 +281,17 @@ def test_counted_batches_give_the_same_gradients(kernel_calls, as_on_a_cpu):
     torch.testing.assert_close(loss_and_gradients(model, {**inputs, "mask_sizes": sizes}), expected, **TOLERANCE)
 
 
+@pytest.mark.parametrize(
+    ("task", "labels", "fields"),
+    [("classes", torch.tensor([4, 1]), {"lm_loss_weight": 0.0}), ("multi-label", torch.eye(7)[:2], {"num_labels": 7})],
+)
+def test_counts_of_classes_are_not_taken_for_those_of_tokens(task, labels, fields, kernel_calls):
+    inputs, model = {**GPT_TASKS[task][2], "labels": labels}, tiny_gpt(task, **NO_DROPOUT, **fields).train()
+    sizes = {name: tuple(each) for name, each in host_sizes(inputs["attention_mask"], labels).items()}
+    expected = loss_and_gradients(model, inputs)
+    torch.testing.assert_close(loss_and_gradients(model, {**inputs, "mask_sizes": sizes}), expected, **TOLERANCE)
+
+
 def test_full_mask_is_dropped_if_it_is_known_to_be_full(kernel_calls, monkeypatch):
     inputs = {**BATCH, "attention_mask": torch.ones_like(BATCH["attention_mask"])}
     sizes = host_sizes(inputs["attention_mask"], inputs["labels"])
