@@ -24,7 +24,7 @@ requested. Where layers are compiled one by one, there is a single bucket, as ev
 anew.
 
 In this file: attention over sequences on a GPU; the layout of packed tokens; sizes of masks; what heads read;
-planning; running the layers.
+positions and planning; running the layers.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -639,7 +639,7 @@ def labelled_positions(inputs: Tensor | None, labels: Tensor | None, training: b
     return has_label(labels)
 
 
-# Planning
+# Positions and planning
 
 
 def positions_of(
@@ -853,7 +853,7 @@ def _accepts_packing(layer: nn.Module) -> bool:
     layer = getattr(layer, "_orig_mod", layer)
     attentions = [child for name, child in layer.named_children() if name.endswith("_attn")]
     for module in (layer, *attentions):
-        # but for one that FSDP2 adds
+        # without the class that FSDP2 adds
         classes = (each for each in type(module).__mro__ if not each.__module__.startswith(HARMLESS_HOOK_MODULES))
         if "accepts_packing" not in vars(next(each for each in classes if "forward" in vars(each))):
             return False
