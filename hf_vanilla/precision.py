@@ -83,7 +83,7 @@ def forget() -> None:
 @functools.cache
 def _fastest_on_cpu(threads: int) -> Precision:
     """Choose on the CPU with the current number of threads, which is an argument for the cache."""
-    if not _cpu_has_bfloat16():
+    if not cpu_has_bfloat16():
         return Precision(torch.float32, "this CPU has no bfloat16 products")
     return choose_faster(_seconds_of_product)
 
@@ -120,8 +120,12 @@ def choose_faster(
     )
 
 
-def _cpu_has_bfloat16() -> bool:
-    """Ask torch whether oneDNN has bfloat16 products on this CPU, and try a small one."""
+def cpu_has_bfloat16() -> bool:
+    """Ask torch whether oneDNN has bfloat16 products on this CPU, and try a small one.
+
+    Returns:
+        `bool`: the answer.
+    """
     try:
         if not torch.ops.mkldnn._is_mkldnn_bf16_supported():
             return False

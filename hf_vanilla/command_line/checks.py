@@ -11,6 +11,7 @@ from pathlib import Path
 from transformers import AutoConfig
 
 from ..hub.folder import check_json_files
+from ..registration import AUTO_CLASSES
 
 
 def check_output_dir(output_dir: str | None) -> None:
@@ -131,11 +132,9 @@ def explained_loading(option: str, name_or_path: str | os.PathLike[str] | None) 
         wrong_kind = re.match(r"Unrecognized configuration class .* for this kind of AutoModel: (\w+)", str(error))
         if wrong_kind:
             auto_class, model_type = wrong_kind[1], AutoConfig.from_pretrained(name_or_path).model_type
-            examples = {"AutoModelForSeq2SeqLM": "a translator", "AutoModelForCausalLM": "a GPT"}
-            example = examples.get(auto_class, "a BERT")
-            raise ValueError(
-                f"`{option}` ({name_or_path}) must be a model for {auto_class}, such as {example}, got a {model_type}."
-            ) from None
+            fits = [config.model_type for config, models in AUTO_CLASSES.items() if auto_class in models]
+            needed = ", such as a ".join((f"a model for {auto_class}", *fits[:1]))
+            raise ValueError(f"`{option}` ({name_or_path}) must be {needed}, got a {model_type}.") from None
         if name_or_path is None or Path(name_or_path).is_dir():
             raise
         first = str(error).strip().partition("\n")[0]

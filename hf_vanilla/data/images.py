@@ -11,7 +11,7 @@ import torch
 from datasets import Dataset, Image
 from transformers import BaseImageProcessor, PreTrainedConfig
 
-from ..models.configuration_vanilla_vit import height_and_width
+from ..models.self_contained import height_and_width
 from .files import existing_path, quoted, suffix_of
 from .labelled import load_rows
 

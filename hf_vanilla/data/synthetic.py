@@ -9,10 +9,10 @@ from datasets import Dataset
 
 
 # Two-digit years are unambiguous in this range: 50 to 99 are 1950 to 1999, 00 to 49 are 2000 to 2049.
-_FIRST_DAY = datetime.date(1950, 1, 1)
-_LAST_DAY = datetime.date(2049, 12, 31)
+FIRST_DAY = datetime.date(1950, 1, 1)
+LAST_DAY = datetime.date(2049, 12, 31)
 # The limit keeps rejection sampling fast: fewer than half of all texts are ever drawn.
-_MAX_DATES = 500_000
+MAX_DATES = 500_000
 
 _MONTHS = (
     "January", "February", "March", "April", "May", "June",
@@ -140,17 +140,17 @@ def date_corpus(num_examples: int, *, seed: int = 0, exclude: Iterable[str] = ()
     if isinstance(exclude, str):
         raise TypeError("`exclude` must be an iterable of strings, got a single string.")
     seen = set(exclude)
-    if num_examples + len(seen) > _MAX_DATES:
+    if num_examples + len(seen) > MAX_DATES:
         raise ValueError(
-            f"`num_examples` ({num_examples}) and the texts of `exclude` ({len(seen)}) must be at most {_MAX_DATES} "
+            f"`num_examples` ({num_examples}) and the texts of `exclude` ({len(seen)}) must be at most {MAX_DATES} "
             "together; lower `num_examples`."
         )
     generator = random.Random(seed)
-    days = (_LAST_DAY - _FIRST_DAY).days + 1
+    days = (LAST_DAY - FIRST_DAY).days + 1
     sources: list[str] = []
     targets: list[str] = []
     while len(sources) < num_examples:
-        date = _FIRST_DAY + datetime.timedelta(days=generator.randrange(days))
+        date = FIRST_DAY + datetime.timedelta(days=generator.randrange(days))
         text = write_date(date, generator.choice(DATE_FORMATS))
         case = generator.randrange(8)
         text = text.lower() if case == 0 else text.upper() if case == 1 else text

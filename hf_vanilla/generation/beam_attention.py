@@ -42,9 +42,8 @@ def beam_attention(
         )
     tgt_len = beam_indices.shape[1]
     last_query = [tuple(attention[:, :, -1:] for attention in step) for step in steps[:tgt_len]]
-    attention = torch.cat(
-        [mean_of_heads(step, layer, heads) for step in last_query], dim=1
-    )  # (rows, tgt_len, src_len)
+    # (rows, tgt_len, src_len)
+    attention = torch.cat([mean_of_heads(step, layer, heads) for step in last_query], dim=1)
     beams = beam_indices.long().clamp(min=0)  # (batch * num_return_sequences, tgt_len)
     followed = attention[beams, torch.arange(tgt_len, device=beams.device)]
     return followed * (beam_indices >= 0)[..., None]

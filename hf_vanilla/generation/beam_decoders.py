@@ -335,8 +335,8 @@ class Seq2SeqDecoder(SideBySideDecoder):
 
     def _decode(self, tokens: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         self.length += self.position_ids.shape[1]
-        self.decoder._check_length(self.length)
-        hidden_states = self.decoder._embed(self.decoder.embed_tokens(tokens), self.position_ids)
+        self.decoder.check_length(self.length)
+        hidden_states = self.decoder.embed(self.decoder.embed_tokens(tokens), self.position_ids)
         for layer in self.decoder.layers:
             hidden_states = layer(hidden_states, mask, self.encoder_hidden_states, self.encoder_mask, self.cache)
         return self.decoder.norm(hidden_states)

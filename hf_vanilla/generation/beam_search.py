@@ -24,7 +24,6 @@ transformers continues with copies of a beam at a score of -1e9; here such beams
 import math
 from dataclasses import dataclass
 from functools import partial
-from numbers import Integral
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
@@ -42,7 +41,7 @@ from transformers.generation import (
 from transformers.modeling_utils import PreTrainedModel
 from transformers.utils import ModelOutput
 
-from ..models.checks import check_input_ids
+from ..models.checks import check_generation_options, check_input_ids
 from ..models.translating import NOT_FOUND, length_penalty_of
 from .beam_decoders import BeamDecoder, decoder_for
 
@@ -62,14 +61,6 @@ OTHER_MODES: dict[str, tuple[Any, ...]] = {
     "assistant_early_exit": (None,),
     "use_mtp": (None, False),
 }
-# Options that are ids of the target vocabulary, or lists of them.
-ID_OPTIONS = (
-    "decoder_start_token_id",
-    "forced_bos_token_id",
-    "forced_eos_token_id",
-    "suppress_tokens",
-    "begin_suppress_tokens",
-)
 
 # The vocabulary is searched in runs of this many tokens: first for the best runs, then for the best tokens in them.
 RUN_LENGTH = 64
@@ -144,8 +135,7 @@ def beam_search(
         )
     if max_length_offset is not None and max_length_offset < 0:
         raise ValueError(f"`max_length_offset` must not be negative, got {max_length_offset}.")
-    _check_mode(generation_config, streamer)
-    _check_ids(model, generation_config, input_ids)
+    _check_options(model, generation_config, input_ids, streamer)
     penalty = partial(
         length_penalty_of,
         length_penalty=generation_config.length_penalty if length_penalty is None else length_penalty,
@@ -163,8 +153,10 @@ def beam_search(
     return _output(finished, options, record, decoder, model_kwargs.get("encoder_outputs"))
 
 
-def _check_mode(config: GenerationConfig, streamer: "BaseStreamer | None") -> None:
-    """Raise on options of other generation modes, and on numbers of beams below 1."""
+def _check_options(
+    model: PreTrainedModel, config: GenerationConfig, input_ids: torch.Tensor, streamer: "BaseStreamer | None"
+) -> None:
+    """Raise on options of other generation modes, numbers of beams below 1, and ids outside the target vocabulary."""
     if config.do_sample:
         raise ValueError("`do_sample` must be false: `beam_search` doesn't sample. To sample, drop `custom_generate`.")
     for name, off in OTHER_MODES.items():
@@ -174,33 +166,14 @@ def _check_mode(config: GenerationConfig, streamer: "BaseStreamer | None") -> No
                 f"`{name}` ({given}) belongs to another generation mode than beam search; drop it, or drop "
                 "`custom_generate`."
             )
-    for name in ("num_beams", "num_return_sequences"):
-        number = getattr(config, name)
-        if not isinstance(number, Integral) or isinstance(number, bool):
-            raise TypeError(f"`{name}` must be an integer, got {number!r}.")
-        if int(number) < 1:
-            raise ValueError(f"`{name}` must be at least 1, got {number}.")
+    text_config = model.config.get_text_config(decoder=True)
+    size = getattr(text_config, "decoder_vocab_size", None) or text_config.vocab_size
+    check_generation_options(config, size)
     if streamer is not None and config.num_beams > 1:
         raise ValueError(
             f"`streamer` can't be combined with `num_beams` ({config.num_beams}): no token is final before the search "
             "ends. Drop it, or set `num_beams=1`."
         )
-
-
-def _check_ids(model: PreTrainedModel, config: GenerationConfig, input_ids: torch.Tensor) -> None:
-    """Raise if an id of the decoder's prompt or of an option is outside the target vocabulary."""
-    text_config = model.config.get_text_config(decoder=True)
-    size = getattr(text_config, "decoder_vocab_size", None) or text_config.vocab_size
-    for name in ID_OPTIONS:
-        given: Any = getattr(config, name, None)
-        given = given.tolist() if hasattr(given, "tolist") else given
-        for token_id in given if isinstance(given, list | tuple) else [given]:
-            if token_id is None:
-                continue
-            if not isinstance(token_id, Integral) or isinstance(token_id, bool):
-                raise TypeError(f"`{name}` must be token ids, which are integers, got {token_id!r}.")
-            if not 0 <= int(token_id) < size:
-                raise ValueError(f"`{name}` must be in [0, {size}), the ids of the target vocabulary; got {token_id}.")
     check_input_ids(
         "decoder_input_ids" if model.config.is_encoder_decoder else "input_ids", input_ids[:: config.num_beams], size
     )

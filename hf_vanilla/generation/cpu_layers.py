@@ -196,7 +196,7 @@ def _check_int8(model: PreTrainedModel, dtype: str | torch.dtype) -> None:
         )
     if not supports_fast_model(model):
         raise ValueError(
-            "`dtype` can be 'int8' only for encoder-decoders and GPTs of this package on a CPU, got a "
+            "`dtype` can be 'int8' only for models whose class declares `supports_fast_search`, on a CPU, got a "
             f"{type(model).__name__} on {model.device}; use a CPU, or a float type."
         )
     if model.dtype not in FLOAT_TYPES:

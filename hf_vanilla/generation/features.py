@@ -61,8 +61,7 @@ def extract_features(
 
     Source: Devlin et al. 2018, 5.3, Table 7.
     """
-    if isinstance(texts, str):
-        raise TypeError("`texts` must be a list of strings, got a single string; pass a list with it inside.")
+    texts = as_texts("texts", texts, allows_one=False)
     _check_choices(model, layers, mix, pooling)
     limit = min(tokenizer.model_max_length, getattr(model.config, "max_position_embeddings", 512))
     longest = limit if max_length is None else max_length
@@ -72,7 +71,7 @@ def extract_features(
             f"`max_length` must be in [{shortest}, {limit}], from one token in addition to the special ones to the "
             f"model's limit; got {max_length}."
         )
-    texts = [without_lone_surrogates(text) for text in as_texts("texts", texts)]
+    texts = [without_lone_surrogates(text) for text in texts]
     encoded = tokenizer(texts, truncation=True, max_length=longest) if texts else {"input_ids": []}
     lengths = [len(ids) for ids in encoded["input_ids"]]
     features: list[np.ndarray] = [np.zeros(0, dtype=np.float32)] * len(lengths)

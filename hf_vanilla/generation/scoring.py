@@ -55,7 +55,7 @@ def score(
     Args:
         model (`PreTrainedModel`): An encoder-decoder model, in evaluation mode.
         input_ids (`torch.LongTensor` of shape `(batch, src_len)`): Source tokens.
-        attention_mask (`torch.Tensor` of shape `(batch, src_len)`, *optional*): 1 for tokens, 0 for padding.
+        attention_mask (`torch.Tensor` of shape `(batch, src_len)`, *optional*): Not 0 for tokens, 0 for padding.
         labels (`torch.LongTensor` of shape `(batch, tgt_len)`): Target tokens without the start token; -100 is
             padding.
         length_penalty (`float`, defaults to 0.0): Exponent of the length penalty; 0 means none.

@@ -99,9 +99,7 @@ def translate(
         TypeError: if `texts` is a single string, or contains anything but strings.
         ValueError: if the model is in training mode, or an option is unknown, fixed or out of its range.
     """
-    if isinstance(texts, str):
-        raise TypeError("`texts` must be a list of strings, got a single string; pass a list with it inside.")
-    texts = as_texts("texts", texts)
+    texts = as_texts("texts", texts, allows_one=False)
     search_options = SearchOptions.from_kwargs(**options)
     target_tokenizer = tokenizer if target_tokenizer is None else target_tokenizer
 

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterable, Mapping
+from numbers import Integral
 from typing import Any, cast
 
 import torch
@@ -16,6 +17,14 @@ from transformers.modeling_utils import PreTrainedModel
 IGNORED_LABEL = -100
 # Hint appended to out-of-vocabulary errors.
 VOCABULARY_HINT = "These are the ids of the vocabulary: do tokenizer and model belong together?"
+# Options of `generate()` that are ids of the target vocabulary, or lists of them.
+ID_OPTIONS = (
+    "decoder_start_token_id",
+    "forced_bos_token_id",
+    "forced_eos_token_id",
+    "suppress_tokens",
+    "begin_suppress_tokens",
+)
 
 
 def has_label(labels: Tensor) -> Tensor:
@@ -34,7 +43,7 @@ def in_function_transform() -> bool:
     """Ask whether a transform of `torch.func` runs, such as `grad` or `vmap`, which hides the values of tensors.
 
     Returns:
-        `bool`: whether.
+        `bool`: the answer.
     """
     return torch._C._are_functorch_transforms_active()  # as torch's own `autograd.Function` asks
 
@@ -43,9 +52,21 @@ def hides_values() -> bool:
     """Ask whether code may not depend on the values of tensors, since it is compiled or transformed.
 
     Returns:
-        `bool`: whether.
+        `bool`: the answer.
     """
     return torch.compiler.is_compiling() or in_function_transform()
+
+
+def reads_values(tensor: Tensor) -> bool:
+    """Ask whether the values of a tensor may be read: by plain code, and on a CPU, where nothing has to be waited for.
+
+    Args:
+        tensor (`torch.Tensor`): The tensor.
+
+    Returns:
+        `bool`: the answer.
+    """
+    return tensor.device.type == "cpu" and not hides_values()
 
 
 def check_evaluation_mode(model: PreTrainedModel) -> None:
@@ -76,7 +97,7 @@ def check_arguments(num_items_in_batch: Any = None, **tensors: Any) -> None:
         if given is not None and not isinstance(given, Tensor):
             raise TypeError(f"`{name}` must be a tensor, got {type(given).__name__}.")
     items = num_items_in_batch
-    if items is None or (isinstance(items, Tensor) and (hides_values() or items.device.type != "cpu")):
+    if items is None or (isinstance(items, Tensor) and not reads_values(items)):
         return
     if not isinstance(items, int | float | Tensor) or (isinstance(items, Tensor) and items.numel() != 1):
         raise TypeError(f"`num_items_in_batch` must be a number or a tensor with one, got {type(items).__name__}.")
@@ -86,7 +107,7 @@ def check_arguments(num_items_in_batch: Any = None, **tensors: Any) -> None:
 
 def _check_values(name: str, ids: Tensor, size: int, hint: str, ignored: int | None = None) -> None:
     """Check that every id is in [0, size) or ignored, where reading values needs no synchronization."""
-    if hides_values() or ids.device.type != "cpu" or ids.numel() == 0:
+    if not reads_values(ids) or ids.numel() == 0:
         return
     lowest, highest = torch.aminmax(ids)
     if lowest >= 0 and highest < size:
@@ -265,12 +286,13 @@ def flatten_texts(inputs: dict[str, Any], axes: int) -> tuple[list[Any], tuple[i
     return [None if tensor is None else tensor.flatten(0, axes - 1) for tensor in inputs.values()], shape
 
 
-def as_texts(name: str, given: Any) -> list[str]:
+def as_texts(name: str, given: Any, *, allows_one: bool = True) -> list[str]:
     """Return one text or several as a list.
 
     Args:
         name (`str`): Name of the argument, for messages.
         given (`str` or `Iterable[str]`): Its value.
+        allows_one (`bool`, defaults to `True`): Whether it may be a single text.
 
     Returns:
         `list[str]`: the texts.
@@ -278,6 +300,8 @@ def as_texts(name: str, given: Any) -> list[str]:
     Raises:
         TypeError: if it is anything else.
     """
+    if isinstance(given, str) and not allows_one:
+        raise TypeError(f"`{name}` must be a list of strings, got a single string; pass a list with it inside.")
     if isinstance(given, str):
         return [given]
     if not isinstance(given, Iterable) or isinstance(given, Mapping):
@@ -289,17 +313,30 @@ def as_texts(name: str, given: Any) -> list[str]:
     return texts
 
 
-def check_length(length: int, limit: int) -> None:
+def position_limit(config: PreTrainedConfig) -> int | None:
+    """Return the number of positions in a model's table.
+
+    Args:
+        config (`PreTrainedConfig`): Config of a model of this package, or of one of transformers.
+
+    Returns:
+        `int`: the number; `None` for sinusoids, and for models of no texts.
+    """
+    is_learned = getattr(config, "position_type", "learned") == "learned"
+    return getattr(config, "max_position_embeddings", None) if is_learned else None
+
+
+def check_length(length: int, limit: int | None) -> None:
     """Check that a table of learned positions reaches.
 
     Args:
         length (`int`): Length of a sequence.
-        limit (`int`): Rows of the table.
+        limit (`int`, *optional*): Rows of the table, if there is one.
 
     Raises:
         ValueError: if it does not.
     """
-    if length > limit:
+    if limit is not None and length > limit:
         raise ValueError(
             f"A sequence of {length} tokens exceeds `max_position_embeddings` ({limit}); truncate the input "
             "(`tokenizer(..., truncation=True, max_length=...)`) or build a model with more."
@@ -319,6 +356,7 @@ def check_position_ids(position_ids: Tensor | None, batch: int, length: int, lim
 
     Raises:
         ValueError: if it lacks one, or `position_ids` has another shape.
+        TypeError: if `position_ids` is no tensor of integers.
     """
     if position_ids is None:
         return check_length(past_length + length, limit)
@@ -327,10 +365,10 @@ def check_position_ids(position_ids: Tensor | None, batch: int, length: int, lim
 
 
 def check_heads(config: PreTrainedConfig) -> None:
-    """Check that heads share the width of a model: when it is built, not in its config, as in transformers.
+    """Check that the width divides into heads: when a model is built, not in its config, as in transformers.
 
     Args:
-        config (`PreTrainedConfig`): Its config.
+        config (`PreTrainedConfig`): The model's config.
 
     Raises:
         ValueError: if `num_attention_heads` does not divide `hidden_size`.
@@ -342,17 +380,17 @@ def check_heads(config: PreTrainedConfig) -> None:
         )
 
 
-def check_generated_length(max_length: int, limit: int) -> None:
+def check_generated_length(max_length: int, limit: int | None) -> None:
     """Check that learned positions reach while a model generates. The last token is never read, so it needs none.
 
     Args:
         max_length (`int`): Most tokens, those of the prompt too.
-        limit (`int`): Rows of the table.
+        limit (`int`, *optional*): Rows of the table, if there is one.
 
     Raises:
         ValueError: if they do not.
     """
-    if max_length > limit + 1:
+    if limit is not None and max_length > limit + 1:
         raise ValueError(
             f"`max_length` ({max_length}, the prompt and `max_new_tokens`) must not exceed "
             f"{limit + 1}: the model reads all but the last token, and `max_position_embeddings` is {limit}."
@@ -360,23 +398,34 @@ def check_generated_length(max_length: int, limit: int) -> None:
 
 
 def check_generation_options(options: GenerationConfig, vocab_size: int) -> None:
-    """Check numbers of sequences, forced ids and temperature, which transformers leaves unchecked.
+    """Check numbers of sequences, ids and temperature, which transformers leaves unchecked.
 
     Args:
         options (`GenerationConfig`): The options.
         vocab_size (`int`): Size of the vocabulary that is generated from.
 
     Raises:
-        ValueError: if a number is below 1, a forced id outside the vocabulary, or the temperature infinite.
+        ValueError: if a number is below 1, an id outside the vocabulary, or the temperature infinite.
+        TypeError: if a number or an id is no integer.
     """
     for name in ("num_beams", "num_return_sequences"):
-        if (number := getattr(options, name)) is not None and number < 1:
+        number = getattr(options, name)
+        if number is not None and not _is_integer(number):
+            raise TypeError(f"`{name}` must be an integer, got {number!r}.")
+        if number is not None and number < 1:
             raise ValueError(f"`{name}` must be at least 1, got {number}.")
-    for name in ("forced_bos_token_id", "forced_eos_token_id"):
-        given = getattr(options, name)
-        for each in given if isinstance(given, list) else [given]:
+    for name in ID_OPTIONS:
+        given: Any = getattr(options, name, None)
+        given = given.tolist() if hasattr(given, "tolist") else given
+        for each in given if isinstance(given, list | tuple) else [given]:
+            if each is not None and not _is_integer(each):
+                raise TypeError(f"`{name}` must be token ids, which are integers, got {each!r}.")
             if each is not None and not 0 <= each < vocab_size:
                 rule = f"`{name}` must be in [0, {vocab_size}), the ids of the target vocabulary"
                 raise ValueError(f"{rule}; got {each}.")
     if options.temperature is not None and not math.isfinite(options.temperature):
         raise ValueError(f"`temperature` must be finite, got {options.temperature}.")
+
+
+def _is_integer(value: Any) -> bool:
+    return isinstance(value, Integral) and not isinstance(value, bool)

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from .checks import IGNORED_LABEL
+from .checks import IGNORED_LABEL, reads_values
 
 
 # Tokens whose logits exist at the same time in training: measured on a CPU.
@@ -124,7 +124,7 @@ def _softmax_and_log_sum_exp(
     where, so there all of them are computed from the logits.
     """
     logits = _logits(hidden_states, weight, bias)
-    if logits.device.type != "cpu":
+    if not reads_values(logits):
         return torch.softmax(logits, dim=1), logits.float().logsumexp(1)
     true_logits = logits.gather(1, labels[:, None])[:, 0].float()
     probabilities = torch.softmax(logits, dim=1, out=logits)
@@ -152,7 +152,20 @@ def loss_and_gradients(
     target: SmoothedTarget,
     weights: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-    """Sum the cross-entropy of labelled tokens, and find its gradients, chunk by chunk."""
+    """Sum the cross-entropy of labelled tokens, and find its gradients, chunk by chunk.
+
+    Args:
+        hidden_states (`torch.Tensor` of shape `(tokens, d_model)`): What is projected.
+        weight (`torch.Tensor` of shape `(vocab, d_model)`): Weight of the projection.
+        bias (`torch.Tensor` of shape `(vocab,)`, *optional*): Its bias.
+        labels (`torch.Tensor` of shape `(tokens,)`): True tokens.
+        target (`SmoothedTarget`): The distribution around the true token.
+        weights (`torch.Tensor` of shape `(tokens,)`, *optional*): What each token's loss is multiplied with.
+
+    Returns:
+        `tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None]`: the sum, of shape `()`, in float32 and
+        nats, and its gradients by hidden states, weight and bias.
+    """
     shares = torch.ones_like(labels, dtype=torch.float32) if weights is None else weights.float()
     weight_in_use = weight.to(hidden_states.dtype)
     bias_in_use = None if bias is None else bias.to(hidden_states.dtype)

@@ -10,7 +10,7 @@ from .self_contained import NativeType, SelfContainedConfig, size_fields
 
 
 # Devlin et al. 2018, section 3, and Turc et al. 2019, "Well-Read Students Learn Better", whose names for five sizes
-# stand before the whole grid.
+# come first, before the whole grid.
 _PRESETS = {
     "base": size_fields(12, 768),
     "large": size_fields(24, 1024),
@@ -119,8 +119,8 @@ class VanillaBertConfig(SelfContainedConfig):
         Args:
             input_lengths (`torch.Tensor` of shape `(batch,)`): Tokens of each row.
             label_counts (`torch.Tensor` of shape `(batch,)`): Tokens of each row that are predicted.
-            whole_last_layer (`bool`): Whether the last layer computes the output of all tokens, as it does on an
-                accelerator, or only those that a head reads, as on a CPU.
+            whole_last_layer (`bool`, defaults to `False`): Whether the last layer computes all outputs, as compiled
+                code does, or only those that a head reads.
 
         Returns:
             `torch.Tensor` of shape `(batch,)`: the operations of each row.
@@ -134,9 +134,8 @@ class VanillaBertConfig(SelfContainedConfig):
             read = label_counts + 1  # with the first token
             is_shorter = read <= MAX_OUTPUT_SHARE * input_lengths
             left_out = torch.where(is_shorter, input_lengths - read, 0)
-            layers = (
-                layers - left_out * 2 * width**2 - self.feed_forward_flops(left_out)
-            )  # attention's output is first
+            # of attention, the projection of its output
+            layers = layers - left_out * 2 * width**2 - self.feed_forward_flops(left_out)
         prediction = label_counts * (2 * width**2 + 2 * width * self.vocab_size)
         return layers + prediction + 2 * width**2 + 4 * width
 

@@ -131,15 +131,12 @@ class VanillaGptConfig(SelfContainedConfig):
 
         return AUTO_CLASSES
 
-    def forward_flops(
-        self, input_lengths: torch.Tensor, label_counts: torch.Tensor, *, whole_last_layer: bool = False
-    ) -> torch.Tensor:
+    def forward_flops(self, input_lengths: torch.Tensor, label_counts: torch.Tensor) -> torch.Tensor:
         """Count the operations of all matrix products of a pre-training's forward pass; a multiply-add counts as two.
 
         Args:
             input_lengths (`torch.Tensor` of shape `(batch,)`): Tokens of each row.
             label_counts (`torch.Tensor` of shape `(batch,)`): Tokens of each row that are predicted.
-            whole_last_layer (`bool`): Without effect here, where every output is read; other models have it.
 
         Returns:
             `torch.Tensor` of shape `(batch,)`: the operations of each row.

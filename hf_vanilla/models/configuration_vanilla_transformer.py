@@ -75,9 +75,9 @@ class VanillaTransformerConfig(SelfContainedConfig):
             `get_timing_signal_1d`, split and with slightly other frequencies; or `"learned"`.
         max_position_embeddings (`int`, defaults to 512): Rows of the learned position table. Sinusoids have no limit.
         label_smoothing (`float`, defaults to 0.1): Probability taken from the true token, in training mode only.
-        label_smoothing_type (`str`, defaults to `"uniform"`): Who gets that probability. `"uniform"`: every word of
-            the vocabulary, the true one too (torch); `"t2t"`: every other word (Tensor2Tensor); `"annotated"`: every
-            word but the true one and padding (the Annotated Transformer). The last two subtract the entropy of the
+        label_smoothing_type (`str`, defaults to `"uniform"`): Which tokens get that probability. `"uniform"`: all of
+            the vocabulary, the true one too (torch); `"t2t"`: all others (Tensor2Tensor); `"annotated"`: all but the
+            true one and padding (the Annotated Transformer). The last two subtract the entropy of the
             smoothed target, so that a perfect prediction costs 0.
         tie_word_embeddings (`bool`, defaults to `True`): The output projection is the target embedding.
         share_encoder_decoder_embeddings (`bool`, defaults to `True`): Source and target have one embedding.
@@ -192,15 +192,12 @@ class VanillaTransformerConfig(SelfContainedConfig):
 
         return {"translation": ("AutoModelForSeq2SeqLM", TranslationPipeline)}
 
-    def forward_flops(
-        self, input_lengths: torch.Tensor, label_counts: torch.Tensor, *, whole_last_layer: bool = False
-    ) -> torch.Tensor:
+    def forward_flops(self, input_lengths: torch.Tensor, label_counts: torch.Tensor) -> torch.Tensor:
         """Count the operations of all matrix products of a forward pass; a multiply-add counts as two.
 
         Args:
             input_lengths (`torch.Tensor` of shape `(batch,)`): Tokens of each source.
             label_counts (`torch.Tensor` of shape `(batch,)`): Tokens of each target.
-            whole_last_layer (`bool`): Without effect here, where every output is read; other models have it.
 
         Returns:
             `torch.Tensor` of shape `(batch,)`: the operations of each pair.

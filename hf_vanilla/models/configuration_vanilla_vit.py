@@ -1,12 +1,11 @@
 """Configuration of the Vision Transformer (Dosovitskiy et al. 2020), with the sizes of its Table 1 as presets."""
 
-from collections.abc import Sequence
 from typing import Any
 
 from huggingface_hub.dataclasses import strict
 from transformers.activations import ACT2FN
 
-from .self_contained import NativeType, SelfContainedConfig, size_fields
+from .self_contained import NativeType, SelfContainedConfig, height_and_width, size_fields
 
 
 # Base, large and huge of Dosovitskiy et al. 2020, Table 1, with the patch sizes of Table 5; small and tiny of Steiner
@@ -21,19 +20,6 @@ _PRESETS = {
     "S/32": size_fields(12, 384, patch_size=32),
     "Ti/16": size_fields(12, 192, patch_size=16),
 }
-
-
-def height_and_width(size: int | Sequence[int]) -> tuple[int, int]:
-    """Return height and width of images or patches whose size is one number, the side of a square, or both.
-
-    Args:
-        size (`int` or `Sequence[int]`): `image_size` or `patch_size` of a config, in pixels.
-
-    Returns:
-        `tuple[int, int]`: height and width.
-    """
-    height, width = (size, size) if isinstance(size, int) else size
-    return height, width
 
 
 @strict

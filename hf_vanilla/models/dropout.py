@@ -88,8 +88,8 @@ def dropout(hidden_states: Tensor, rate: float, training: bool) -> Tensor:
     return _Dropout.apply(hidden_states, dropout_noise(hidden_states.shape, rate, hidden_states.device), rate)
 
 
-def rate_of_kernel(attention: Any) -> float:
-    """Return the rate of dropout of attention weights, and warn once of a kernel that has none.
+def attention_dropout_rate(attention: Any) -> float:
+    """Return the rate at which attention weights are dropped, and warn once of a kernel that drops none.
 
     Args:
         attention (`nn.Module`): The attention, with `config` and `dropout`.

@@ -18,7 +18,8 @@ Shapes are written with these words: batch, src_len, tgt_len, query_len, key_len
 vocab; length where it may be either. d_k and d_v are the widths of one head's keys and values.
 
 An attention mask says which positions see each other. It is what transformers' mask helpers make for the kernel that
-the config names; or, for a packed batch, a `Packing`: hidden states then have shape `(1, tokens, d_model)`.
+the config names; or, for a packed batch, a `Packing`, in cross-attention a `CrossPacking`: hidden states then have
+shape `(1, tokens, d_model)`.
 """
 
 import math
@@ -34,9 +35,9 @@ from transformers.configuration_utils import PreTrainedConfig
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from .dropout import dropout, rate_of_kernel
+from .dropout import attention_dropout_rate, dropout
 from .dropout import dropout as drop  # a kernel has an argument of that name
-from .packing import Mask, Packing, attend_across, cross_packing, gather_outputs, to_rows, to_tokens, unpad_source
+from .packing import Mask, Packing, attend_across, cross_layout, gather_outputs, to_rows, to_tokens, unpad_source
 
 
 # Up to this many keys, in training on a CPU, two matrix products and a softmax are faster than
@@ -67,7 +68,7 @@ class PostNormResidual(nn.Module):
         return hidden_states
 
     def after(self, hidden_states: Tensor, output: Tensor) -> Tensor:
-        """Add the sub-layer's output to its input, both of shape `(batch, length, d_model)`."""
+        """Add the dropped-out output to the input, both of shape `(batch, length, d_model)`, and normalise."""
         return self.layer_norm(hidden_states + dropout(output, self.dropout, self.training))
 
 
@@ -85,7 +86,7 @@ class PreNormResidual(PostNormResidual):
         return self.layer_norm(hidden_states)
 
     def after(self, hidden_states: Tensor, output: Tensor) -> Tensor:
-        """Add the sub-layer's output to the residual stream, both of shape `(batch, length, d_model)`."""
+        """Add the dropped-out output to the residual stream, both of shape `(batch, length, d_model)`."""
         return hidden_states + dropout(output, self.dropout, self.training)
 
 
@@ -100,7 +101,8 @@ class EncoderLayer(GradientCheckpointingLayer):
         layer_idx (`int`, defaults to 0): The layer's number, under which a cache keeps its keys and values.
         is_causal (`bool`, defaults to `False`): Whether no position sees a later one.
 
-    Source: Vaswani et al. 2017, 3.1.
+    Source: Vaswani et al. 2017, 3.1. With `is_causal` it is the layer of a decoder-only model, which has no source to
+    attend to.
     """
 
     accepts_packing = True
@@ -172,7 +174,7 @@ class DecoderLayer(GradientCheckpointingLayer):
 
         Args:
             hidden_states (`torch.Tensor` of shape `(batch, tgt_len, d_model)`): The target.
-            attention_mask (`Mask`, *optional*): Which target positions see each other.
+            attention_mask (`Mask`): Which target positions see each other; `None` for those of a causal layer.
             encoder_hidden_states (`torch.Tensor` of shape `(batch, src_len, d_model)`): The encoder's output.
             encoder_attention_mask (`Mask`, *optional*): Which source positions the target sees.
             past_key_values (`EncoderDecoderCache`, *optional*): Keys and values of earlier calls.
@@ -181,7 +183,7 @@ class DecoderLayer(GradientCheckpointingLayer):
         Returns:
             `torch.Tensor` of shape `(batch, tgt_len, d_model)`: the output.
         """
-        # 1. self-attention
+        # 1. self-attention; no outputs are left out here: instead, `run_decoder` leaves out the ends of rows
         inner = self.self_attn_residual.before(hidden_states)
         attended, _ = self.self_attn(inner, attention_mask, past_key_values, **kwargs)
         hidden_states = self.self_attn_residual.after(hidden_states, attended)
@@ -251,8 +253,8 @@ class MultiHeadAttention(nn.Module):
         layer_idx (`int`, defaults to 0): The layer's number, under which a cache keeps its keys and values.
         is_causal (`bool`, defaults to `False`): Whether no position sees a later one.
 
-    Source: Vaswani et al. 2017, 3.2.2. Differs from the formula by biases, from
-    `nn.MultiheadAttention` by free d_k and d_v.
+    Source: Vaswani et al. 2017, 3.2.2. Differs from the formula by biases, and from `nn.MultiheadAttention` by free
+    d_k and d_v.
     """
 
     def __init__(self, config: PreTrainedConfig, layer_idx: int = 0, is_causal: bool = False):
@@ -272,7 +274,10 @@ class MultiHeadAttention(nn.Module):
     def attend(
         self, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kwargs: Any
     ) -> tuple[Tensor, Tensor | None]:
-        """Run the attention kernel that the config names.
+        """Run the attention kernel that the config names, or a faster one.
+
+        In place of `sdpa`, the eager one runs where plain products are faster (`SHORT_SEQUENCE`) and for empty
+        tensors.
 
         Args:
             query (`torch.Tensor` of shape `(batch, heads, query_len, d_k)`): Queries.
@@ -289,7 +294,7 @@ class MultiHeadAttention(nn.Module):
         kernel: Callable = ALL_ATTENTION_FUNCTIONS.get_interface(implementation, eager_attention_forward)
         if implementation == "sdpa" and (self._is_short_training(key) or 0 in query.shape or 0 in key.shape):
             kernel = eager_attention_forward
-        rate = rate_of_kernel(self)
+        rate = attention_dropout_rate(self)
         output, weights = kernel(self, query, key, value, attention_mask, dropout=rate, scaling=self.scaling, **kwargs)
         return output, weights if implementation == "eager" else None
 
@@ -418,10 +423,9 @@ class CrossAttention(MultiHeadAttention):
             `tuple[torch.Tensor, torch.Tensor | None]`: the output of the shape of `hidden_states`, and the weights of
             shape `(target batch, heads, query_len, key_len)` if the kernel is `eager`, padding included.
         """
-        target, source, attention_mask = cross_packing(attention_mask)
-        if target is not None and source is not None and target.sequences and source.sequences:
-            sides = (hidden_states, encoder_hidden_states, target.sequences, source.sequences)
-            return self.out_proj(attend_across(self, *sides, **kwargs)), None
+        target, source, attention_mask, sequences = cross_layout(attention_mask)
+        if sequences:
+            return self.out_proj(attend_across(self, hidden_states, encoder_hidden_states, *sequences, **kwargs)), None
         query = to_rows(self.q_proj(hidden_states), target)  # (target batch, query_len, heads * d_k)
         key, value = self._keys_and_values(encoder_hidden_states, past_key_values, source)
         output, weights = self._attend_shared(query, key, value, attention_mask, **kwargs)

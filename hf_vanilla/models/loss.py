@@ -58,7 +58,7 @@ def token_loss(
     labels: Tensor | None,
     *,
     training: bool,
-    smoothing: SmoothedTarget = NO_SMOOTHING,
+    target: SmoothedTarget = NO_SMOOTHING,
     transform: Any = None,
     frozen_row: int | None = None,
     num_items_in_batch: Tensor | int | None = None,
@@ -76,7 +76,7 @@ def token_loss(
         hidden_states (`torch.Tensor` of shape `(batch, length, d_model)`): The last layer's output.
         labels (`torch.Tensor` of shape `(batch, length)`, *optional*): True tokens; -100 where there is none.
         training (`bool`): Whether the model is in training mode.
-        smoothing (`SmoothedTarget`, *optional*): The distribution around the true token; no smoothing by default.
+        target (`SmoothedTarget`, *optional*): The distribution around the true token; no smoothing by default.
         transform (`Callable`, *optional*): What hidden states pass before the projection.
         frozen_row (`int`, *optional*): Row of the projection's weight, and of an adapter's, that gets no gradient.
         num_items_in_batch (`torch.Tensor` or `int`, *optional*): As in [`mean_loss`].
@@ -99,11 +99,11 @@ def token_loss(
     labels, logits = labels.long(), None
     if not training:
         logits = _project(projection, transform(hidden_states), frozen_row)
-        loss_sum = cross_entropy_sum(logits, labels, smoothing)
+        loss_sum = cross_entropy_sum(logits, labels, target)
     else:
         weights = None if weights is None else select_labelled(weights[..., None], labels, count)[0][:, 0]  # (tokens,)
         hidden_states, target_ids = select_labelled(hidden_states, labels, count)  # (tokens, d_model), (tokens,)
-        hidden_states, terms = transform(hidden_states), (target_ids, smoothing, weights)
+        hidden_states, terms = transform(hidden_states), (target_ids, target, weights)
         if _is_plain(projection) and not in_function_transform():
             weight = projection.weight if frozen_row is None else freeze_row(projection.weight, frozen_row)
             loss_sum = projected_cross_entropy_sum(hidden_states, weight, projection.bias, *terms)
@@ -242,7 +242,7 @@ def label_loss(
         is_several = labels.is_floating_point() or labels.dtype == torch.bool
         problem_type = "multi_label_classification" if is_several else "single_label_classification"
     if problem_type == "single_label_classification":
-        return classification_loss(logits, labels.long(), num_items_in_batch)
+        return classification_loss(logits, labels, num_items_in_batch)
     if labels.numel() != logits.numel():
         raise ValueError(
             f"`labels` must have shape {tuple(logits.shape)} for {problem_type}, got {tuple(labels.shape)}."

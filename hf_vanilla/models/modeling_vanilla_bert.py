@@ -20,14 +20,14 @@ Departures from the paper:
   bias for each vocabulary entry in the projection), they follow the authors' code.
 - In training, masked tokens alone pass through the projection onto the vocabulary; the loss is the same.
 - The output at padding is 0 unless it is asked for (`keep_padding`).
-- On a CPU, where a batch has padding, the layers work on its tokens alone, and what no head reads of the last layer's
-  output is not computed.
+- Where a batch has padding, the layers work on its tokens alone, and of the last layer's output only what a head reads
+  is computed.
 
 Encoder checkpoints of type `bert` with absolute positions load here; transformers' `BertFor...` read what is saved.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, cast
+from collections.abc import Callable
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -66,27 +66,29 @@ from .conversion_vanilla_bert import BERT_NAMES
 from .dropout import dropout
 from .layers import EncoderLayer
 from .loss import LossAndLogits, classification_loss, label_loss, mean_loss, token_loss
-from .packing import (
-    MAX_BUCKETS,
-    MaskSizes,
-    all_positions,
-    first_position,
-    flattened_rows,
-    labelled_positions,
-    run_encoder,
-    step_sizes,
-)
+from .packing import WITH_PADDING, Sizes, flattened_rows, read_all, read_first, read_labelled, run_encoder, step_sizes
 from .self_contained import ENCODER_OUTPUTS, Pooler, VanillaPreTrainedModel
 
 
-# Ids, mask, segments, positions and embeddings; each may be missing.
-Inputs = Sequence[Tensor | None]
-# Of the masks of a training step on a GPU.
-Sizes = Mapping[str, MaskSizes]
 TIED_PROJECTION = {
     "cls.predictions.decoder.weight": "bert.embeddings.word_embeddings.weight",
     "cls.predictions.decoder.bias": "cls.predictions.bias",
 }
+
+
+class Inputs(NamedTuple):
+    """What a text is given as, in the order of the encoder's arguments; each may be missing."""
+
+    input_ids: Tensor | None
+    attention_mask: Tensor | None
+    token_type_ids: Tensor | None
+    position_ids: Tensor | None
+    inputs_embeds: Tensor | None
+
+    @property
+    def given(self) -> Tensor | None:
+        """The ids, or the embeddings in their place."""
+        return self.input_ids if self.inputs_embeds is None else self.inputs_embeds
 
 
 class Embeddings(nn.Module):
@@ -185,18 +187,15 @@ class MaskedTokenHead(nn.Module):
         """
         return self.decoder(self.transform(hidden_states))
 
-    def reads(self, inputs: Inputs, labels: Tensor | None, sizes: Sizes) -> dict[str, Any]:
+    def wanted_positions(self, inputs: Inputs, labels: Tensor | None, sizes: Sizes) -> dict[str, Any]:
         """Name the positions that the head reads: in training those with a label, otherwise all, padding included."""
-        read = labelled_positions(inputs[0] if inputs[4] is None else inputs[4], labels, self.training)
-        kept = all_positions(inputs[1], labels, self.training, sizes)
-        return {"read_positions": read, "read_sizes": sizes.get("labels"), **kept}
+        return read_labelled(inputs.given, inputs.attention_mask, labels, self.training, sizes)
 
     def predict(
-        self, hidden_states: Tensor, labels: Tensor | None, items: Tensor | int | None, sizes: Sizes
+        self, hidden_states: Tensor, labels: Tensor | None, items: Tensor | int | None, count: int | None
     ) -> LossAndLogits:
         """Compute loss and logits as [`token_loss`] does."""
         options: Any = {"training": self.training, "transform": self.transform, "num_items_in_batch": items}
-        count = sizes["labels"].total if "labels" in sizes else None
         return token_loss(self.decoder, hidden_states, labels, count=count, **options)
 
 
@@ -262,6 +261,10 @@ class VanillaBertModel(VanillaBertPreTrainedModel):
         self.gradient_checkpointing = False
         self.post_init()
 
+    def get_position_embeddings(self) -> nn.Embedding:
+        """Return the table of learned positions."""
+        return self.embeddings.position_embeddings
+
     @merge_with_config_defaults
     @capture_outputs
     def forward(
@@ -279,7 +282,7 @@ class VanillaBertModel(VanillaBertPreTrainedModel):
 
         Args:
             input_ids (`torch.LongTensor` of shape `(batch, length)`, *optional*): Tokens.
-            attention_mask (`torch.Tensor` of shape `(batch, length)`, *optional*): 1 for tokens, 0 for padding.
+            attention_mask (`torch.Tensor` of shape `(batch, length)`, *optional*): Not 0 for tokens, 0 for padding.
             token_type_ids (`torch.LongTensor` of shape `(batch, length)`, *optional*): Segments; 0 by default.
             position_ids (`torch.LongTensor` of shape `(batch or 1, length)`, *optional*): Positions; counted from 0
                 by default, padding too. Given for one row without a mask, a new sequence begins where they begin at 0
@@ -323,11 +326,9 @@ class VanillaBertModel(VanillaBertPreTrainedModel):
             self,
             hidden_states,
             attention_mask,
-            keep_padding=keep_padding,
-            read_positions=read_positions,
+            keep_padding,
+            read_positions,
             reads_first=self.pooler is not None,
-            needs_first=True,
-            max_buckets=MAX_BUCKETS,
             sequence_ids=sequence_ids,
             **kwargs,
         )
@@ -343,8 +344,8 @@ class VanillaBertWithHead(VanillaBertPreTrainedModel):
 
     output_class: Any
     has_pooler = True
-    # From the encoder's outputs, all kinds of labels, the number of labels in a step, and sizes of masks to the loss
-    # and all logits.
+    # From the encoder's outputs, all kinds of labels, the number of labels in a step, and the number of this batch's
+    # labelled tokens if it is known, to the loss and all logits.
     _predict: Callable[..., tuple]
 
     def __init__(self, config: VanillaBertConfig):
@@ -377,7 +378,8 @@ class VanillaBertWithHead(VanillaBertPreTrainedModel):
             num_items_in_batch (`torch.Tensor` or `int`, *optional*): Labels of the whole optimizer step, in place of
                 those of this batch: accumulated batches and several processes then give the gradient of one large
                 batch.
-            **kwargs: transformers' `output_attentions`, `output_hidden_states`, `return_dict`.
+            **kwargs: transformers' `output_attentions`, `output_hidden_states`, `return_dict`; and `mask_sizes`, the
+                counts of a collator (`host_sizes`).
 
         Returns:
             `ModelOutput`: transformers' class for the task, with `loss` of shape `()` and `logits`.
@@ -386,7 +388,7 @@ class VanillaBertWithHead(VanillaBertPreTrainedModel):
             ValueError: if a label is outside its range, or a shape does not fit.
             TypeError: if ids or classes are no integers.
         """
-        inputs = (input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
+        inputs = Inputs(input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
         return self._run(inputs, {"labels": labels}, num_items_in_batch, **kwargs)
 
     def _add_head(self, config: VanillaBertConfig) -> None:
@@ -398,23 +400,21 @@ class VanillaBertWithHead(VanillaBertPreTrainedModel):
         self, inputs: Inputs, labels: dict[str, Tensor | None], items: Tensor | int | None = None, **kwargs: Any
     ) -> Any:
         """Encode ids, mask, segments, positions or embeddings, and predict."""
-        check_arguments(items, input_ids=inputs[0], inputs_embeds=inputs[4], **labels)
+        check_arguments(items, input_ids=inputs.input_ids, inputs_embeds=inputs.inputs_embeds, **labels)
         first = next(iter(labels.values()))
-        sizes = step_sizes(kwargs, inputs[1], first)
-        outputs = self._encode(inputs, first, **kwargs)
-        loss, *logits = self._predict(outputs, *labels.values(), items, sizes)
+        sizes, kwargs = step_sizes(kwargs, inputs.attention_mask, first)
+        outputs = self._encode(inputs, first, sizes, **kwargs)
+        count = sizes["labels"].total if "labels" in sizes else None
+        loss, *logits = self._predict(outputs, *labels.values(), items, count)
         return self.output_class(loss, *logits, outputs.hidden_states, outputs.attentions)
 
-    def _encode(self, inputs: Inputs, labels: Tensor | None, **kwargs: Any) -> Any:
+    def _encode(self, inputs: Inputs, labels: Tensor | None, sizes: Sizes, **kwargs: Any) -> Any:
         """Run the encoder."""
-        reads = self._reads(inputs, labels, kwargs.get("mask_sizes", {}))
-        if "read_positions" in kwargs or "keep_padding" in kwargs:
-            reads["read_sizes"] = None  # those of the labels
-        return self.bert(*inputs, return_dict=True, **{**reads, **kwargs})
+        return self.bert(*inputs, return_dict=True, **{**self._reads(inputs, labels, sizes), **kwargs})
 
     def _reads(self, inputs: Inputs, labels: Tensor | None, sizes: Sizes) -> dict[str, Any]:
         """Name what the head reads of the encoder: here the pooled first position."""
-        return first_position(inputs[0] if inputs[4] is None else inputs[4])
+        return read_first(inputs.given)
 
 
 class VanillaBertForPreTraining(VanillaBertWithHead):
@@ -454,7 +454,7 @@ class VanillaBertForPreTraining(VanillaBertWithHead):
 
         Args:
             input_ids (`torch.LongTensor` of shape `(batch, length)`, *optional*): Tokens.
-            attention_mask (`torch.Tensor` of shape `(batch, length)`, *optional*): 1 for tokens, 0 for padding.
+            attention_mask (`torch.Tensor` of shape `(batch, length)`, *optional*): Not 0 for tokens, 0 for padding.
             token_type_ids (`torch.LongTensor` of shape `(batch, length)`, *optional*): Segments; 0 by default.
             position_ids (`torch.LongTensor` of shape `(batch or 1, length)`, *optional*): Positions.
             inputs_embeds (`torch.Tensor` of shape `(batch, length, d_model)`, *optional*): In place of `input_ids`.
@@ -463,7 +463,8 @@ class VanillaBertForPreTraining(VanillaBertWithHead):
             next_sentence_label (`torch.LongTensor` of shape `(batch,)`, *optional*): 0 where B follows A, 1 where it
                 is a random segment.
             num_items_in_batch (`torch.Tensor` or `int`, *optional*): Labels of the whole optimizer step.
-            **kwargs: transformers' `output_attentions`, `output_hidden_states`, `return_dict`.
+            **kwargs: transformers' `output_attentions`, `output_hidden_states`, `return_dict`; and `mask_sizes`, the
+                counts of a collator (`host_sizes`).
 
         Returns:
             `BertForPreTrainingOutput`: `loss` of shape `()` in nats over what labels there are, `prediction_logits` of
@@ -474,17 +475,17 @@ class VanillaBertForPreTraining(VanillaBertWithHead):
             ValueError: if a label is no token or no class, or has another shape.
             TypeError: if an argument is no tensor.
         """
-        inputs = (input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
+        inputs = Inputs(input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
         labelled = {"labels": labels, "next_sentence_label": next_sentence_label}
         return self._run(inputs, labelled, num_items_in_batch, **kwargs)
 
     def _reads(self, inputs: Inputs, labels: Tensor | None, sizes: Sizes) -> dict[str, Any]:
-        return self._token_head().reads(inputs, labels, sizes)
+        return self._token_head().wanted_positions(inputs, labels, sizes)
 
     def _predict(
-        self, outputs: Any, labels: Tensor | None, is_random: Tensor | None, items: Any, sizes: Sizes
+        self, outputs: Any, labels: Tensor | None, is_random: Tensor | None, items: Any, count: int | None
     ) -> tuple:
-        loss, logits = self._token_head().predict(outputs.last_hidden_state, labels, items, sizes)
+        loss, logits = self._token_head().predict(outputs.last_hidden_state, labels, items, count)
         next_logits = cast(nn.Linear, self.cls.seq_relationship)(outputs.pooler_output)  # (batch, 2)
         if is_random is not None:
             next_loss = self._next_sentence_loss(next_logits, is_random, labels, items)
@@ -492,14 +493,13 @@ class VanillaBertForPreTraining(VanillaBertWithHead):
         return loss, logits, next_logits
 
     def _next_sentence_loss(self, logits: Tensor, is_random: Tensor, labels: Tensor | None, items: Any) -> Any:
-        """Average over pairs; over a step of several batches, each pair weighs as many as it has masked tokens."""
+        """Average over pairs; with `items`, weigh each pair by its number of masked tokens."""
         is_random, hint = is_random.flatten(), "0 means that B follows A, and 1 that it is a random segment."
         check_labels("next_sentence_label", is_random, (logits.shape[0],), 2, hint)
         if labels is None or items is None:
             return classification_loss(logits, is_random)
-        losses = nn.functional.cross_entropy(
-            logits.float(), is_random.long(), reduction="none"
-        )  # (batch,), -100 gives 0
+        # (batch,), 0 for -100
+        losses = nn.functional.cross_entropy(logits.float(), is_random.long(), reduction="none")
         return mean_loss((losses * has_label(labels).sum(1)).sum(), 1, items)
 
 
@@ -529,10 +529,10 @@ class VanillaBertForMaskedLM(VanillaBertWithHead):
         self.cls = nn.ModuleDict({"predictions": MaskedTokenHead(config)})
 
     def _reads(self, inputs: Inputs, labels: Tensor | None, sizes: Sizes) -> dict[str, Any]:
-        return self._token_head().reads(inputs, labels, sizes)
+        return self._token_head().wanted_positions(inputs, labels, sizes)
 
-    def _predict(self, outputs: Any, labels: Tensor | None, items: Any, sizes: Sizes) -> LossAndLogits:
-        return self._token_head().predict(outputs.last_hidden_state, labels, items, sizes)
+    def _predict(self, outputs: Any, labels: Tensor | None, items: Any, count: int | None) -> LossAndLogits:
+        return self._token_head().predict(outputs.last_hidden_state, labels, items, count)
 
 
 class VanillaBertForNextSentencePrediction(VanillaBertWithHead):
@@ -552,7 +552,7 @@ class VanillaBertForNextSentencePrediction(VanillaBertWithHead):
     def _add_head(self, config: VanillaBertConfig) -> None:
         self.cls = nn.ModuleDict({"seq_relationship": nn.Linear(config.hidden_size, 2)})
 
-    def _predict(self, outputs: Any, labels: Tensor | None, items: Any, sizes: Sizes) -> LossAndLogits:
+    def _predict(self, outputs: Any, labels: Tensor | None, items: Any, count: int | None) -> LossAndLogits:
         logits = cast(nn.Linear, self.cls.seq_relationship)(outputs.pooler_output)  # (batch, 2)
         return classification_loss(logits, labels, items), logits
 
@@ -573,7 +573,7 @@ class VanillaBertForSequenceClassification(VanillaBertWithHead):
 
     output_class = SequenceClassifierOutput
 
-    def _predict(self, outputs: Any, labels: Tensor | None, items: Any, sizes: Sizes) -> LossAndLogits:
+    def _predict(self, outputs: Any, labels: Tensor | None, items: Any, count: int | None) -> LossAndLogits:
         logits = self.classifier(self._classifier_dropout(outputs.pooler_output))  # (batch, num_labels)
         return label_loss(self.config, logits, labels, items), logits
 
@@ -594,9 +594,9 @@ class VanillaBertForTokenClassification(VanillaBertWithHead):
     has_pooler = False
 
     def _reads(self, inputs: Inputs, labels: Tensor | None, sizes: Sizes) -> dict[str, Any]:
-        return all_positions(inputs[1], labels, self.training, sizes)
+        return read_all(inputs.attention_mask, labels, self.training, sizes)
 
-    def _predict(self, outputs: Any, labels: Tensor | None, items: Any, sizes: Sizes) -> LossAndLogits:
+    def _predict(self, outputs: Any, labels: Tensor | None, items: Any, count: int | None) -> LossAndLogits:
         logits = self.classifier(self._classifier_dropout(outputs.last_hidden_state))  # (batch, length, num_labels)
         return classification_loss(logits, labels, items), logits
 
@@ -636,13 +636,14 @@ class VanillaBertForQuestionAnswering(VanillaBertWithHead):
 
         Args:
             input_ids (`torch.LongTensor` of shape `(batch, length)`, *optional*): Tokens.
-            attention_mask (`torch.Tensor` of shape `(batch, length)`, *optional*): 1 for tokens, 0 for padding.
+            attention_mask (`torch.Tensor` of shape `(batch, length)`, *optional*): Not 0 for tokens, 0 for padding.
             token_type_ids (`torch.LongTensor` of shape `(batch, length)`, *optional*): Segments; 0 by default.
             position_ids (`torch.LongTensor` of shape `(batch or 1, length)`, *optional*): Positions.
             inputs_embeds (`torch.Tensor` of shape `(batch, length, d_model)`, *optional*): In place of `input_ids`.
             start_positions (`torch.LongTensor` of shape `(batch,)`, *optional*): Index of the answer's first token.
             end_positions (`torch.LongTensor` of shape `(batch,)`, *optional*): Index of the answer's last token.
-            **kwargs: transformers' `output_attentions`, `output_hidden_states`, `return_dict`.
+            **kwargs: transformers' `output_attentions`, `output_hidden_states`, `return_dict`; and `mask_sizes`, the
+                counts of a collator (`host_sizes`).
 
         Returns:
             `QuestionAnsweringModelOutput`: `loss` of shape `()` in nats, `start_logits` and `end_logits` of shape
@@ -652,14 +653,14 @@ class VanillaBertForQuestionAnswering(VanillaBertWithHead):
             ValueError: if a position has another shape.
             TypeError: if an argument is no tensor.
         """
-        inputs = (input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
+        inputs = Inputs(input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
         labels = {"start_positions": start_positions, "end_positions": end_positions}
         return self._run(inputs, labels, **kwargs)
 
     def _reads(self, inputs: Inputs, labels: Tensor | None, sizes: Sizes) -> dict[str, Any]:
-        return {"keep_padding": True}
+        return WITH_PADDING
 
-    def _predict(self, outputs: Any, start: Tensor | None, end: Tensor | None, items: None, sizes: Sizes) -> tuple:
+    def _predict(self, outputs: Any, start: Tensor | None, end: Tensor | None, items: None, count: None) -> tuple:
         starts, ends = self.qa_outputs(outputs.last_hidden_state).unbind(-1)  # (batch, length) each
         loss = None
         if start is not None and end is not None:
@@ -694,14 +695,13 @@ class VanillaBertForMultipleChoice(VanillaBertWithHead):
     def _add_head(self, config: VanillaBertConfig) -> None:
         self.classifier = nn.Linear(config.hidden_size, 1)
 
-    def _encode(self, inputs: Inputs, labels: Tensor | None, **kwargs: Any) -> Any:
-        names = ("input_ids", "attention_mask", "token_type_ids", "position_ids", "inputs_embeds")
-        rows, shape = flatten_texts(dict(zip(names, inputs, strict=True)), axes=2)
-        outputs = super()._encode(rows, labels, **kwargs)
+    def _encode(self, inputs: Inputs, labels: Tensor | None, sizes: Sizes, **kwargs: Any) -> Any:
+        rows, shape = flatten_texts(inputs._asdict(), axes=2)
+        outputs = super()._encode(Inputs(*rows), labels, sizes, **kwargs)
         outputs.pooler_output = outputs.pooler_output.unflatten(0, shape)  # (batch, choices, d_model)
         return outputs
 
-    def _predict(self, outputs: Any, labels: Tensor | None, items: Any, sizes: Sizes) -> LossAndLogits:
+    def _predict(self, outputs: Any, labels: Tensor | None, items: Any, count: int | None) -> LossAndLogits:
         logits = self.classifier(self._classifier_dropout(outputs.pooler_output)).squeeze(-1)  # (batch, choices)
         return classification_loss(logits, labels, items), logits
 

@@ -21,7 +21,7 @@ Departures from the paper:
 - A token with nothing but padding before it is not predicted: no loss.
 - The output at padding is 0, but where logits are asked for without labels. In training, only tokens that have a label
   are projected onto the vocabulary.
-- On a CPU, where a batch has padding or several texts in a row, attention works on each text by itself.
+- Where a batch has padding or several texts in a row, attention works on each text by itself.
 
 Checkpoints of types `openai-gpt` and `gpt2` load here; transformers' classes of these names read what is saved.
 """
@@ -35,7 +35,6 @@ from torch import Tensor, nn
 from transformers import initialization as init
 from transformers.cache_utils import Cache, DynamicCache
 from transformers.core_model_loading import WeightTransform
-from transformers.generation import GenerationConfig
 from transformers.masking_utils import create_causal_mask
 from transformers.modeling_outputs import (
     BaseModelOutputWithPast,
@@ -52,8 +51,6 @@ from .checks import (
     VOCABULARY_HINT,
     check_arguments,
     check_attention_mask,
-    check_generated_length,
-    check_generation_options,
     check_heads,
     check_input_ids,
     check_labels,
@@ -68,8 +65,8 @@ from .conversion_vanilla_gpt import GPT_NAMES
 from .dropout import dropout
 from .layers import EncoderLayer
 from .loss import LossAndLogits, classification_loss, label_loss, token_loss
-from .packing import MAX_BUCKETS, MaskSizes, flattened_rows, labelled_positions, positions_of, run_encoder, step_sizes
-from .self_contained import ENCODER_OUTPUTS, StreamingGenerationMixin, VanillaPreTrainedModel
+from .packing import Reads, flattened_rows, labelled_positions, positions_of, run_encoder, step_sizes
+from .self_contained import ENCODER_OUTPUTS, StreamingGenerationMixin, VanillaPreTrainedModel, final_norm
 
 
 class VanillaGptPreTrainedModel(VanillaPreTrainedModel):
@@ -118,8 +115,7 @@ class VanillaGptModel(VanillaGptPreTrainedModel):
         self.embed_positions = nn.Embedding(config.max_position_embeddings, config.hidden_size)
         layers = [EncoderLayer(config, number, is_causal=True) for number in range(config.num_hidden_layers)]
         self.layers = nn.ModuleList(layers)
-        is_pre = config.norm_position == "pre"
-        self.norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps) if is_pre else nn.Identity()
+        self.norm = final_norm(config)  # applied by `run_encoder`
         self.gradient_checkpointing = False
         self.post_init()
 
@@ -189,10 +185,9 @@ class VanillaGptModel(VanillaGptPreTrainedModel):
             self,
             dropout(hidden_states, self.config.hidden_dropout_prob, self.training),
             attention_mask,
+            keep_padding,
+            read_positions,
             create_mask=create_mask,
-            keep_padding=keep_padding,
-            read_positions=read_positions,
-            max_buckets=MAX_BUCKETS,
             position_ids=position_ids,
             sequence_ids=sequence_ids,
             past_key_values=past_key_values,
@@ -297,9 +292,10 @@ class VanillaGptForCausalLM(VanillaGptWithProjection, StreamingGenerationMixin):
             logits_to_keep (`int` or `torch.LongTensor` of shape `(positions,)`, *optional*, defaults to 0): Number of
                 last positions, or the positions, whose logits are computed without labels; 0 for all.
             num_items_in_batch (`torch.Tensor` or `int`, *optional*): Labelled tokens of the whole optimizer step.
-            **kwargs: transformers' `output_attentions`, `output_hidden_states`, `return_dict`; and in place of
-                `labels`, `shift_labels` of the same shape, the next token of each position, as where sequences are
-                cut across devices. (As an argument of its own, the Trainer would ask for it in every data set.)
+            **kwargs: transformers' `output_attentions`, `output_hidden_states`, `return_dict`; `mask_sizes`, the
+                counts of a collator (`host_sizes`); and in place of `labels`, `shift_labels` of the same shape, the
+                next token of each position, as where sequences are cut across devices. (As an argument of its own,
+                the Trainer would ask for it in every data set.)
 
         Returns:
             `CausalLMOutputWithPast`: `loss` of shape `()` in nats, `logits` of shape `(batch, length, vocab)`, and
@@ -313,27 +309,25 @@ class VanillaGptForCausalLM(VanillaGptWithProjection, StreamingGenerationMixin):
         shift_labels: Tensor | None = cast(dict, kwargs).pop("shift_labels", None)
         labelled = {"labels": labels, "shift_labels": shift_labels}
         check_arguments(num_items_in_batch, input_ids=input_ids, inputs_embeds=inputs_embeds, **labelled)
-        given, read = input_ids if inputs_embeds is None else inputs_embeds, None
+        given = input_ids if inputs_embeds is None else inputs_embeds
         for name, tensor in labelled.items():
             if tensor is not None and given is not None:
                 check_labels(name, tensor, tuple(given.shape[:2]), self.config.vocab_size, VOCABULARY_HINT)
-        sizes = None
+        sizes, kwargs = step_sizes(kwargs, attention_mask, labels)
+        read = count = None
         if labels is not None and shift_labels is None:
             shift_labels = next_tokens(labels, attention_mask)
-            sizes = step_sizes(cast(dict, kwargs), attention_mask, labels).get("next_labels")
+            count = sizes["next_labels"].total if "next_labels" in sizes else None
         if shift_labels is not None:
             use_cache, read = bool(use_cache), labelled_positions(given, shift_labels, self.training)
         inputs = (input_ids, attention_mask, position_ids, inputs_embeds, past_key_values)
-        reads: dict[str, Any] = {"keep_padding": shift_labels is None, "read_positions": read}
-        is_given = "read_positions" in kwargs or "keep_padding" in kwargs
-        reads["read_sizes"] = None if is_given else sizes  # of the labels
+        reads: dict[str, Any] = {"keep_padding": shift_labels is None, "read_positions": Reads(read, count)}
         outputs = self.transformer(*inputs, use_cache=use_cache, return_dict=True, **{**reads, **kwargs})
         hidden_states = outputs.last_hidden_state
         if shift_labels is None:
             kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
             hidden_states = hidden_states[:, kept]
-        options: Any = {"training": self.training, "num_items_in_batch": num_items_in_batch}
-        options["count"] = None if sizes is None else sizes.total
+        options: Any = {"training": self.training, "num_items_in_batch": num_items_in_batch, "count": count}
         loss, logits = token_loss(self.lm_head, hidden_states, shift_labels, **options)
         return CausalLMOutputWithPast(loss, logits, outputs.past_key_values, outputs.hidden_states, outputs.attentions)
 
@@ -350,13 +344,6 @@ class VanillaGptForCausalLM(VanillaGptWithProjection, StreamingGenerationMixin):
         if (prompt := given.get("input_ids") if inputs is None else inputs) is not None:
             check_input_ids("input_ids", prompt, self.config.vocab_size)
         return super()._prepare_model_inputs(inputs, bos_token_id, model_kwargs)
-
-    def _prepare_generated_length(self, *args: Any, **kwargs: Any) -> GenerationConfig:
-        """Refuse a length that the positions do not reach, and options out of range."""
-        generation_config = super()._prepare_generated_length(*args, **kwargs)
-        check_generation_options(generation_config, self.config.vocab_size)
-        check_generated_length(generation_config.max_length, self.config.max_position_embeddings)
-        return generation_config
 
 
 class VanillaGptClassifier(VanillaGptWithProjection):
@@ -423,21 +410,21 @@ class VanillaGptClassifier(VanillaGptWithProjection):
         last = is_token.long().cumsum(1).argmax(1)  # (texts,); the first maximum is at the last token
         is_read, next_ids = torch.arange(given.shape[1], device=last.device) == last[:, None], None
         texts = len(last)
-        sizes: MaskSizes | None = MaskSizes(0, 0, 0, 0)  # of the tokens whose next is predicted
+        count: int | None = 0  # of the tokens whose next is predicted
+        cast(dict, kwargs).pop("mask_sizes", None)  # a collator does not know which tokens these are
         if labels is not None and input_ids is not None and self.training and self.config.lm_loss_weight > 0:
             tokens = input_ids.masked_fill(~is_token, IGNORED_LABEL)
             next_ids = next_tokens(tokens, is_token)  # (texts, length)
             is_read = is_read | has_label(next_ids)
-            sizes = step_sizes(cast(dict, kwargs), is_token, tokens).get("next_labels")
-        read_sizes = None if sizes is None else MaskSizes(sizes.total + texts, sizes.longest + 1, 1, texts)
-        reads = {"read_positions": is_read, "read_sizes": read_sizes}
-        outputs = self.transformer(*rows, use_cache=False, return_dict=True, **reads, **kwargs)
+            sizes, kwargs = step_sizes(kwargs, is_token, tokens)
+            count = sizes["next_labels"].total if "next_labels" in sizes else None
+        reads = Reads(is_read, None if count is None else texts + count)
+        outputs = self.transformer(*rows, use_cache=False, return_dict=True, read_positions=reads, **kwargs)
         hidden_states = outputs.last_hidden_state
         numbers = torch.arange(texts, device=hidden_states.device)
         extracted = hidden_states[numbers, last.to(hidden_states.device)].unflatten(0, batch)
         loss, logits = self._predict(self._classifier_dropout(extracted), labels, num_items_in_batch)
         if labels is not None and next_ids is not None:
-            count = None if sizes is None else sizes.total
             lm_loss = self._lm_loss(hidden_states, next_ids, labels.reshape(batch[0], -1), num_items_in_batch, count)
             loss = loss + self.config.lm_loss_weight * lm_loss
         return self.output_class(loss, logits, outputs.hidden_states, outputs.attentions)
@@ -448,11 +435,9 @@ class VanillaGptClassifier(VanillaGptWithProjection):
         """Average the language model's loss over each text's tokens, and over the texts with labels (batch, ...)."""
         labelled, choices = has_label(labels).sum(1), len(next_ids) // len(labels)
         weights = labelled.repeat_interleave(choices) / choices / has_label(next_ids).sum(1).clamp(min=1)  # (texts,)
-        options: Any = {"training": True, "num_items_in_batch": labelled.sum() if items is None else items}
-        options["count"] = count
-        return token_loss(
-            self.lm_head, hidden_states, next_ids, weights=weights[:, None].expand_as(next_ids), **options
-        )[0]
+        options: Any = {"weights": weights[:, None].expand_as(next_ids), "count": count}
+        options["num_items_in_batch"] = labelled.sum() if items is None else items
+        return token_loss(self.lm_head, hidden_states, next_ids, training=True, **options)[0]
 
 
 class VanillaGptForSequenceClassification(VanillaGptClassifier):

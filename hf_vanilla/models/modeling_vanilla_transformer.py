@@ -24,7 +24,8 @@ Departures from the paper:
 - On request only: pre-norm, learned or Tensor2Tensor positions, dropout at other places, untied embeddings, other
   attention scales, and two other kinds of label smoothing.
 - In training, labelled tokens alone pass through the projection onto the vocabulary; the loss is the same.
-- The encoder's output at padding is 0. On a CPU, where a batch has padding, the layers work on its tokens alone.
+- The encoder's output at padding is 0 unless it is asked for. Where a batch has padding, the layers work on its tokens
+  alone.
 """
 
 import math
@@ -51,25 +52,24 @@ from .checks import (
     VOCABULARY_HINT,
     check_arguments,
     check_attention_mask,
-    check_generated_length,
-    check_generation_options,
     check_input_ids,
     check_labels,
     check_length,
     check_shape,
     check_states,
     checked_embeddings,
+    position_limit,
 )
 from .configuration_vanilla_transformer import VanillaTransformerConfig
 from .dropout import dropout
 from .layers import CrossAttention, DecoderLayer, EncoderLayer, FusedLinear, SelfAttention, sinusoidal_positions
 from .loss import smoothed_target, token_loss
 from .packing import labelled_positions, positions_of, run_decoder, run_encoder, step_sizes
-from .self_contained import ENCODER_OUTPUTS, StreamingGenerationMixin, VanillaPreTrainedModel
+from .self_contained import ENCODER_OUTPUTS, StreamingGenerationMixin, VanillaPreTrainedModel, final_norm
 
 
 # transformers' maximum for every model that sets none; not a choice for this one.
-UNIVERSAL_MAX_LENGTH = 20
+TRANSFORMERS_MAX_LENGTH = 20
 
 
 class VanillaTransformerPreTrainedModel(VanillaPreTrainedModel):
@@ -130,13 +130,22 @@ class VanillaTransformerStack(VanillaTransformerPreTrainedModel):
         if config.position_type == "learned":
             self.embed_positions = nn.Embedding(config.max_position_embeddings, config.d_model)
         self.layers = nn.ModuleList([layer_class(config, number) for number in range(num_layers)])
-        is_pre = config.norm_position == "pre"
-        self.norm = nn.LayerNorm(config.d_model, eps=config.layer_norm_eps) if is_pre else nn.Identity()
+        self.norm = final_norm(config)  # applied by `run_encoder` and `run_decoder`
         self.gradient_checkpointing = False
         self.post_init()
 
-    def _embed(self, inputs_embeds: Tensor, position_ids: Tensor) -> Tensor:
-        """Scale embeddings by sqrt(d_model), add positions, drop: (batch, length, d_model). Paper, 3.4 and 3.5."""
+    def embed(self, inputs_embeds: Tensor, position_ids: Tensor) -> Tensor:
+        """Scale embeddings by sqrt(d_model), add positions, drop.
+
+        Args:
+            inputs_embeds (`torch.Tensor` of shape `(batch, length, d_model)`): Embeddings.
+            position_ids (`torch.LongTensor` of shape `(batch or 1, length)`): Their positions.
+
+        Returns:
+            `torch.Tensor` of shape `(batch, length, d_model)`: the input of the first layer.
+
+        Source: Vaswani et al. 2017, 3.4 and 3.5.
+        """
         hidden_states = inputs_embeds * math.sqrt(self.config.d_model)
         if self.config.position_type == "learned":
             positions = self.embed_positions(position_ids)  # (batch or 1, length, d_model)
@@ -144,10 +153,16 @@ class VanillaTransformerStack(VanillaTransformerPreTrainedModel):
             positions = sinusoidal_positions(position_ids, self.config.d_model, self.config.position_type)
         return dropout(hidden_states + positions.to(hidden_states.dtype), self.config.dropout, self.training)
 
-    def _check_length(self, length: int) -> None:
-        """Refuse what a learned position table does not reach."""
-        if self.config.position_type == "learned":
-            check_length(length, self.config.max_position_embeddings)
+    def check_length(self, length: int) -> None:
+        """Check that a learned position table reaches; sinusoids always do.
+
+        Args:
+            length (`int`): Length of a sequence.
+
+        Raises:
+            ValueError: if it does not.
+        """
+        check_length(length, position_limit(self.config))
 
 
 class VanillaTransformerEncoder(VanillaTransformerStack):
@@ -169,21 +184,23 @@ class VanillaTransformerEncoder(VanillaTransformerStack):
         input_ids: Tensor | None = None,
         attention_mask: Tensor | None = None,
         inputs_embeds: Tensor | None = None,
+        keep_padding: bool = False,
         **kwargs: Unpack[TransformersKwargs],
     ) -> BaseModelOutput:
         """Encode the source.
 
         Args:
             input_ids (`torch.LongTensor` of shape `(batch, src_len)`, *optional*): Source tokens.
-            attention_mask (`torch.Tensor` of shape `(batch, src_len)`, *optional*): 1 for tokens, 0 for padding on
-                either side.
+            attention_mask (`torch.Tensor` of shape `(batch, src_len)`, *optional*): Not 0 for tokens, 0 for
+                padding on either side.
             inputs_embeds (`torch.Tensor` of shape `(batch, src_len, d_model)`, *optional*): Embeddings in place of
                 `input_ids`, before they are scaled by sqrt(d_model).
+            keep_padding (`bool`, defaults to `False`): Whether the output at padding is computed, too.
             **kwargs: transformers' `output_attentions`, `output_hidden_states`, `return_dict`.
 
         Returns:
             `BaseModelOutput`: `last_hidden_state` of shape `(batch, src_len, d_model)`, zero at padding in eager,
-            compiled and exported code alike, and what was asked for.
+            compiled and exported code alike unless it is kept, and what was asked for.
 
         Raises:
             ValueError: if not exactly one of `input_ids` and `inputs_embeds` is given, an id is outside the
@@ -193,10 +210,10 @@ class VanillaTransformerEncoder(VanillaTransformerStack):
         inputs_embeds = checked_embeddings(self.embed_tokens, input_ids, inputs_embeds)
         batch, src_len, _ = inputs_embeds.shape
         check_attention_mask("attention_mask", attention_mask, batch, src_len)
-        self._check_length(src_len)
+        self.check_length(src_len)
 
-        hidden_states = self._embed(inputs_embeds, positions_of(attention_mask, src_len, 0, inputs_embeds.device))
-        return BaseModelOutput(run_encoder(self, hidden_states, attention_mask, **kwargs)[0])
+        hidden_states = self.embed(inputs_embeds, positions_of(attention_mask, src_len, 0, inputs_embeds.device))
+        return BaseModelOutput(run_encoder(self, hidden_states, attention_mask, keep_padding, **kwargs)[0])
 
 
 class VanillaTransformerDecoder(VanillaTransformerStack):
@@ -234,13 +251,13 @@ class VanillaTransformerDecoder(VanillaTransformerStack):
         Args:
             input_ids (`torch.LongTensor` of shape `(batch, tgt_len)`, *optional*): Target tokens, shifted right; with
                 a cache those that are new.
-            attention_mask (`torch.Tensor` of shape `(batch, past_len + tgt_len)`, *optional*): 1 for tokens, 0 for
-                padding.
+            attention_mask (`torch.Tensor` of shape `(batch, past_len + tgt_len)`, *optional*): Not 0 for tokens, 0
+                for padding.
             encoder_hidden_states (`torch.Tensor` of shape `(batch, src_len, d_model)`): The encoder's output. Where
                 several consecutive target rows share a source, as beams do, one row for all of them (attention `eager`
                 or `sdpa`, no mask of four dimensions).
-            encoder_attention_mask (`torch.Tensor` of shape `(batch, src_len)`, *optional*): 1 for tokens, 0 for
-                padding.
+            encoder_attention_mask (`torch.Tensor` of shape `(batch, src_len)`, *optional*): Not 0 for tokens, 0
+                for padding.
             past_key_values (`EncoderDecoderCache`, *optional*): Keys and values of the positions before.
             inputs_embeds (`torch.Tensor` of shape `(batch, tgt_len, d_model)`, *optional*): Embeddings in place of
                 `input_ids`, before they are scaled by sqrt(d_model).
@@ -283,18 +300,18 @@ class VanillaTransformerDecoder(VanillaTransformerStack):
         check_attention_mask("attention_mask", encoder_attention_mask, sources, src_len)
         if isinstance(past_len, int) or not torch.compiler.is_compiling():  # compiled code can't ask a static cache
             check_attention_mask("decoder_attention_mask", attention_mask, batch, past_len + tgt_len)
-            self._check_length(past_len + tgt_len)
+            self.check_length(past_len + tgt_len)
 
         position_ids = positions_of(attention_mask, tgt_len, past_len, inputs_embeds.device)
-        hidden_states = self._embed(inputs_embeds, position_ids)
+        hidden_states = self.embed(inputs_embeds, position_ids)
         hidden_states = run_decoder(
             self,
             hidden_states,
             attention_mask,
             encoder_hidden_states,
             encoder_attention_mask,
-            past_key_values=past_key_values,
-            read_positions=read_positions,
+            past_key_values,
+            read_positions,
             **kwargs,
         )
         return BaseModelOutputWithPastAndCrossAttentions(hidden_states, past_key_values)
@@ -338,17 +355,19 @@ class VanillaTransformerModel(VanillaTransformerPreTrainedModel):
         decoder_inputs_embeds: Tensor | None = None,
         use_cache: bool | None = None,
         decoder_read_positions: Tensor | None = None,
+        keep_padding: bool = False,
         **kwargs: Unpack[TransformersKwargs],
     ) -> Seq2SeqModelOutput:
         """Encode the source and decode the target.
 
         Args:
             input_ids (`torch.LongTensor` of shape `(batch, src_len)`, *optional*): Source tokens.
-            attention_mask (`torch.Tensor` of shape `(batch, src_len)`, *optional*): 1 for tokens, 0 for padding.
+            attention_mask (`torch.Tensor` of shape `(batch, src_len)`, *optional*): Not 0 for tokens, 0 for
+                padding.
             decoder_input_ids (`torch.LongTensor` of shape `(batch, tgt_len)`, *optional*): Target tokens, shifted
                 right.
-            decoder_attention_mask (`torch.Tensor` of shape `(batch, tgt_len)`, *optional*): 1 for tokens, 0 for
-                padding.
+            decoder_attention_mask (`torch.Tensor` of shape `(batch, tgt_len)`, *optional*): Not 0 for tokens, 0
+                for padding.
             encoder_outputs (`BaseModelOutput` or `tuple`, *optional*): What the encoder returned, if it has run.
             past_key_values (`EncoderDecoderCache`, *optional*): Keys and values of earlier calls.
             inputs_embeds (`torch.Tensor` of shape `(batch, src_len, d_model)`, *optional*): In place of `input_ids`.
@@ -357,6 +376,7 @@ class VanillaTransformerModel(VanillaTransformerPreTrainedModel):
             use_cache (`bool`, *optional*): Whether to return keys and values.
             decoder_read_positions (`torch.Tensor` of shape `(batch, tgt_len)`, *optional*): Not 0 where
                 `last_hidden_state` is read, by default everywhere. After a row's last such position it may be 0.
+            keep_padding (`bool`, defaults to `False`): As for the encoder.
             **kwargs: transformers' `output_attentions`, `output_hidden_states`, `return_dict`.
 
         Returns:
@@ -376,8 +396,8 @@ class VanillaTransformerModel(VanillaTransformerPreTrainedModel):
             )
         target = decoder_input_ids if decoder_inputs_embeds is None else decoder_inputs_embeds
         if encoder_outputs is None:
-            inputs = {"input_ids": input_ids, "attention_mask": attention_mask, "inputs_embeds": inputs_embeds}
-            encoder_outputs = self.encoder(**inputs, return_dict=True, **kwargs)
+            inputs = (input_ids, attention_mask, inputs_embeds, keep_padding)
+            encoder_outputs = self.encoder(*inputs, return_dict=True, **kwargs)
             rows = encoder_outputs.last_hidden_state.shape[0]
             # targets share a source only through `encoder_outputs`
             if target is not None and target.dim() > 0 and target.shape[0] != rows:
@@ -415,9 +435,8 @@ def _repeat_sources_for_beams(outputs: Any) -> Any:
         rows = cache.self_attention_cache.layers[0].keys.shape[0]
         for layer in cache.cross_attention_cache.layers:
             beams = rows // layer.keys.shape[0]
-            layer.keys, layer.values = (
-                states.repeat_interleave(beams, dim=0) for states in (layer.keys, layer.values)
-            )
+            layer.keys = layer.keys.repeat_interleave(beams, dim=0)
+            layer.values = layer.values.repeat_interleave(beams, dim=0)
     return outputs
 
 
@@ -432,11 +451,12 @@ class Seq2SeqGenerationMixin(StreamingGenerationMixin):
         *args: Any,
         **kwargs: Any,
     ) -> GenerateOutput | torch.LongTensor:
-        """Generate targets: transformers' `generate`, which documents all arguments, with two things defined.
+        """Generate targets: transformers' `generate`, which documents all arguments, with defaults of our own.
 
         By default, the maximum length is that of the longest source of the batch plus 50 tokens (6.1). A `max_length`
-        of 20 in `generation_config`, the default of transformers, counts as none. Empty input gives empty output: a
-        batch without sentences gives no sequences, sentences of length 0 give sequences that end at once.
+        of 20 in `model.generation_config`, which `Seq2SeqTrainer` writes there, counts as none. Empty input gives
+        empty output: a batch without sentences gives no sequences, sentences of length 0 give sequences that end at
+        once.
 
         Args:
             inputs (`torch.Tensor` of shape `(batch, src_len)`, *optional*): Source tokens; may also be given as
@@ -453,8 +473,8 @@ class Seq2SeqGenerationMixin(StreamingGenerationMixin):
             ValueError: if ids are outside the vocabulary, shapes don't fit, or an option is out of its range.
             TypeError: if source, mask or prompt are no tensors of the right kind.
         """
-        if self.generation_config.max_length == UNIVERSAL_MAX_LENGTH:
-            self.generation_config.max_length = None  # `Seq2SeqTrainer` writes it there, and a checkpoint keeps it
+        if self.generation_config.max_length == TRANSFORMERS_MAX_LENGTH:
+            self.generation_config.max_length = None  # a checkpoint keeps it
         sources = (inputs, kwargs.get("input_ids"), kwargs.get("inputs_embeds"))
         source = next((given for given in sources if given is not None), None)
         self._check_generation_inputs(source, kwargs)
@@ -504,16 +524,11 @@ class Seq2SeqGenerationMixin(StreamingGenerationMixin):
         self, generation_config: GenerationConfig, has_default_max_length: bool, *args: Any, **kwargs: Any
     ) -> GenerationConfig:
         """Let a translation be up to 50 tokens longer than its source unless the user says otherwise (paper, 6.1)."""
-        check_generation_options(generation_config, self.config.vocab_size)
-        limit: Any = self.config.max_position_embeddings if self.config.position_type == "learned" else math.inf
         if has_default_max_length and generation_config.max_new_tokens is None:
-            longest = kwargs["inputs_tensor"].shape[1] + 50
-            generation_config.max_new_tokens = int(min(longest, limit + 1 - kwargs["input_ids_length"]))
-        generation_config = super()._prepare_generated_length(
-            generation_config, has_default_max_length, *args, **kwargs
-        )
-        check_generated_length(generation_config.max_length, limit)
-        return generation_config
+            longest, limit = kwargs["inputs_tensor"].shape[1] + 50, position_limit(self.config)
+            longest = longest if limit is None else min(longest, limit + 1 - kwargs["input_ids_length"])
+            generation_config.max_new_tokens = longest
+        return super()._prepare_generated_length(generation_config, has_default_max_length, *args, **kwargs)
 
 
 class VanillaTransformerForConditionalGeneration(VanillaTransformerPreTrainedModel, Seq2SeqGenerationMixin):
@@ -576,11 +591,12 @@ class VanillaTransformerForConditionalGeneration(VanillaTransformerPreTrainedMod
 
         Args:
             input_ids (`torch.LongTensor` of shape `(batch, src_len)`, *optional*): Source tokens.
-            attention_mask (`torch.Tensor` of shape `(batch, src_len)`, *optional*): 1 for tokens, 0 for padding.
+            attention_mask (`torch.Tensor` of shape `(batch, src_len)`, *optional*): Not 0 for tokens, 0 for
+                padding.
             decoder_input_ids (`torch.LongTensor` of shape `(batch, tgt_len)`, *optional*): Target tokens, shifted
                 right; made from `labels` by default.
-            decoder_attention_mask (`torch.Tensor` of shape `(batch, tgt_len)`, *optional*): 1 for tokens, 0 for
-                padding.
+            decoder_attention_mask (`torch.Tensor` of shape `(batch, tgt_len)`, *optional*): Not 0 for tokens, 0
+                for padding.
             encoder_outputs (`BaseModelOutput` or `tuple`, *optional*): What the encoder returned, if it has run.
             past_key_values (`EncoderDecoderCache`, *optional*): Keys and values of earlier calls.
             inputs_embeds (`torch.Tensor` of shape `(batch, src_len, d_model)`, *optional*): In place of `input_ids`.
@@ -590,7 +606,8 @@ class VanillaTransformerForConditionalGeneration(VanillaTransformerPreTrainedMod
                 ignored.
             use_cache (`bool`, *optional*): Whether to return keys and values.
             num_items_in_batch (`torch.Tensor` or `int`, *optional*): Labelled tokens of the whole optimizer step.
-            **kwargs: transformers' `output_attentions`, `output_hidden_states`, `return_dict`.
+            **kwargs: transformers' `output_attentions`, `output_hidden_states`, `return_dict`; and `mask_sizes`, the
+                counts of a collator (`host_sizes`).
 
         Returns:
             `Seq2SeqLMOutput`: `loss` of shape `()` in nats, `logits` of shape `(batch, tgt_len, vocab)`, and what was
@@ -611,7 +628,7 @@ class VanillaTransformerForConditionalGeneration(VanillaTransformerPreTrainedMod
                 decoder_input_ids = self.prepare_decoder_input_ids_from_labels(labels)
             target = decoder_input_ids if decoder_inputs_embeds is None else decoder_inputs_embeds
             read = labelled_positions(target, labels, self.training)
-        sizes = step_sizes(cast(dict, kwargs), attention_mask, labels)
+        sizes, kwargs = step_sizes(kwargs, attention_mask, labels)
         inputs = (input_ids, attention_mask, decoder_input_ids, decoder_attention_mask, encoder_outputs)
         options: Any = {"use_cache": use_cache, "decoder_read_positions": read, "return_dict": True}
         outputs = self.model(*inputs, past_key_values, inputs_embeds, decoder_inputs_embeds, **options, **kwargs)
@@ -622,7 +639,7 @@ class VanillaTransformerForConditionalGeneration(VanillaTransformerPreTrainedMod
             outputs.last_hidden_state,
             labels,
             training=self.training,
-            smoothing=smoothed_target(smoothing, config.label_smoothing_type, config.vocab_size, config.pad_token_id),
+            target=smoothed_target(smoothing, config.label_smoothing_type, config.vocab_size, config.pad_token_id),
             frozen_row=config.pad_token_id if config.tie_word_embeddings else None,
             num_items_in_batch=num_items_in_batch,
             count=sizes["labels"].total if "labels" in sizes else None,

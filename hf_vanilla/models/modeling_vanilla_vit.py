@@ -8,18 +8,19 @@
                        |  sum of both, dropout   |
                        +------------v------------+
                        |  norm, self-attention,  |
-                       |  norm, feed-forward     |  x L
+                       |  add; norm,             |  x L
+                       |  feed-forward, add      |
                        +---v---------------------+
                          norm
                            |
                        classifier
 
 Departures from the paper:
-- None in the layers. The classifier is one linear layer, in training from nothing, too, where the paper's has a hidden
-  layer with tanh: `VanillaVitModel` has it as its pooler.
+- None in the layers. The classifier is one linear layer, also when trained from nothing; the paper's hidden layer with
+  tanh is the pooler of `VanillaVitModel`.
 - Where the authors' code has an epsilon of LayerNorm of 1e-6 and each kind of weight its own initialisation, the
   defaults are transformers': 1e-12 and a truncated normal distribution. Dropout is 0, the paper's for fine-tuning.
-- On a CPU, what no head reads of the last layer's output is not computed.
+- What no head reads of the last layer's output is not computed.
 
 Checkpoints of type `vit` load here; transformers' `ViTFor...` read what is saved.
 """
@@ -36,13 +37,13 @@ from transformers.utils.generic import TransformersKwargs, can_return_tuple, mer
 from transformers.utils.output_capturing import capture_outputs
 
 from .checks import check_arguments, check_heads
-from .configuration_vanilla_vit import VanillaVitConfig, height_and_width
+from .configuration_vanilla_vit import VanillaVitConfig
 from .conversion_vanilla_vit import VIT_NAMES
 from .dropout import dropout
 from .layers import EncoderLayer
 from .loss import label_loss
-from .packing import first_position, run_encoder
-from .self_contained import ENCODER_OUTPUTS, Pooler, VanillaPreTrainedModel
+from .packing import read_first, run_encoder
+from .self_contained import ENCODER_OUTPUTS, Pooler, VanillaPreTrainedModel, final_norm, height_and_width
 
 
 def check_pixel_values(pixel_values: Any, config: VanillaVitConfig, interpolate_pos_encoding: Any) -> None:
@@ -182,7 +183,7 @@ class VanillaVitModel(VanillaVitPreTrainedModel):
         super().__init__(config)
         self.embeddings = Embeddings(config)
         self.layers = nn.ModuleList([EncoderLayer(config) for _ in range(config.num_hidden_layers)])
-        self.norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+        self.norm = final_norm(config)  # applied by `run_encoder`
         self.pooler = Pooler(config) if add_pooling_layer else None
         self.gradient_checkpointing = False
         self.post_init()
@@ -196,7 +197,7 @@ class VanillaVitModel(VanillaVitPreTrainedModel):
         self.embeddings.patch_embeddings["projection"] = value
 
     @merge_with_config_defaults
-    @capture_outputs(tie_last_hidden_states=False)
+    @capture_outputs(tie_last_hidden_states=False)  # `hidden_states` ends before the norm, as in transformers' ViT
     def forward(
         self,
         pixel_values: Tensor,
@@ -225,7 +226,7 @@ class VanillaVitModel(VanillaVitPreTrainedModel):
         """
         check_pixel_values(pixel_values, self.config, interpolate_pos_encoding)
         hidden_states = self.embeddings(pixel_values)
-        read = first_position(hidden_states) if class_token_only else {}
+        read = read_first(hidden_states) if class_token_only else {}
         hidden_states, first = run_encoder(self, hidden_states, None, **read, **kwargs)
         return BaseModelOutputWithPooling(hidden_states, None if self.pooler is None else self.pooler(first))
 

@@ -11,16 +11,20 @@ kernel that is given the offsets of the sequences:
 
     tokens    a a a a b b b c        offsets    0 4 7 8        max_length    4
 
-To a layer, a `Packing` is its attention mask: it says which tokens see each other. It is planned once for each batch;
-a batch without padding gets none. A layer or attention takes one if its own class declares `accepts_packing`: a
-subclass with a `forward` of its own has to declare it again.
+To self-attention, a `Packing` is its mask; to cross-attention, a `CrossPacking`: they say which tokens see each other.
+They are planned once for each batch; a batch without padding gets none. A layer or attention takes one if its own
+class declares `accepts_packing`: a subclass with a `forward` of its own has to declare it again.
 
 A GPU has to be waited for to know how many tokens a mask has. In training all masks of a step are counted at once, or
 by the collator ([`host_sizes`]): then nothing waits.
 
-Packing is a fast path; everything has the same value without it. It is off where results would differ visibly: if a
-layer is hooked, traced or replaced, the whole model is compiled, or outputs of single layers are requested. Where
-layers are compiled one by one, there is a single bucket, as every number of them would be compiled anew.
+Packing is a fast path; everything has the same value without it. It is off with a cache, and where results would
+differ visibly: if a layer is hooked, traced or replaced, the whole model is compiled, or outputs of single layers are
+requested. Where layers are compiled one by one, there is a single bucket, as every number of them would be compiled
+anew.
+
+In this file: attention over sequences on a GPU; the layout of packed tokens; sizes of masks; what heads read;
+positions and planning; running the layers.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -40,7 +44,7 @@ from transformers.utils import logging
 from transformers.utils.output_capturing import capture_outputs
 
 from .checks import check_shape, has_label, hides_values
-from .dropout import rate_of_kernel
+from .dropout import attention_dropout_rate
 
 
 logger = logging.get_logger(__name__)
@@ -56,9 +60,9 @@ PACKED_KERNELS = ("eager", "sdpa")
 BUCKET_LENGTH = 64
 MAX_BUCKETS = 8
 # Where hooks are from that see no difference: transformers' recording, and FSDP2, which gathers a layer's parameters.
-HARMLESS = (capture_outputs.__module__, "torch.distributed.fsdp")
+HARMLESS_HOOK_MODULES = (capture_outputs.__module__, "torch.distributed.fsdp")
 # Devices with kernels for sequences of varying lengths; "meta" has their shapes alone.
-DEVICES = ("cuda", "meta")
+VARLEN_DEVICES = ("cuda", "meta")
 # Flash attention is for these types, on GPUs of compute capability 8 (A100) or more, and for heads up to this width.
 FLASH_DTYPES = (torch.bfloat16, torch.float16)
 FLASH_CAPABILITY, FLASH_WIDTH = 8, 256
@@ -66,11 +70,14 @@ FLASH_CAPABILITY, FLASH_WIDTH = 8, 256
 WIDTH_MULTIPLE = 8
 FLASH, EFFICIENT = "_flash_attention_forward", "_efficient_attention_forward"
 # Their arguments in order, the last by name.
-ARGUMENTS = {
+KERNEL_ARGUMENTS = {
     FLASH: "query key value cum_seq_q cum_seq_k max_q max_k dropout_p is_causal return_debug_mask scale",
     EFFICIENT: "query key value bias cu_seqlens_q cu_seqlens_k max_seqlen_q max_seqlen_k dropout_p custom_mask_type "
     "compute_log_sumexp scale",
 }
+
+
+# Attention over sequences on a GPU
 
 
 def gather_tokens(hidden_states: Tensor, tokens: Tensor | None) -> Tensor:
@@ -142,11 +149,11 @@ def has_operator(name: str) -> bool:
         name (`str`): `FLASH` or `EFFICIENT`.
 
     Returns:
-        `bool`: whether.
+        `bool`: the answer.
     """
     operator = getattr(torch.ops.aten, name, None)
     given = [] if operator is None else [argument.name for argument in operator.default._schema.arguments]
-    return " ".join(given).startswith(ARGUMENTS[name])
+    return " ".join(given).startswith(KERNEL_ARGUMENTS[name])
 
 
 def varlen_kernel(device: torch.device, dtype: torch.dtype) -> str | None:
@@ -159,7 +166,7 @@ def varlen_kernel(device: torch.device, dtype: torch.dtype) -> str | None:
     Returns:
         `str`: `FLASH`, or `EFFICIENT` for float32 and older GPUs; `None` if neither runs.
     """
-    if device.type not in DEVICES or torch.version.hip is not None:
+    if device.type not in VARLEN_DEVICES or torch.version.hip is not None:
         return None
     is_recent = device.type != "cuda" or torch.cuda.get_device_capability(device)[0] >= FLASH_CAPABILITY
     if is_recent and (dtype in FLASH_DTYPES or device.type == "meta") and has_operator(FLASH):
@@ -239,7 +246,7 @@ def attend_sequences(
     kernel: Callable = varlen_attention
     if is_flash(implementation):
         kernel = ALL_ATTENTION_FUNCTIONS.get_interface(implementation, varlen_attention)
-    options = {"dropout": rate_of_kernel(attention), "scaling": attention.scaling}
+    options = {"dropout": attention_dropout_rate(attention), "scaling": attention.scaling}
     options |= {**kwargs, **kernel_arguments(queries, keys)}
     return kernel(attention, *map(attention.split_heads, projected), None, **options)[0].flatten(2)
 
@@ -263,6 +270,9 @@ def attend_across(
     query = attention.q_proj(target).flatten(0, 1)[None]
     projected = (query, *attention.kv_proj(source).split(attention.kv_sizes, dim=-1))
     return attend_sequences(attention, projected, queries, keys, **kwargs).view(*target.shape[:2], -1)
+
+
+# The layout of packed tokens
 
 
 class Packing(NamedTuple):
@@ -354,14 +364,16 @@ class CrossPacking(NamedTuple):
     """How the tokens of a target and those of its source lie, for cross-attention. It takes the place of a mask.
 
     Attributes:
-        target: Packing of the target, if it is packed. On a GPU both are described if either is packed.
+        target: Packing of the target, if it is packed.
         source: Packing of the source, if it is packed.
         attention_mask: The mask over the source in rows.
+        sequences: On a GPU, the sequences of both if either is packed.
     """
 
     target: Packing | None
     source: Packing | None
     attention_mask: Any
+    sequences: tuple[Any, ...] = ()
 
 
 # Which positions see each other: what transformers' mask helpers make, of any kind, or a `Packing`.
@@ -378,7 +390,7 @@ def to_tokens(rows: Tensor, packing: Packing | None) -> Tensor:
     return rows if packing is None else packing.pack(rows)
 
 
-def cross_packing(attention_mask: Mask) -> CrossPacking:
+def cross_layout(attention_mask: Mask) -> CrossPacking:
     """Return how target and source lie: the mask itself, or for any other mask two batches of rows."""
     return attention_mask if isinstance(attention_mask, CrossPacking) else CrossPacking(None, None, attention_mask)
 
@@ -401,13 +413,9 @@ def unpad_source(query: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> tup
     batch, _, query_len, _ = query.shape
     src_len = mask.shape[1]  # a static cache is longer
     key, value = (states[:, :, :src_len].transpose(1, 2)[mask != 0].transpose(0, 1)[None] for states in (key, value))
-    lengths = {
-        "cu_seq_lens_q": torch.arange(0, (batch + 1) * query_len, query_len, dtype=torch.int32, device=query.device),
-        "cu_seq_lens_k": nn.functional.pad((mask != 0).sum(1).cumsum(0, dtype=torch.int32), (1, 0)),
-        "max_length_q": query_len,
-        "max_length_k": src_len,
-    }
-    return key, value, lengths
+    offsets = torch.arange(0, (batch + 1) * query_len, query_len, dtype=torch.int32, device=query.device)
+    keys = Sequences.of_lengths((mask != 0).sum(1), src_len)
+    return key, value, kernel_arguments(Sequences(offsets, query_len), keys)
 
 
 def gather_outputs(hidden_states: Tensor, attention_mask: Mask) -> Tensor:
@@ -423,13 +431,16 @@ def gather_outputs(hidden_states: Tensor, attention_mask: Mask) -> Tensor:
     return gather_tokens(hidden_states, attention_mask.outputs if isinstance(attention_mask, Packing) else None)
 
 
+# Sizes of masks
+
+
 class MaskSizes(NamedTuple):
     """What the host needs to know of a mask of shape `(batch, length)`.
 
     Attributes:
         total: Number of positions that are marked.
-        longest: Most of them in a row.
-        shortest: Fewest of them in a row.
+        longest: Largest number in one row.
+        shortest: Smallest number in one row.
         firsts: Number of rows whose first position is marked.
     """
 
@@ -437,6 +448,10 @@ class MaskSizes(NamedTuple):
     longest: int
     shortest: int
     firsts: int
+
+
+# Of the masks of a training step, by name.
+Sizes = Mapping[str, MaskSizes]
 
 
 def count_masks(*masks: Tensor) -> list[MaskSizes]:
@@ -470,9 +485,8 @@ def host_sizes(attention_mask: Tensor | None, labels: Tensor | None) -> dict[str
     """
     masks = {}
     if isinstance(attention_mask, Tensor) and attention_mask.dim() == 2:
-        masks["attention_mask"] = is_token = (
-            attention_mask if labels is None else attention_mask.to(labels.device)
-        ) != 0
+        device = attention_mask.device if labels is None else labels.device
+        masks["attention_mask"] = is_token = attention_mask.to(device) != 0
     if labels is not None and labels.dim() == 2:
         masks["labels"] = labelled = has_label(labels)
         masks["needed"] = up_to_last(labelled)
@@ -486,25 +500,25 @@ def host_sizes(attention_mask: Tensor | None, labels: Tensor | None) -> dict[str
     return dict(zip(masks, count_masks(*masks.values()), strict=True)) if masks else {}
 
 
-def step_sizes(
-    arguments: dict[str, Any], attention_mask: Tensor | None, labels: Tensor | None
-) -> Mapping[str, MaskSizes]:
-    """Take the sizes of a step's masks from the arguments of `forward`, or count on a GPU and add them there.
+def step_sizes(arguments: Any, attention_mask: Tensor | None, labels: Tensor | None) -> tuple[Sizes, Any]:
+    """Find the sizes of a step's masks: those of the collator, or on a GPU counted here.
 
     Args:
-        arguments (`dict[str, Any]`): The keyword arguments, with `mask_sizes` if the collator has counted.
+        arguments (`dict[str, Any]`): The keyword arguments of `forward`, with `mask_sizes` if the collator counted.
         attention_mask (`torch.Tensor`, *optional*): As in [`host_sizes`].
         labels (`torch.Tensor`, *optional*): As in [`host_sizes`].
 
     Returns:
-        `Mapping[str, MaskSizes]`: the sizes by name; none where nothing is waited for, as on a CPU.
+        `tuple[Mapping[str, MaskSizes], dict[str, Any]]`: the sizes by name, none where nothing is waited for, as on a
+        CPU; and the arguments with these `mask_sizes`.
     """
     sizes = arguments.get("mask_sizes")
-    if sizes is None and labels is not None and labels.device.type in DEVICES and _may_ask(labels):
+    if sizes is None and labels is not None and labels.device.type in VARLEN_DEVICES and _can_read(labels):
         sizes = host_sizes(attention_mask, labels)
-    if sizes:  # of a collator as plain tuples, which trainers and loaders pass on as they are
-        arguments["mask_sizes"] = sizes = {name: MaskSizes(*each) for name, each in sizes.items()}
-    return sizes or {}
+    if not sizes:
+        return {}, arguments
+    sizes = {name: MaskSizes(*each) for name, each in sizes.items()}  # collators give plain tuples, which loaders keep
+    return sizes, {**arguments, "mask_sizes": sizes}
 
 
 def up_to_last(is_read: Tensor) -> Tensor:
@@ -519,9 +533,135 @@ def up_to_last(is_read: Tensor) -> Tensor:
     return is_read.flip(1).cummax(1).values.flip(1)
 
 
-def _may_ask(tensor: Tensor) -> bool:
-    """Whether code may depend on the values of a tensor."""
+def _can_read(tensor: Tensor) -> bool:
+    """Whether code may depend on the values of a tensor, on a GPU by waiting for it."""
     return not hides_values() and tensor.device.type != "meta"
+
+
+# What heads read
+
+
+class Reads(NamedTuple):
+    """What a head reads of an encoder, in place of `read_positions` alone.
+
+    Attributes:
+        positions: Not 0 where the output is read, of shape `(batch, length)`; `None` for everywhere.
+        total: Number of these positions, none of which is padding that is left out; `None` if it is not known.
+        firsts: How many of them are the first of their row.
+    """
+
+    positions: Tensor | None
+    total: int | None = None
+    firsts: int = 0
+
+
+# What a head that reads padding too asks of an encoder.
+WITH_PADDING: dict[str, Any] = {"keep_padding": True}
+
+
+def read_first(inputs: Tensor | None) -> dict[str, Any]:
+    """Name what a head on top of the pooler reads of an encoder: each row's first position.
+
+    Args:
+        inputs (`torch.Tensor` of shape `(batch, length)` or `(batch, length, d_model)`, *optional*): Ids or
+            embeddings.
+
+    Returns:
+        `dict[str, Any]`: arguments of the encoder.
+    """
+    if inputs is None or inputs.dim() < 2:
+        return {}
+    is_read = torch.zeros(inputs.shape[:2], dtype=torch.bool, device=inputs.device)
+    is_read[:, :1] = True
+    return {"read_positions": Reads(is_read, inputs.shape[0], inputs.shape[0])}
+
+
+def read_all(attention_mask: Tensor | None, labels: Tensor | None, training: bool, sizes: Sizes) -> dict[str, Any]:
+    """Name what a head for all tokens reads of an encoder: in training padding only where it has a label.
+
+    Args:
+        attention_mask (`torch.Tensor` of shape `(batch, length)`, *optional*): Not 0 for tokens, 0 for padding.
+        labels (`torch.Tensor` of shape `(batch, length)`, *optional*): Labels; -100 where there is none.
+        training (`bool`): Whether the model is in training mode.
+        sizes (`Mapping[str, MaskSizes]`): What [`step_sizes`] returns.
+
+    Returns:
+        `dict[str, Any]`: arguments of the encoder. Padding is computed, too, where checking would synchronize: in
+        compiled or transformed code, and off the CPU without sizes.
+    """
+    if labels is None or not training or hides_values():
+        return WITH_PADDING
+    if not isinstance(attention_mask, Tensor) or attention_mask.shape != labels.shape:
+        return {}
+    if "padding_labels" in sizes:
+        return WITH_PADDING if sizes["padding_labels"].total else {}
+    if attention_mask.device.type == "cpu" and not (has_label(labels) & (attention_mask == 0).to(labels.device)).any():
+        return {}
+    return WITH_PADDING
+
+
+def read_labelled(
+    inputs: Tensor | None, attention_mask: Tensor | None, labels: Tensor | None, training: bool, sizes: Sizes
+) -> dict[str, Any]:
+    """Name what a head for labelled tokens reads of an encoder: in training these, otherwise all, padding included.
+
+    Args:
+        inputs (`torch.Tensor`, *optional*): As in [`labelled_positions`].
+        attention_mask (`torch.Tensor` of shape `(batch, length)`, *optional*): Not 0 for tokens, 0 for padding.
+        labels (`torch.Tensor` of shape `(batch, length)`, *optional*): Labels; -100 where there is none.
+        training (`bool`): Whether the model is in training mode.
+        sizes (`Mapping[str, MaskSizes]`): What [`step_sizes`] returns.
+
+    Returns:
+        `dict[str, Any]`: arguments of the encoder.
+    """
+    read, kept = labelled_positions(inputs, labels, training), read_all(attention_mask, labels, training, sizes)
+    reads = Reads(read)
+    if "labels" in sizes and not kept:  # otherwise labels at padding may be among them
+        reads = Reads(read, sizes["labels"].total, sizes["labels"].firsts)
+    return {"read_positions": reads, **kept}
+
+
+def labelled_positions(inputs: Tensor | None, labels: Tensor | None, training: bool) -> Tensor | None:
+    """Mark the positions that a head for labelled tokens reads in training.
+
+    Args:
+        inputs (`torch.Tensor` of shape `(batch, length)` or `(batch, length, d_model)`, *optional*): Ids or
+            embeddings.
+        labels (`torch.Tensor` of shape `(batch, length)`, *optional*): Labels; -100 where there is none.
+        training (`bool`): Whether the model is in training mode; otherwise the head reads all positions.
+
+    Returns:
+        `torch.BoolTensor` of shape `(batch, length)`; `None` for all positions.
+    """
+    if labels is None or inputs is None or not training or labels.shape != inputs.shape[:2]:
+        return None
+    return has_label(labels)
+
+
+# Positions and planning
+
+
+def positions_of(
+    attention_mask: Tensor | None, length: int, past_length: int | Tensor, device: torch.device
+) -> Tensor:
+    """Number the tokens of each row from 0, whichever side its padding is on.
+
+    Args:
+        attention_mask (`torch.Tensor` of shape `(batch, past_length + length)`, *optional*): Not 0 for tokens, 0 for
+            padding.
+        length (`int`): Number of positions wanted: the last ones.
+        past_length (`int` or `torch.Tensor`): Number of positions before these; of a static cache, a tensor.
+        device (`torch.device`): Device of the result.
+
+    Returns:
+        `torch.Tensor` of shape `(batch, length)`, or `(1, length)` without a mask: the positions. Padding has any
+        valid position.
+    """
+    if not isinstance(attention_mask, Tensor) or attention_mask.dim() != 2:
+        return torch.arange(length, device=device)[None] + past_length
+    is_token = attention_mask != 0  # as transformers reads masks of any type
+    return (is_token.long().cumsum(-1) - 1).clamp(min=0)[:, attention_mask.shape[1] - length :]
 
 
 def flattened_rows(
@@ -592,7 +732,7 @@ def plan_packing(
     attention_mask: Tensor | None,
     *,
     outputs: Tensor | None = None,
-    needs_first: bool = False,
+    reads_first: bool = False,
     max_buckets: int = 1,
     sequences: Sequences | None = None,
     sizes: MaskSizes | None = None,
@@ -608,7 +748,8 @@ def plan_packing(
             anywhere. Other masks are not packed.
         outputs (`torch.Tensor` of shape `(batch, length)`, *optional*): Not 0 where the last layer's output is read;
             everywhere by default.
-        needs_first (`bool`, defaults to `False`): Whether each row's first position is read even if it is padding.
+        reads_first (`bool`, defaults to `False`): Whether each row's first position is read. If one is padding,
+            padding is not left out.
         max_buckets (`int`, defaults to 1): Into how many buckets the rows may be sorted by length. With one bucket
             they keep their order.
         sequences (`Sequences`, *optional*): Of rows without a mask that hold several sequences, where these lie.
@@ -621,14 +762,14 @@ def plan_packing(
     """
     layers: Any = model.layers
     device, is_varlen = hidden_states.device, runs_varlen(model, hidden_states)
-    if not _may_leave_out(model, kwargs) or not (is_varlen or device.type == "cpu"):
+    if not _can_skip_positions(model, kwargs) or not (is_varlen or device.type == "cpu"):
         return None
     takes_tokens = is_varlen or model.config._attn_implementation in PACKED_KERNELS
     min_share = 0 if is_varlen else MIN_PADDING_SHARE
-    sizes = _worth_packing(attention_mask, needs_first, sizes, min_share) if takes_tokens else None
+    sizes = _worth_packing(attention_mask, reads_first, sizes, min_share) if takes_tokens else None
     if attention_mask is not None or not takes_tokens:
         sequences = None
-    has_outputs = outputs is not None and (output_count is not None or _may_ask(outputs)) and len(layers) > 0
+    has_outputs = outputs is not None and (output_count is not None or _can_read(outputs)) and len(layers) > 0
     if (sizes is None and sequences is None and not has_outputs) or not all(map(_accepts_packing, layers)):
         return None
     batch, length = hidden_states.shape[:2]
@@ -664,12 +805,12 @@ def _in_buckets(packing: Packing, sequences: Sequences, num_buckets: int) -> Pac
     return packing._replace(positions=tokens, buckets=tuple(map(Packing.of_lengths, parts)))
 
 
-def _worth_packing(mask: Any, needs_first: bool, sizes: MaskSizes | None, min_share: float) -> MaskSizes | None:
+def _worth_packing(mask: Any, reads_first: bool, sizes: MaskSizes | None, min_share: float) -> MaskSizes | None:
     """Return the sizes of a mask (batch, length) if there is enough padding, and a token in each row."""
-    if not isinstance(mask, Tensor) or mask.dim() != 2 or mask.numel() == 0 or (sizes is None and not _may_ask(mask)):
+    if not isinstance(mask, Tensor) or mask.dim() != 2 or mask.numel() == 0 or (sizes is None and not _can_read(mask)):
         return None
     sizes = sizes or count_masks(mask != 0)[0]
-    if (needs_first and sizes.firsts < len(mask)) or sizes.shortest == 0 or sizes.total == mask.numel():
+    if (reads_first and sizes.firsts < len(mask)) or sizes.shortest == 0 or sizes.total == mask.numel():
         return None
     return sizes if sizes.total <= (1 - min_share) * mask.numel() else None
 
@@ -682,11 +823,11 @@ def runs_varlen(model: PreTrainedModel, hidden_states: Tensor) -> bool:
         hidden_states (`torch.Tensor`): What its layers are given.
 
     Returns:
-        `bool`: whether.
+        `bool`: the answer.
     """
     device, dtype = hidden_states.device, hidden_states.dtype
-    if device.type not in DEVICES or is_flash(model.config._attn_implementation):
-        return device.type in DEVICES
+    if device.type not in VARLEN_DEVICES or is_flash(model.config._attn_implementation):
+        return device.type in VARLEN_DEVICES
     if torch.amp.is_autocast_available(device.type) and torch.is_autocast_enabled(device.type):
         dtype = torch.get_autocast_dtype(device.type)
     return model.config._attn_implementation == "sdpa" and varlen_kernel(device, dtype) is not None
@@ -697,7 +838,7 @@ def is_flash(implementation: str) -> bool:
     return "flash" in implementation and "paged" not in implementation
 
 
-def _may_leave_out(model: PreTrainedModel, kwargs: dict[str, Any]) -> bool:
+def _can_skip_positions(model: PreTrainedModel, kwargs: dict[str, Any]) -> bool:
     """Whether positions may be left out: by plain code, without outputs of single layers."""
     if hides_values() or torch.jit.is_tracing():
         return False
@@ -712,7 +853,8 @@ def _accepts_packing(layer: nn.Module) -> bool:
     layer = getattr(layer, "_orig_mod", layer)
     attentions = [child for name, child in layer.named_children() if name.endswith("_attn")]
     for module in (layer, *attentions):
-        classes = (each for each in type(module).__mro__ if not each.__module__.startswith(HARMLESS))  # FSDP2 adds one
+        # without the class that FSDP2 adds
+        classes = (each for each in type(module).__mro__ if not each.__module__.startswith(HARMLESS_HOOK_MODULES))
         if "accepts_packing" not in vars(next(each for each in classes if "forward" in vars(each))):
             return False
     return not any(map(_has_hooks, layer.modules()))
@@ -729,7 +871,10 @@ def _has_hooks(module: nn.Module) -> bool:
     if "forward" in vars(module) and not is_placed:
         return True
     hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
-    return any(not hook.__module__.startswith(HARMLESS) for each in hooks for hook in each.values())
+    return any(not hook.__module__.startswith(HARMLESS_HOOK_MODULES) for each in hooks for hook in each.values())
+
+
+# Running the layers
 
 
 def run_layers(
@@ -771,7 +916,7 @@ def run_layers(
         for layer in layers:
             hidden_states = layer(hidden_states, mask, *source, **kwargs)
         return norm(hidden_states)
-    if packing.positions is None:
+    if packing.positions is None:  # nothing is padding: all rows are one bucket, with the mask that they have
         packing = packing._replace(buckets=(packing._replace(outputs=None, attention_mask=mask),))
     hidden_states = packing.pack(hidden_states)  # (1, tokens, d_model)
     inner = packing._replace(outputs=None)
@@ -786,16 +931,13 @@ def run_encoder(
     model: PreTrainedModel,
     hidden_states: Tensor,
     attention_mask: Tensor | None,
+    keep_padding: bool = False,
+    read_positions: Tensor | Reads | None = None,
     *,
     create_mask: Callable[..., Any] = create_bidirectional_mask,
-    keep_padding: bool = False,
-    read_positions: Tensor | None = None,
     reads_first: bool = False,
-    needs_first: bool = False,
-    max_buckets: int = 1,
     sequence_ids: Tensor | None = None,
-    mask_sizes: Mapping[str, MaskSizes] | None = None,
-    read_sizes: MaskSizes | None = None,
+    mask_sizes: Sizes | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, Tensor]:
     """Run the layers of an encoder, or with a causal mask those of a decoder that has no source.
@@ -805,17 +947,16 @@ def run_encoder(
         hidden_states (`torch.Tensor` of shape `(batch, length, d_model)`): The embeddings.
         attention_mask (`torch.Tensor` of shape `(batch, length)`, *optional*): Not 0 for tokens, 0 for padding. With a
             cache, of shape `(batch, past_length + length)`.
-        create_mask (`Callable`, *optional*): As in [`run_layers`]; bidirectional by default.
         keep_padding (`bool`, defaults to `False`): Whether the output at padding is computed, too; otherwise it is 0,
             in eager, compiled and exported code alike.
-        read_positions (`torch.Tensor` of shape `(batch, length)`, *optional*): Not 0 where the output is read.
-        reads_first (`bool`, defaults to `False`): Whether each row's first position is read in any case.
-        needs_first (`bool`, defaults to `False`): As in [`plan_packing`].
-        max_buckets (`int`, defaults to 1): As in [`plan_packing`].
+        read_positions (`torch.Tensor` of shape `(batch, length)` or `Reads`, *optional*): Not 0 where the output is
+            read.
+        create_mask (`Callable`, *optional*): As in [`run_layers`]; bidirectional by default.
+        reads_first (`bool`, defaults to `False`): Whether each row's first position is read in any case, even if it is
+            padding.
         sequence_ids (`torch.LongTensor` of shape `(batch or 1, length)`, *optional*): Without a mask, the number of
             each position's sequence in its row ([`flattened_rows`]); one sequence a row by default.
         mask_sizes (`Mapping[str, MaskSizes]`, *optional*): What [`step_sizes`] returns.
-        read_sizes (`MaskSizes`, *optional*): The sizes of `read_positions`, none of which is left out as padding.
         **kwargs: Passed on to the layers.
 
     Returns:
@@ -830,14 +971,17 @@ def run_encoder(
             "`shift_labels` must not be given: context parallelism, which cuts sequences across devices, knows causal "
             "attention only. Use DDP, FSDP2 or tensor parallelism (`DistributedConfig`)."
         )
-    if read_positions is not None:
-        check_shape("read_positions", read_positions, *hidden_states.shape[:2])
+    batch, length = hidden_states.shape[:2]
+    read, count, firsts = read_positions if isinstance(read_positions, Reads) else Reads(read_positions)
+    if read is not None:
+        check_shape("read_positions", read, batch, length)
         if reads_first:
-            read_positions = torch.cat((torch.ones_like(read_positions[:, :1]), read_positions[:, 1:]), dim=1)
-    batch, sequences, sizes = hidden_states.shape[0], None, (mask_sizes or {}).get("attention_mask")
+            read = torch.cat((torch.ones_like(read[:, :1]), read[:, 1:]), dim=1)
+            count = None if count is None else count + batch - firsts
+    sequences, sizes = None, (mask_sizes or {}).get("attention_mask")
     if kwargs.get("position_ids") is None:
         attention_mask = without_full_mask(attention_mask, sizes)
-    if sequence_ids is not None and _may_ask(sequence_ids):
+    if sequence_ids is not None and _can_read(sequence_ids):
         sequences = find_sequences(sequence_ids, batch, kwargs)
         sequence_ids = None if sequences is None else sequence_ids
     if sequences is not None:
@@ -845,20 +989,17 @@ def run_encoder(
     if sequence_ids is not None and create_mask is create_bidirectional_mask:
         overlay = packed_sequence_mask_function(sequence_ids.expand(batch, -1))
         create_mask = partial(create_bidirectional_mask, and_mask_function=overlay)
-    output_count = None
-    if read_sizes is not None:
-        output_count = read_sizes.total + (batch - read_sizes.firsts if reads_first else 0)
     mask = None if keep_padding else attention_mask
     packing = plan_packing(
         model,
         hidden_states,
         mask,
-        outputs=read_positions,
-        needs_first=needs_first,
-        max_buckets=max_buckets,
+        outputs=read,
+        reads_first=reads_first,
+        max_buckets=MAX_BUCKETS,
         sequences=sequences,
         sizes=sizes,
-        output_count=output_count,
+        output_count=count,
         **kwargs,
     )
     hidden_states = run_layers(model, hidden_states, attention_mask, create_mask, packing=packing, **kwargs)
@@ -890,10 +1031,10 @@ def run_decoder(
     attention_mask: Tensor | None,
     encoder_hidden_states: Tensor,
     encoder_attention_mask: Tensor | None,
-    *,
     past_key_values: EncoderDecoderCache | None = None,
     read_positions: Tensor | None = None,
-    mask_sizes: Mapping[str, MaskSizes] | None = None,
+    *,
+    mask_sizes: Sizes | None = None,
     **kwargs: Any,
 ) -> Tensor:
     """Run the layers of a decoder with cross-attention.
@@ -901,9 +1042,11 @@ def run_decoder(
     Args:
         model (`PreTrainedModel`): The decoder, as in [`run_layers`].
         hidden_states (`torch.Tensor` of shape `(batch, tgt_len, d_model)`): The embeddings.
-        attention_mask (`torch.Tensor` of shape `(batch, past_len + tgt_len)`, *optional*): Not 0 for tokens.
+        attention_mask (`torch.Tensor` of shape `(batch, past_len + tgt_len)`, *optional*): Not 0 for tokens, 0 for
+            padding. With one, all positions of the target are computed.
         encoder_hidden_states (`torch.Tensor` of shape `(batch or fewer, src_len, d_model)`): The encoder's output.
-        encoder_attention_mask (`torch.Tensor` of shape `(batch or fewer, src_len)`, *optional*): Not 0 for tokens.
+        encoder_attention_mask (`torch.Tensor` of shape `(batch or fewer, src_len)`, *optional*): Not 0 for tokens, 0
+            for padding.
         past_key_values (`EncoderDecoderCache`, *optional*): Keys and values of the positions before.
         read_positions (`torch.Tensor` of shape `(batch, tgt_len)`, *optional*): Not 0 where the output is read.
         mask_sizes (`Mapping[str, MaskSizes]`, *optional*): What [`step_sizes`] returns.
@@ -917,19 +1060,23 @@ def run_decoder(
     """
     if read_positions is not None:
         check_shape("read_positions", read_positions, *hidden_states.shape[:2])
-    packing = target = source = cross_mask = None
+    target = source = cross_mask = None
+    sequences: tuple[Any, ...] = ()
     sizes = mask_sizes or {}
-    encoder_attention_mask = without_full_mask(encoder_attention_mask, sizes.get("attention_mask"))
+    source_sizes = sizes.get("attention_mask")
+    encoder_attention_mask = without_full_mask(encoder_attention_mask, source_sizes)
+    # one bucket each: the rows of target and source must keep their order
     if past_key_values is None and encoder_hidden_states.shape[0] == hidden_states.shape[0]:
-        source_sizes = sizes.get("attention_mask")
         source = plan_packing(model, encoder_hidden_states, encoder_attention_mask, sizes=source_sizes, **kwargs)
+        # attention over sequences on a GPU has no mask for a source that keeps its padding
         is_masked = source is None and encoder_attention_mask is not None and runs_varlen(model, hidden_states)
         if read_positions is not None and attention_mask is None and not is_masked:
-            needed = up_to_last(read_positions != 0)
-            packing = plan_packing(model, hidden_states, needed, sizes=sizes.get("needed"), **kwargs)
-        target = packing
+            needed = up_to_last(read_positions != 0)  # to causal layers, what follows is like padding
+            target = plan_packing(model, hidden_states, needed, sizes=sizes.get("needed"), **kwargs)
+    packing = target
     if any(each is not None and each.sequences is not None for each in (target, source)):
         source, target = source or Packing.of_rows(encoder_hidden_states), target or Packing.of_rows(hidden_states)
+        sequences = (target.sequences, source.sequences)
     else:
         cross_mask = create_bidirectional_mask(
             config=model.config,
@@ -939,7 +1086,7 @@ def run_decoder(
         )
     if source is not None or target is not None:
         encoder_hidden_states = to_tokens(encoder_hidden_states, source)
-        cross_mask = CrossPacking(target, source, cross_mask)
+        cross_mask = CrossPacking(target, source, cross_mask, sequences)
     cache = None if past_key_values is None else past_key_values.self_attention_cache
     return run_layers(
         model,
@@ -951,86 +1098,3 @@ def run_decoder(
         past_key_values=past_key_values,
         **kwargs,
     )
-
-
-def first_position(inputs: Tensor | None) -> dict[str, Any]:
-    """Name what a head on top of the pooler reads of an encoder: each row's first position.
-
-    Args:
-        inputs (`torch.Tensor` of shape `(batch, length)` or `(batch, length, d_model)`, *optional*): Ids or
-            embeddings.
-
-    Returns:
-        `dict[str, Any]`: arguments of the encoder.
-    """
-    if inputs is None or inputs.dim() < 2:
-        return {}
-    is_read = torch.zeros(inputs.shape[:2], dtype=torch.bool, device=inputs.device)
-    is_read[:, :1] = True
-    rows = inputs.shape[0]
-    return {"read_positions": is_read, "read_sizes": MaskSizes(rows, 1, 1, rows)}
-
-
-def all_positions(
-    attention_mask: Tensor | None, labels: Tensor | None, training: bool, sizes: Mapping[str, MaskSizes]
-) -> dict[str, Any]:
-    """Name what a head for all tokens reads of an encoder: in training padding only where it has a label.
-
-    Args:
-        attention_mask (`torch.Tensor` of shape `(batch, length)`, *optional*): Not 0 for tokens, 0 for padding.
-        labels (`torch.Tensor` of shape `(batch, length)`, *optional*): Labels; -100 where there is none.
-        training (`bool`): Whether the model is in training mode.
-        sizes (`Mapping[str, MaskSizes]`): What [`step_sizes`] returns.
-
-    Returns:
-        `dict[str, Any]`: arguments of the encoder. Padding is computed, too, where checking would synchronize: in
-        compiled or transformed code, and off the CPU without sizes.
-    """
-    if labels is None or not training or hides_values():
-        return {"keep_padding": True}
-    if not isinstance(attention_mask, Tensor) or attention_mask.shape != labels.shape:
-        return {}
-    if "padding_labels" in sizes:
-        return {"keep_padding": sizes["padding_labels"].total > 0}
-    if attention_mask.device.type != "cpu":
-        return {"keep_padding": True}
-    return {"keep_padding": bool((has_label(labels) & (attention_mask == 0).to(labels.device)).any())}
-
-
-def labelled_positions(inputs: Tensor | None, labels: Tensor | None, training: bool) -> Tensor | None:
-    """Mark the positions that a head for labelled tokens reads in training.
-
-    Args:
-        inputs (`torch.Tensor` of shape `(batch, length)` or `(batch, length, d_model)`, *optional*): Ids or
-            embeddings.
-        labels (`torch.Tensor` of shape `(batch, length)`, *optional*): Labels; -100 where there is none.
-        training (`bool`): Whether the model is in training mode; otherwise the head reads all positions.
-
-    Returns:
-        `torch.BoolTensor` of shape `(batch, length)`; `None` for all positions.
-    """
-    if labels is None or inputs is None or not training or labels.shape != inputs.shape[:2]:
-        return None
-    return has_label(labels)
-
-
-def positions_of(
-    attention_mask: Tensor | None, length: int, past_length: int | Tensor, device: torch.device
-) -> Tensor:
-    """Number the tokens of each row from 0, whichever side its padding is on.
-
-    Args:
-        attention_mask (`torch.Tensor` of shape `(batch, past_length + length)`, *optional*): Not 0 for tokens, 0 for
-            padding.
-        length (`int`): Number of positions wanted: the last ones.
-        past_length (`int` or `torch.Tensor`): Number of positions before these; of a static cache, a tensor.
-        device (`torch.device`): Device of the result.
-
-    Returns:
-        `torch.Tensor` of shape `(batch, length)`, or `(1, length)` without a mask: the positions. Padding has any
-        valid position.
-    """
-    if not isinstance(attention_mask, Tensor) or attention_mask.dim() != 2:
-        return torch.arange(length, device=device)[None] + past_length
-    is_token = attention_mask != 0  # as transformers reads masks of any type
-    return (is_token.long().cumsum(-1) - 1).clamp(min=0)[:, attention_mask.shape[1] - length :]

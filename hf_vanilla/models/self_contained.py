@@ -1,10 +1,13 @@
-"""What makes configs, models and pipelines of the package self-contained: saved with their code, and checked."""
+"""What all configs, models and pipelines share.
+
+Sizes and checks of configs, names in files, loading and saving with code, the pooler, the last norm, streaming.
+"""
 
 import inspect
 import os
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from typing import Any, ClassVar, NamedTuple, Self, cast
 
@@ -16,10 +19,11 @@ from transformers.activations import ACT2FN
 from transformers.configuration_utils import PreTrainedConfig
 from transformers.conversion_mapping import register_checkpoint_conversion_mapping
 from transformers.core_model_loading import WeightConverter, WeightRenaming, WeightTransform
-from transformers.generation import GenerationMixin
+from transformers.generation import GenerationConfig, GenerationMixin
 from transformers.modeling_utils import PreTrainedModel
 from transformers.utils.output_capturing import OutputRecorder
 
+from .checks import check_generated_length, check_generation_options, position_limit
 from .dropout import dropout
 from .layers import EncoderLayer, SelfAttention
 
@@ -80,6 +84,19 @@ def size_fields(layers: int, width: int, heads: int | None = None, **others: Any
     return {**sizes, "intermediate_size": 4 * width, **others}
 
 
+def height_and_width(size: int | Sequence[int]) -> tuple[int, int]:
+    """Return height and width of images or patches whose size is one number, the side of a square, or both.
+
+    Args:
+        size (`int` or `Sequence[int]`): `image_size` or `patch_size` of a config, in pixels.
+
+    Returns:
+        `tuple[int, int]`: height and width.
+    """
+    height, width = (size, size) if isinstance(size, int) else size
+    return height, width
+
+
 class SelfContainedConfig(PreTrainedConfig):
     """A configuration that is saved with the code of its model family and with all Auto classes that can load it.
 
@@ -132,9 +149,10 @@ class SelfContainedConfig(PreTrainedConfig):
         num_labels = kwargs.get("num_labels")
         if num_labels is not None and not (isinstance(num_labels, int) and 0 <= num_labels <= MAX_LABELS):
             raise ValueError(f"`num_labels` must be an integer in [0, {MAX_LABELS:,}], got {num_labels!r}.")
-        for name, kind in (("id2label", dict), ("dtype", str | torch.dtype | dict)):
+        kinds = {"id2label": (dict, "a dict"), "dtype": (str | torch.dtype | dict, "a dtype, its name, or a dict")}
+        for name, (kind, rule) in kinds.items():
             if (value := getattr(self, name, None)) is not None and not isinstance(value, kind):
-                raise TypeError(f"`{name}` must be {kind}, got {value!r}.")
+                raise TypeError(f"`{name}` must be {rule}, got {value!r}.")
         dtype = getattr(self, "dtype", None)
         found = getattr(torch, str(dtype).rpartition(".")[2], None)
         if isinstance(dtype, str) and dtype != "auto" and not isinstance(found, torch.dtype):
@@ -185,12 +203,8 @@ class SelfContainedConfig(PreTrainedConfig):
         Returns:
             `torch.Tensor` of shape `(batch,)`: the operations.
         """
-        return (
-            2
-            * self.num_attention_heads
-            * (self.d_k + self.d_v)
-            * (self.hidden_size * (queries + keys) + queries * keys)
-        )
+        width = self.num_attention_heads * (self.d_k + self.d_v)
+        return 2 * width * (self.hidden_size * (queries + keys) + queries * keys)
 
     def feed_forward_flops(self, tokens: Any) -> Any:
         """Count the operations of one feed-forward network; a multiply-add counts as two.
@@ -303,8 +317,7 @@ class SelfContainedConfig(PreTrainedConfig):
         attention = 2 * self.num_attention_heads * ((self.d_k or 0) + (self.d_v or 0)) * self.hidden_size
         layer = attention + 2 * self.hidden_size * self.intermediate_size
         rows = sum(getattr(self, name, None) or 0 for name in ("vocab_size", "source_vocab_size", "type_vocab_size"))
-        if getattr(self, "position_type", "learned") == "learned":
-            rows += getattr(self, "max_position_embeddings", 0)
+        rows += position_limit(self) or 0
         parameters = sum(getattr(self, name) for name in self.counts) * layer + rows * self.hidden_size
         self._check_number_of_parameters(parameters)
 
@@ -346,6 +359,21 @@ class SelfContainedConfig(PreTrainedConfig):
             self.custom_pipelines = offered
         elif hasattr(self, "custom_pipelines"):
             del self.custom_pipelines  # transformers expects a dictionary wherever the attribute exists
+
+
+def final_norm(config: PreTrainedConfig) -> nn.Module:
+    """Build the norm after the last layer, which pre-norm layers need.
+
+    Args:
+        config (`PreTrainedConfig`): The model's config.
+
+    Returns:
+        `nn.Module`: the norm, or for post-norm layers `nn.Identity`.
+
+    Source: Tensor2Tensor's `transformer_base_v2`; the Annotated Transformer.
+    """
+    is_pre = config.norm_position == "pre"
+    return nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps) if is_pre else nn.Identity()
 
 
 class Pooler(nn.Module):
@@ -515,7 +543,7 @@ class VanillaPreTrainedModel(PreTrainedModel):
 
 
 class StreamingGenerationMixin(GenerationMixin):
-    """`generate()` of the package's models: a search given as `custom_generate` gets the streamer, too."""
+    """`generate()` of the package's models: options are checked, and a `custom_generate` gets the streamer, too."""
 
     def _extract_generation_mode_kwargs(
         self, custom_generate: Any, kwargs: dict[str, Any], synced_gpus: Any, assistant_model: Any, streamer: Any
@@ -534,6 +562,15 @@ class StreamingGenerationMixin(GenerationMixin):
         if expand_size < 1:
             raise ValueError(f"`num_beams` or `num_return_sequences` must be at least 1, got {expand_size}.")
         return super()._expand_inputs_for_generation(expand_size, *args, **kwargs)
+
+    def _prepare_generated_length(
+        self, generation_config: GenerationConfig, *args: Any, **kwargs: Any
+    ) -> GenerationConfig:
+        """Refuse options out of range, and a length that learned positions do not reach."""
+        check_generation_options(generation_config, self.config.vocab_size)
+        generation_config = super()._prepare_generated_length(generation_config, *args, **kwargs)
+        check_generated_length(generation_config.max_length, position_limit(self.config))
+        return generation_config
 
 
 class SelfContainedPipeline(Pipeline):

@@ -12,6 +12,8 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 from transformers.modeling_utils import PreTrainedModel
 from transformers.utils import cached_file, logging
 
+from .checks import position_limit
+
 
 logger = logging.get_logger(__name__)
 
@@ -78,10 +80,7 @@ def default_max_length(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBas
     Returns:
         `int`: the smaller limit in tokens, at most 1024.
     """
-    limit = min(DEFAULT_MAX_LENGTH, tokenizer.model_max_length)
-    if getattr(model.config, "position_type", "learned") == "learned":
-        limit = min(limit, getattr(model.config, "max_position_embeddings", limit))
-    return limit
+    return min(DEFAULT_MAX_LENGTH, tokenizer.model_max_length, position_limit(model.config) or DEFAULT_MAX_LENGTH)
 
 
 def without_lone_surrogates(text: str) -> str:

@@ -25,7 +25,7 @@ import torch
 from transformers import GenerationConfig, GenerationMixin, PreTrainedTokenizerBase
 from transformers.modeling_utils import PreTrainedModel
 
-from .checks import IGNORED_LABEL, check_arguments, check_evaluation_mode
+from .checks import IGNORED_LABEL, check_arguments, check_evaluation_mode, position_limit
 from .text_batches import (
     batches_by_length,
     default_max_length,
@@ -481,9 +481,8 @@ def source_batch(model: PreTrainedModel, ids: list[list[int]], max_length_offset
         `dict[str, Any]`: `input_ids` and `attention_mask` of shape `(batch, src_len)`, and `max_new_tokens`.
     """
     longest = max(len(sequence) for sequence in ids) + max_length_offset
-    if getattr(model.config, "position_type", "learned") == "learned":
-        longest = min(longest, getattr(model.config, "max_position_embeddings", longest))
-    return {**padded_inputs(model, ids), "max_new_tokens": longest}
+    limit = position_limit(model.config) or longest
+    return {**padded_inputs(model, ids), "max_new_tokens": min(longest, limit)}
 
 
 def decode_n_best(

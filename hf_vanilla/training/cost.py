@@ -73,8 +73,8 @@ def estimate(
     Nothing is saved, and torch's random state is restored.
 
     Args:
-        config (`PreTrainedConfig`): Config of a model of this package: an encoder-decoder is trained on pairs, a BERT
-            is pre-trained on both tasks, a GPT on its rows as they are.
+        config (`PreTrainedConfig`): Config of a model of this package: an encoder-decoder is trained on pairs, an
+            encoder is pre-trained on both tasks, a causal model on its rows as they are.
         dataset (`datasets.Dataset`): Tokenized, with `input_ids` and, for an encoder-decoder, `labels`: a split of the
             result of [`~hf_vanilla.data.tokenize_parallel_dataset`] or
             [`~hf_vanilla.data.build_pretraining_dataset`].
@@ -102,7 +102,7 @@ def estimate(
     lengths = _row_lengths(dataset, ("input_ids", "labels") if config.is_encoder_decoder else ("input_ids",))
     tokens = lengths[-1]
     is_measured = flops_per_second is None
-    flops = _forward_flops(config, lengths, whole_last_layer=not is_measured or _device().type != "cpu")
+    flops = _forward_flops(config, lengths)
     longer = np.maximum(lengths[0], tokens)
     if longer.max() > max_tokens_per_batch:
         raise ValueError(
@@ -182,12 +182,12 @@ def _row_lengths(dataset: Any, columns: Sequence[str]) -> list[np.ndarray]:
     return lengths
 
 
-def _forward_flops(config: Any, lengths: list[np.ndarray], *, whole_last_layer: bool) -> torch.Tensor:
+def _forward_flops(config: Any, lengths: list[np.ndarray]) -> torch.Tensor:
     """Count the operations of a forward pass of each row; a causal model predicts all tokens but the first."""
     inputs, *labels = (torch.from_numpy(side).double() for side in lengths)
     is_causal = "AutoModelForCausalLM" in config.auto_classes()
     label_counts = labels[0] if labels else inputs - 1 if is_causal else inputs * MASKED_SHARE
-    return config.forward_flops(inputs, label_counts, whole_last_layer=whole_last_layer)
+    return config.forward_flops(inputs, label_counts)
 
 
 def _device() -> torch.device:
@@ -241,7 +241,7 @@ class _Probe:
         return 4 * weights + (1 + holes) * max(self.kept_bytes, default=0)
 
     def _inputs(self, rows: dict[str, list[list[int]]]) -> dict[str, torch.Tensor]:
-        """Make a batch; of a BERT, masked tokens and next sentences are drawn."""
+        """Make a batch; for an encoder, draw masked tokens and next sentences."""
         device = self.model.device
         inputs = {
             "input_ids": padded(rows["input_ids"], self.model.config.pad_token_id or 0, device),

@@ -491,6 +491,6 @@ class _NewPositions(TrainerCallback):
         stage = starts.index(state.global_step) + 1
         learned = max(lengths[:stage])
         if lengths[stage] > learned:
-            table = kwargs["model"].base_model.embeddings.position_embeddings.weight
+            table = kwargs["model"].base_model.get_position_embeddings().weight
             with torch.no_grad():
                 fill_new_positions(table, learned, lengths[stage], self.trainer.new_positions)

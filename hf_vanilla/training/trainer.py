@@ -290,7 +290,7 @@ class VanillaTrainer(VerifiedCheckpointTrainer, Seq2SeqTrainer):
         args, model = self.args, self.model
         # Compiled code would be compiled again for every number; `DataParallel` divides the rows but not the numbers.
         is_plain = not args.torch_compile and args.n_gpu <= 1 and not isinstance(self.train_dataset, IterableDataset)
-        if args.device.type in packing.DEVICES and is_plain and isinstance(model, VanillaPreTrainedModel):
+        if args.device.type in packing.VARLEN_DEVICES and is_plain and isinstance(model, VanillaPreTrainedModel):
             return CountingCollator(self.data_collator)
         return self.data_collator
 

@@ -199,17 +199,17 @@ def training_operations(config: PreTrainedConfig, lengths: torch.Tensor, labelle
 
     Args:
         config (`PreTrainedConfig`): Config of a model of this package.
-        lengths (`torch.Tensor` of shape `(rows,)`): Real tokens of each row's `input_ids`, on the model's device.
+        lengths (`torch.Tensor` of shape `(rows,)`): Real tokens of each row's `input_ids`.
         labelled (`torch.Tensor` of shape `(rows,)`): Labelled tokens of each row.
 
     Returns:
         `float`: the operations.
     """
-    on_cpu = lengths.device.type == "cpu"
     lengths, labelled = lengths.cpu().double(), labelled.cpu().double()
-    if not config.is_encoder_decoder:  # the same share in each row: the last layer is computed for the whole batch
+    # the same share in each row: the last layer leaves out outputs of the whole batch
+    if not config.is_encoder_decoder:
         labelled = lengths * float(labelled.sum() / lengths.sum())
-    return 3 * float(config.forward_flops(lengths, labelled, whole_last_layer=not on_cpu).sum())
+    return 3 * float(config.forward_flops(lengths, labelled).sum())
 
 
 def sentence_pairs(parallel_file: str | None, columns: list[str], limit: int) -> dict[str, list[str]]:

@@ -11,7 +11,13 @@ import pytest
 import torch
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
-from transformers import AutoConfig, AutoModelForSeq2SeqLM, AutoModelForSequenceClassification, TrainingArguments
+from transformers import (
+    AutoConfig,
+    AutoModelForImageClassification,
+    AutoModelForSeq2SeqLM,
+    AutoModelForSequenceClassification,
+    TrainingArguments,
+)
 
 from hf_vanilla import VanillaBertConfig, VanillaTransformerConfig
 from hf_vanilla.command_line.checks import (
@@ -269,15 +275,20 @@ def test_load_report_alone_is_silenced(caplog):
         (
             VanillaBertConfig(),
             AutoModelForSeq2SeqLM.from_pretrained,
-            "AutoModelForSeq2SeqLM, such as a translator,",
+            "AutoModelForSeq2SeqLM, such as a vanilla_transformer,",
         ),
         (
             VanillaTransformerConfig(),
             lambda name: AutoModelForSequenceClassification.from_config(AutoConfig.from_pretrained(name)),
-            "AutoModelForSequenceClassification, such as a BERT,",
+            "AutoModelForSequenceClassification, such as a vanilla_bert,",
+        ),
+        (
+            VanillaBertConfig(),
+            lambda name: AutoModelForImageClassification.from_config(AutoConfig.from_pretrained(name)),
+            "AutoModelForImageClassification, such as a vanilla_vit,",
         ),
     ],
-    ids=["translator", "BERT"],
+    ids=["translator", "classifier", "classifier of images"],
 )
 def test_wrong_kind_of_model_is_reported_in_one_line(tmp_path, config, load, needed):
     config.save_pretrained(tmp_path)

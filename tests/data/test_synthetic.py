@@ -110,7 +110,7 @@ def test_formats_of_other_dates(date: str, texts: set[str]) -> None:
 
 
 @settings(max_examples=300, deadline=None, database=None)
-@given(first=st.dates(synthetic._FIRST_DAY, synthetic._LAST_DAY), data=st.data())
+@given(first=st.dates(synthetic.FIRST_DAY, synthetic.LAST_DAY), data=st.data())
 def test_texts_of_different_dates_differ(first: datetime.date, data: st.DataObject) -> None:
     # Dates whose parts look alike are where numerals could be mixed up.
     parts = sorted({first.day, first.month, first.year % 100, 1, 12} & set(range(1, 13)))
@@ -126,11 +126,11 @@ def test_texts_of_different_dates_differ(first: datetime.date, data: st.DataObje
 def test_no_text_of_any_date_is_ambiguous() -> None:
     meaning: dict[str, datetime.date] = {}
     for offset in range(DAYS):
-        date = synthetic._FIRST_DAY + datetime.timedelta(days=offset)
+        date = synthetic.FIRST_DAY + datetime.timedelta(days=offset)
         for text in written(date):
             for variant in (text, text.lower(), text.upper()):
                 assert meaning.setdefault(variant, date) == date
-    assert len(meaning) > 2 * synthetic._MAX_DATES
+    assert len(meaning) > 2 * synthetic.MAX_DATES
 
 
 def test_date_corpus_is_varied_and_correct() -> None:

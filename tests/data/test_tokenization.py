@@ -1,3 +1,4 @@
+import importlib
 import itertools
 import json
 import re
@@ -169,34 +170,22 @@ def test_frequent_clause_is_split_despite_a_large_vocabulary() -> None:
     assert tokenizer.tokenize("啊学习汉语")[-1:] == tokenizer.tokenize("学习汉语")[-1:]
 
 
+# The words of a text, and how many tokens the same text has without spaces.
 SEGMENTED = {
-    "Chinese": ["我们", "在", "北京大学", "学习", "汉语", "。"],
-    "Japanese": ["私", "は", "コーヒー", "を", "食べながら", "飲む", "。"],
-    "Thai": ["ผม", "ชอบ", "กิน", "ข้าว", "มาก"],
+    "Chinese": (["我们", "在", "北京大学", "学习", "汉语", "。"], 4),
+    "Japanese": (["私", "は", "コーヒー", "を", "食べながら", "飲む", "。"], 7),
+    "Thai": (["ผม", "ชอบ", "กิน", "ข้าว", "มาก"], 2),
 }
 
 
 @pytest.mark.parametrize("language", SEGMENTED)
-def test_a_segmented_word_is_one_token_with_its_space(language, monkeypatch) -> None:
-    words = SEGMENTED[language]
+def test_a_segmented_word_is_one_token_with_its_space(language) -> None:
+    words, unsegmented_tokens = SEGMENTED[language]
     segmented = [" ".join(words[start:] + words[:start]) for start in range(len(words))] * 20
     unsegmented = [line.replace(" ", "") for line in segmented]
-
-    def count(texts: list[str], text: str) -> tuple[int, int]:
-        tokens = train_tokenizer(texts, 420, show_progress=False).tokenize(text)
-        return len(tokens), tokens.count("Ġ")
-
-    now = count(segmented, segmented[0]), count(unsegmented, unsegmented[0])
-    assert now[0] == (len(words), 0)
-    # Before, a space was a token of its own.
-    for name in ("_PATTERN", "_TRAINING_PATTERN"):
-        monkeypatch.setattr(
-            tokenization, name, getattr(tokenization, name).removeprefix(f"{tokenization._SEGMENTED}|")
-        )
-    before = count(segmented, segmented[0]), count(unsegmented, unsegmented[0])
-    marks = sum(word == "。" for word in words)  # always took their space
-    assert before[0][1] >= len(words) - marks - 1
-    assert now[1] == before[1]  # text without spaces
+    for texts, number in ((segmented, len(words)), (unsegmented, unsegmented_tokens)):
+        tokens = train_tokenizer(texts, 420, show_progress=False).tokenize(texts[0])
+        assert (len(tokens), tokens.count("Ġ")) == (number, 0)
 
 
 def test_digits_are_separate(tokenizer: PreTrainedTokenizerFast) -> None:
@@ -363,3 +352,9 @@ def test_bad_input_is_named(texts, arguments: dict, error: type[Exception], mess
 def test_bad_item_of_a_generator_is_named(algorithm: str) -> None:
     with pytest.raises(TypeError, match="item 3 is 7"):
         train_tokenizer((item for item in ("a", "b", 7)), 300, algorithm=algorithm, show_progress=False)
+
+
+def test_old_module_warns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "hf_vanilla.tokenization", raising=False)
+    with pytest.warns(FutureWarning, match="`hf_vanilla.tokenization` is now `hf_vanilla.data.tokenization`"):
+        assert importlib.import_module("hf_vanilla.tokenization").train_tokenizer is train_tokenizer

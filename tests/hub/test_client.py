@@ -9,7 +9,8 @@ from hub_testing import REPO, assert_published
 from huggingface_hub import constants
 from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
 
-from hf_vanilla.hub import publish, roll_back
+from hf_vanilla import hub as hub_package
+from hf_vanilla.hub import client, publish, roll_back
 from hf_vanilla.hub.client import MAX_ATTEMPTS
 
 
@@ -87,3 +88,11 @@ def test_offline_mode_is_not_retried(hub, folder, waits, monkeypatch):
     with pytest.raises(OfflineModeIsEnabled):
         publish(folder, REPO)
     assert waits == []
+
+
+@pytest.mark.parametrize(
+    ("old", "new"), [("retry", "retry"), ("ATTEMPTS", "MAX_ATTEMPTS"), ("LONGEST_WAIT", "MAX_WAIT")]
+)
+def test_old_names_warn(old, new):
+    with pytest.warns(FutureWarning, match=f"`{old}` is now called `hf_vanilla.hub.client.{new}`; .* removed in 0.3"):
+        assert getattr(hub_package, old) is getattr(client, new)

@@ -3,7 +3,9 @@
 import pytest
 import torch
 from tiny_berts import IDS, TASKS, tiny_bert
+from tiny_gpts import tiny_gpt
 from tiny_models import BATCH, SOURCE, TARGET, tiny_model
+from tiny_vits import IMAGES, tiny_vit
 
 from hf_vanilla.generation import forced_attention, score
 
@@ -128,3 +130,12 @@ def test_choices_of_different_numbers_are_refused():
     for name, shape in (("attention_mask", (2, 2, 7)), ("token_type_ids", (2,)), ("position_ids", (3, 7))):
         with pytest.raises(ValueError, match=rf"`{name}` must begin with batch and choices, \(2, 3\), got"):
             model(**{**inputs, name: torch.ones(shape, dtype=torch.long)})
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bool], ids=str)
+@pytest.mark.parametrize("make", [tiny_bert, tiny_gpt, tiny_vit])
+def test_classes_that_are_no_integers_are_refused(make, dtype):
+    model = make("classes", problem_type="single_label_classification")
+    inputs = IMAGES if make is tiny_vit else IDS
+    with pytest.raises(TypeError, match="`labels` must be integers .*, got torch.(float32|bool)"):
+        model(inputs, labels=torch.tensor([1, 0], dtype=dtype))

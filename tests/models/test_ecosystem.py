@@ -336,8 +336,19 @@ def test_output_at_padding_is_zero_on_every_path(family, way):
     actual = run(SOURCE, SOURCE_MASK).last_hidden_state
     assert torch.equal(actual == 0, expected == 0)
     torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-6)  # packed products have other shapes
-    if family != "transformer":
-        assert model(SOURCE, SOURCE_MASK, keep_padding=True).last_hidden_state.all()
+    assert model(SOURCE, SOURCE_MASK, keep_padding=True).last_hidden_state.all()
+
+
+@torch.no_grad()
+def test_only_the_encoder_is_given_what_keeps_its_padding():
+    model, given = tiny_model().model, []
+    expected = model(**INPUTS)
+    model.decoder.register_forward_pre_hook(lambda module, args, kwargs: given.extend(kwargs), with_kwargs=True)
+    outputs = model(**INPUTS, keep_padding=True)
+    assert outputs.encoder_last_hidden_state.all()
+    assert "keep_padding" not in given
+    # packed products have other shapes
+    torch.testing.assert_close(outputs.last_hidden_state, expected.last_hidden_state, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("implementation", ["eager", "sdpa", "flex_attention", "flash_attention_2"])
@@ -391,7 +402,7 @@ def test_flash_cross_attention_equals_sdpa(tgt_len, side, is_packed, monkeypatch
     expected = model(**inputs).logits
     model.config._attn_implementation = "flash_attention_2"
     if is_packed:
-        monkeypatch.setattr(packing, "DEVICES", ("cpu",))
+        monkeypatch.setattr(packing, "VARLEN_DEVICES", ("cpu",))
         monkeypatch.setattr(packing, "create_bidirectional_mask", None)  # no mask is made
     actual = model(**inputs, use_cache=not is_packed).logits
     torch.testing.assert_close(actual[target_mask.bool()], expected[target_mask.bool()], rtol=1e-5, atol=1e-5)

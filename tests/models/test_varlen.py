@@ -103,7 +103,7 @@ def kernel_calls(request, monkeypatch):
     for operator, forwards, backwards in ((FLASH, flash, flash_backward), (EFFICIENT, efficient, efficient_backward)):
         library.impl(operator, forwards, "CPU")
         library.impl(operator.replace("forward", "backward"), backwards, "CPU")
-    monkeypatch.setattr(packing, "DEVICES", ("cpu",))
+    monkeypatch.setattr(packing, "VARLEN_DEVICES", ("cpu",))
     if name == FLASH:
         monkeypatch.setattr(packing, "FLASH_DTYPES", (torch.float32,))
     yield calls
@@ -118,7 +118,7 @@ def as_on_a_cpu(monkeypatch, no_shortcuts):
     """Return a function that has a CPU compute all positions by its own kernels."""
 
     def switch():
-        monkeypatch.setattr(packing, "DEVICES", ("cuda",))
+        monkeypatch.setattr(packing, "VARLEN_DEVICES", ("cuda",))
         no_shortcuts()
 
     return switch
@@ -175,6 +175,17 @@ def test_packed_cross_attention_equals_padded(padded, kernel_calls, as_on_a_cpu)
     torch.testing.assert_close(actual, model(**inputs).loss, **TOLERANCE)
 
 
+def test_padding_that_is_left_out_is_none_of_the_read_positions(kernel_calls, as_on_a_cpu):
+    inputs = dict(BERT_TASKS["pre-training"][3])
+    inputs["labels"] = inputs["labels"].clone()
+    inputs["labels"][1, -1] = 3
+    model = tiny_bert(**NO_DROPOUT).train()
+    actual = model(**inputs, keep_padding=False).loss
+    assert len(kernel_calls) == 2
+    as_on_a_cpu()
+    torch.testing.assert_close(actual, model(**inputs, keep_padding=False).loss, **TOLERANCE)
+
+
 def test_labels_at_padding_and_empty_rows_are_not_packed(kernel_calls, as_on_a_cpu):
     stray = dict(BERT_TASKS["pre-training"][3])
     stray["labels"] = stray["labels"].clone()
@@ -216,11 +227,6 @@ def test_varlen_attention_equals_that_of_each_sequence(widths, is_causal, kernel
     torch.testing.assert_close(*gradients, **TOLERANCE)
 
 
-def softmax_and_log_sum_exp(hidden_states, weight, bias, labels):
-    logits = nn.functional.linear(hidden_states, weight, bias)
-    return logits.softmax(1), logits.logsumexp(1)
-
-
 class Waits(TorchDispatchMode):
     """Counts what would wait for a GPU."""
 
@@ -243,8 +249,8 @@ def test_training_step_waits_once_for_a_gpu(family, kernel_calls, monkeypatch):
     make_model, inputs = FAMILIES[family]
     model, counted, count = make_model().train(), [], packing.count_masks
     monkeypatch.setattr(packing, "count_masks", lambda *masks: counted.append(masks) or count(*masks))
-    monkeypatch.setattr(checks, "_check_values", lambda *args: None)  # this and the next ask on a CPU alone
-    monkeypatch.setattr(chunked_loss, "_softmax_and_log_sum_exp", softmax_and_log_sum_exp)
+    for module in (checks, chunked_loss):  # which read values on a CPU alone
+        monkeypatch.setattr(module, "reads_values", lambda tensor: False)
     with Waits() as waits:
         model(**inputs).loss.backward()
     assert (len(counted), waits.found) == (1, [])
@@ -272,6 +278,17 @@ def test_counted_batches_give_the_same_gradients(kernel_calls, as_on_a_cpu):
         sizes = host_sizes(inputs["attention_mask"], inputs["labels"])
         torch.testing.assert_close(loss_and_gradients(model, {**inputs, "mask_sizes": sizes}), expected)
     as_on_a_cpu()
+    torch.testing.assert_close(loss_and_gradients(model, {**inputs, "mask_sizes": sizes}), expected, **TOLERANCE)
+
+
+@pytest.mark.parametrize(
+    ("task", "labels", "fields"),
+    [("classes", torch.tensor([4, 1]), {"lm_loss_weight": 0.0}), ("multi-label", torch.eye(7)[:2], {"num_labels": 7})],
+)
+def test_counts_of_classes_are_not_taken_for_those_of_tokens(task, labels, fields, kernel_calls):
+    inputs, model = {**GPT_TASKS[task][2], "labels": labels}, tiny_gpt(task, **NO_DROPOUT, **fields).train()
+    sizes = {name: tuple(each) for name, each in host_sizes(inputs["attention_mask"], labels).items()}
+    expected = loss_and_gradients(model, inputs)
     torch.testing.assert_close(loss_and_gradients(model, {**inputs, "mask_sizes": sizes}), expected, **TOLERANCE)
 
 
@@ -344,7 +361,9 @@ def test_torch_has_the_operators_with_the_expected_arguments(monkeypatch):
     assert packing.has_operator(FLASH)
     assert packing.has_operator(EFFICIENT)
     for name in (FLASH, EFFICIENT):
-        monkeypatch.setitem(packing.ARGUMENTS, name, packing.ARGUMENTS[name].replace("query key", "key query"))
+        monkeypatch.setitem(
+            packing.KERNEL_ARGUMENTS, name, packing.KERNEL_ARGUMENTS[name].replace("query key", "key query")
+        )
     packing.has_operator.cache_clear()
     assert packing.varlen_kernel(torch.device("meta"), torch.float32) is None
     monkeypatch.undo()

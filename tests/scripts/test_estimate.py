@@ -19,7 +19,7 @@ SIZES = {
 def test_estimate_in_both_precisions(tmp_path, monkeypatch, capsys, task, has_bfloat16):
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(SCRIPTS))
-    monkeypatch.setattr(precision, "_cpu_has_bfloat16", lambda: has_bfloat16)
+    monkeypatch.setattr(precision, "cpu_has_bfloat16", lambda: has_bfloat16)
     precision.forget()
     lines = [f"the dog number {number} likes a cat" for number in range(30)]
     (tmp_path / "a").write_text("\n".join(lines))

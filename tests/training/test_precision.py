@@ -47,7 +47,7 @@ def test_slow_cpu_gets_one_turn():
 
 
 def test_cpu_is_measured_only_if_it_has_the_kernel(monkeypatch):
-    monkeypatch.setattr(precision, "_cpu_has_bfloat16", lambda: False)
+    monkeypatch.setattr(precision, "cpu_has_bfloat16", lambda: False)
     monkeypatch.setattr(precision, "choose_faster", None)
     precision.forget()
     try:

@@ -101,7 +101,7 @@ class Poison(TrainerCallback):
 def step_without_values(trainer: Trainer, monkeypatch: Any) -> dict[str, Any]:
     """Run a step for a GPU on "meta", where asking for a value is an error; return the batch, which has values."""
     with monkeypatch.context() as patched:
-        patched.setattr(packing, "DEVICES", ("cpu",))
+        patched.setattr(packing, "VARLEN_DEVICES", ("cpu",))
         batch = next(iter(trainer.get_train_dataloader()))
     trainer.model.to("meta").train()
     trainer.compute_loss(trainer.model, send_to_device(batch, "meta")).backward()
