@@ -335,7 +335,7 @@ def test_too_long_input_is_refused():
 
 
 @pytest.mark.skipif(
-    Version(accelerate.__version__) < Version("1.15"), reason="accelerate mixes up tied weights on disk"
+    Version(accelerate.__version__) < Version("1.15"), reason="accelerate mixes up weights on disk"
 )
 @pytest.mark.parametrize(
     "device_map",
