@@ -828,7 +828,7 @@ def runs_varlen(model: PreTrainedModel, hidden_states: Tensor) -> bool:
     device, dtype = hidden_states.device, hidden_states.dtype
     if device.type not in VARLEN_DEVICES or is_flash(model.config._attn_implementation):
         return device.type in VARLEN_DEVICES
-    if torch.amp.is_autocast_available(device.type) and torch.is_autocast_enabled(device.type):
+    if device.type != "meta" and torch.is_autocast_enabled(device.type):  # which has no autocast
         dtype = torch.get_autocast_dtype(device.type)
     return model.config._attn_implementation == "sdpa" and varlen_kernel(device, dtype) is not None
 

@@ -1,7 +1,9 @@
 """BERT's losses, gradients, initialisation and checkpoints, use with other libraries, and refused input."""
 
+import accelerate
 import pytest
 import torch
+from packaging.version import Version
 from peft import LoraConfig, PeftModel, get_peft_model
 from tiny_berts import IDS, MASK, MASKED_LABELS, NO_DROPOUT, SEGMENTS, TASKS, TEXT, VOCAB, native_bert, tiny_bert
 from torch import nn
@@ -20,8 +22,10 @@ from hf_vanilla import (
 LABELLED = {task: line for task, line in TASKS.items() if task != "model"}
 # Tasks whose labels the Trainer counts; the count of a batch is that of its labels.
 COUNTED = {task: line for task, line in LABELLED.items() if "labels" in line[3]}
-# peft calls a deprecated method of transformers
-PEFT_WARNS = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
+# peft calls a deprecated method of transformers, and 0.18 looks for a config in the wrong place
+PEFT_WARNS = pytest.mark.filterwarnings(
+    "ignore:`is_gradient_checkpointing` is deprecated:FutureWarning", "ignore:Could not find a config file:UserWarning"
+)
 
 
 def gradients(model):
@@ -330,6 +334,7 @@ def test_too_long_input_is_refused():
         tiny_bert("model")(torch.ones(2, 12, dtype=torch.long))
 
 
+@pytest.mark.skipif(Version(accelerate.__version__) < Version("1.15"), reason="accelerate mixes up weights on disk")
 @pytest.mark.parametrize(
     "device_map",
     [

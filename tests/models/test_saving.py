@@ -8,6 +8,7 @@ import pickle
 import accelerate
 import pytest
 import torch
+from packaging.version import Version
 from safetensors.torch import load_file, save_file
 from tiny_models import BATCH, SOURCE, SOURCE_MASK, TARGET, assert_same, tiny_config, tiny_model
 from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
@@ -65,6 +66,7 @@ ON_DISK = {
 
 # transformers 5.17 takes the device of parameters that are on disk for that of the model.
 @pytest.mark.filterwarnings("ignore:You are calling .generate.. with the `input_ids` being on a device:UserWarning")
+@pytest.mark.skipif(Version(accelerate.__version__) < Version("1.15"), reason="accelerate mixes up weights on disk")
 @pytest.mark.parametrize("place", ON_DISK)
 def test_offloaded_weights_are_read_from_disk(model, folder, tmp_path, place):
     offloaded = VanillaTransformerForConditionalGeneration.from_pretrained(

@@ -1,3 +1,4 @@
+import inspect
 import math
 import os
 
@@ -505,6 +506,8 @@ def test_stock_trainer_hides_nan_losses(tmp_path):
 
 @pytest.mark.parametrize("name", ["cp_size", "sp_size"])
 def test_sequences_cut_across_devices_are_refused(name, tmp_path):
+    if name not in inspect.signature(ParallelismConfig).parameters:
+        pytest.skip(f"accelerate has no `{name}` yet")
     with pytest.raises(ValueError, match=f"must not cut sequences across devices.*`{name}` 2.* Use DDP, FSDP2, or"):
         make_trainer(tmp_path, parallelism_config=ParallelismConfig(**{name: 2}))
 
