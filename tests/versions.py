@@ -84,7 +84,7 @@ def main():
     """Install, test and record each of the given ends, both by default."""
     ends = [each for each in sys.argv[1:] if each in ("lowest", "newest")] or ["lowest", "newest"]
     tests = [each for each in sys.argv[1:] if each not in ends] or CORE
-    record = json.loads(RECORD.read_text(encoding="utf-8")) if RECORD.exists() else {}
+    exit_codes = []
     for end in ends:
         folder = OUTPUT / end
         shutil.rmtree(folder, ignore_errors=True)
@@ -98,11 +98,14 @@ def main():
                 "python": ".".join(map(str, sys.version_info[:3])),
                 **{name: installed[name] for name in SHOWN},
             }
-            record[end] = {"versions": versions, "tests": tests, **run_tests(python, tests)}
+            result = {"versions": versions, "tests": tests, **run_tests(python, tests)}
         finally:
             shutil.rmtree(folder, ignore_errors=True)
+        record = json.loads(RECORD.read_text(encoding="utf-8")) if RECORD.exists() else {}
+        record[end] = result
+        exit_codes.append(result["exit_code"])
         RECORD.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-    return max(record[end]["exit_code"] for end in ends)
+    return max(exit_codes)
 
 
 if __name__ == "__main__":
