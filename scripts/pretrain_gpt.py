@@ -318,7 +318,7 @@ def train(model_args: ModelArguments, data_args: DataArguments, training_args: P
         trainer.log_metrics("eval", measured)
         trainer.save_metrics("eval", measured)
     save_final_model(trainer)
-    logger.info(f"The model is in {output_dir}. Give this folder to scripts/generate.py as --model.")
+    logger.info(f"The model is in {output_dir}. It continues a text: hf-vanilla generate --model {output_dir}")
 
 
 if __name__ == "__main__":

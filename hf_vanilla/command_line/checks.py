@@ -125,6 +125,11 @@ def explained_loading(option: str, name_or_path: str | os.PathLike[str] | None) 
             if a file of config or tokenizer has an absurd size or depth.
     """
     if name_or_path is not None and Path(name_or_path).is_dir():
+        folder = Path(name_or_path)
+        models = [] if (folder / "config.json").exists() else sorted(folder.glob("*/config.json"))
+        if models:
+            rule = f"`{option}` must be the folder of a model, but {folder} has no config.json"
+            raise ValueError(f"{rule}; give one of its subfolders, such as {models[0].parent}.")
         check_json_files(name_or_path)
     try:
         yield

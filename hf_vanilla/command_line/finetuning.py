@@ -280,7 +280,8 @@ def load_tokenizer(arguments: CommonTaskArguments) -> PreTrainedTokenizerBase:
     positions = getattr(config, "max_position_embeddings", None)
     longest = getattr(arguments, "max_length", MIN_LENGTH)
     if positions is not None and longest > positions:
-        raise ValueError(f"`max_length` ({longest}) must be at most {positions}, the positions of the model {name}.")
+        rule = f"`max_length` ({longest}) must be at most {positions}, the positions of the model {name}"
+        raise ValueError(f"{rule}; give --max_length {positions} or less.")
     return tokenizer
 
 

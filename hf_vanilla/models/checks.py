@@ -167,17 +167,23 @@ def check_attention_mask(name: str, attention_mask: Any, batch: int, length: int
     Args:
         name (`str`): Name of the argument.
         attention_mask (`torch.Tensor` of shape `(batch, length)`, *optional*): Not 0 for tokens, 0 for padding. Masks
-            of four dimensions and those of flex attention are transformers' own and pass.
+            of four dimensions, of booleans or of numbers that are added to the scores, and those of flex attention are
+            transformers' own and pass.
         batch (`int`): Rows of the batch.
         length (`int`): Its length.
 
     Raises:
         ValueError: if it has another shape.
-        TypeError: if it is no tensor.
+        TypeError: if it is no tensor, or a mask of four dimensions is of integers.
     """
     if isinstance(attention_mask, Tensor) and attention_mask.dim() == 4:
-        return
-    if attention_mask is not None and not isinstance(attention_mask, BlockMask):
+        if attention_mask.dtype != torch.bool and not attention_mask.is_floating_point():
+            rule = f"`{name}` of four dimensions must be of booleans, or of numbers that are added to the scores"
+            raise TypeError(f"{rule}; got {attention_mask.dtype}. Pass `{name}.bool()`.")
+        if attention_mask.shape[0] not in (1, batch) or attention_mask.shape[3] < length:
+            expected = f"(batch or 1, heads or 1, query_len, at least length), with {batch} rows of length {length}"
+            raise ValueError(f"`{name}` must have shape {expected}; got {tuple(attention_mask.shape)}.")
+    elif attention_mask is not None and not isinstance(attention_mask, BlockMask):
         check_shape(name, attention_mask, batch, length)
 
 
@@ -417,10 +423,12 @@ def check_generation_options(options: GenerationConfig, vocab_size: int) -> None
     for name in ID_OPTIONS:
         given: Any = getattr(options, name, None)
         given = given.tolist() if hasattr(given, "tolist") else given
+        if given is None:
+            continue
         for each in given if isinstance(given, list | tuple) else [given]:
-            if each is not None and not _is_integer(each):
+            if not _is_integer(each):
                 raise TypeError(f"`{name}` must be token ids, which are integers, got {each!r}.")
-            if each is not None and not 0 <= each < vocab_size:
+            if not 0 <= each < vocab_size:
                 rule = f"`{name}` must be in [0, {vocab_size}), the ids of the target vocabulary"
                 raise ValueError(f"{rule}; got {each}.")
     if options.temperature is not None and not math.isfinite(options.temperature):

@@ -243,7 +243,8 @@ def label_loss(
         problem_type = "multi_label_classification" if is_several else "single_label_classification"
     if problem_type == "single_label_classification":
         return classification_loss(logits, labels, num_items_in_batch)
-    if labels.numel() != logits.numel():
+    is_flat = logits.shape[-1] == 1 and labels.shape == logits.shape[:-1]
+    if labels.shape != logits.shape and not is_flat:
         raise ValueError(
             f"`labels` must have shape {tuple(logits.shape)} for {problem_type}, got {tuple(labels.shape)}."
         )

@@ -965,7 +965,10 @@ def run_encoder(
 
     Raises:
         ValueError: if `read_positions` has another shape, or sequences are cut across devices.
+        TypeError: if `keep_padding` is no bool.
     """
+    if not isinstance(keep_padding, bool):
+        raise TypeError(f"`keep_padding` must be a bool, got {type(keep_padding).__name__}.")
     if kwargs.get("shift_labels") is not None:
         raise ValueError(
             "`shift_labels` must not be given: context parallelism, which cuts sequences across devices, knows causal "

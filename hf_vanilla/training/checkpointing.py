@@ -20,6 +20,7 @@ from accelerate.utils import gather_object
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_callback import ExportableState
+from transformers.trainer_pt_utils import LengthGroupedSampler
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, HubStrategy, TrainOutput
 from transformers.utils import logging
 
@@ -151,9 +152,32 @@ class ManifestCallback(TrainerCallback):
             )
 
 
+class EpochLengthGroupedSampler(LengthGroupedSampler):
+    """Groups rows of like length, in an order that only the seed and the epoch decide.
+
+    transformers' own draws it from the random numbers of the process, whose state at the beginning of an epoch is in
+    no checkpoint: an epoch that is resumed would have another order, with rows that are repeated and left out.
+
+    Args:
+        sampler (`LengthGroupedSampler`): transformers' own, with its lengths and size of batches.
+        trainer (`Trainer`): The trainer, which knows seed and epoch.
+    """
+
+    def __init__(self, sampler: LengthGroupedSampler, trainer: Trainer) -> None:
+        super().__init__(sampler.batch_size, lengths=sampler.lengths)
+        self._trainer = trainer
+
+    def __iter__(self) -> Iterator[int]:
+        args = self._trainer.args
+        seed = args.seed if args.data_seed is None else args.data_seed
+        self.generator = torch.Generator().manual_seed(seed + int(self._trainer.state.epoch or 0))
+        return super().__iter__()
+
+
 class VerifiedCheckpointTrainer(ResilientPushTrainer):
     """A `Trainer` whose checkpoints appear complete or not at all, and are verified when a run resumes from them.
 
+    - Batches of rows of like length (`group_by_length`) have the same order in an epoch that is resumed.
     - A checkpoint is written in a hidden folder beside its place, moved there in one step by one process, and
       described by a manifest ([`ManifestCallback`]). Older ones beyond `save_total_limit` are removed after that.
     - `train(resume_from_checkpoint=True)` resumes from the newest checkpoint that is complete and undamaged, names
@@ -182,6 +206,11 @@ class VerifiedCheckpointTrainer(ResilientPushTrainer):
         check_parallelism(getattr(self.args, "parallelism_config", None))
         super().create_accelerator_and_postprocess()
         check_parallelism(getattr(self.accelerator, "parallelism_config", None))  # that of `accelerate launch`
+
+    def _get_train_sampler(self, *args: Any, **kwargs: Any) -> Any:
+        """Make the order of rows of like length one that a resumed epoch has again."""
+        sampler = super()._get_train_sampler(*args, **kwargs)
+        return EpochLengthGroupedSampler(sampler, self) if isinstance(sampler, LengthGroupedSampler) else sampler
 
     def train(
         self,

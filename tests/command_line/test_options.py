@@ -297,6 +297,14 @@ def test_wrong_kind_of_model_is_reported_in_one_line(tmp_path, config, load, nee
         load(str(tmp_path))
 
 
+def test_folder_of_models_names_one(tmp_path):
+    (tmp_path / "seed-7").mkdir()
+    (tmp_path / "seed-7" / "config.json").write_text("{}")
+    message = "has no config.json; give one of its subfolders, such as .*seed-7"
+    with pytest.raises(ValueError, match=message), explained_loading("model", tmp_path):
+        pass
+
+
 @pytest.mark.promise("absurd sizes")
 def test_absurd_file_is_refused_before_it_is_read(tmp_path):
     (tmp_path / "config.json").write_text("[" * 100_000)

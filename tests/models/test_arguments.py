@@ -139,3 +139,31 @@ def test_classes_that_are_no_integers_are_refused(make, dtype):
     inputs = IMAGES if make is tiny_vit else IDS
     with pytest.raises(TypeError, match="`labels` must be integers .*, got torch.(float32|bool)"):
         model(inputs, labels=torch.tensor([1, 0], dtype=dtype))
+
+
+@pytest.mark.parametrize("make", [tiny_bert, tiny_gpt], ids=["BERT", "GPT"])
+@pytest.mark.parametrize(
+    ("argument", "error", "message"),
+    [
+        (
+            {"attention_mask": torch.ones(2, 1, 5, 5).long()},
+            TypeError,
+            "four dimensions must be of booleans",
+        ),
+        ({"attention_mask": torch.ones(3, 1, 5, 5).bool()}, ValueError, "with 2 rows of length 5; got .3, 1, 5, 5."),
+        ({"attention_mask": torch.ones(2, 1, 5, 4).bool()}, ValueError, "with 2 rows of length 5; got .2, 1, 5, 4."),
+        ({"keep_padding": "no"}, TypeError, "`keep_padding` must be a bool, got str"),
+    ],
+    ids=["integers", "rows", "length", "keep_padding"],
+)
+def test_masks_and_padding_of_another_kind_are_refused(make, argument, error, message):
+    model = make("model") if make is tiny_bert else make()
+    with pytest.raises(error, match=message):
+        model(torch.full((2, 5), 7), **argument)
+
+
+@pytest.mark.parametrize("problem_type", ["regression", "multi_label_classification"])
+def test_transposed_labels_are_refused(problem_type):
+    model = tiny_bert("classes", num_labels=3, problem_type=problem_type)
+    with pytest.raises(ValueError, match=r"`labels` must have shape \(2, 3\) for .*, got \(3, 2\)"):
+        model(IDS[:2], labels=torch.ones(3, 2))

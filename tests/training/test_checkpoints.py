@@ -20,6 +20,7 @@ from hf_vanilla.training import (
     ManifestCallback,
     VanillaTrainer,
     VanillaTrainingArguments,
+    VerifiedCheckpointTrainer,
     best_checkpoints,
     checkpoint_to_resume,
     last_checkpoints,
@@ -292,6 +293,22 @@ def test_trainer_resumes_to_the_same_bits_and_refuses_another_training(tmp_path,
             start(checkpoint, **changes)
     start(checkpoint, seed=7, force_resume=True)
     assert "checkpoint-2 although `seed` is 7, not 42" in caplog.text
+
+
+@pytest.mark.promise("killed inside a save")
+@pytest.mark.parametrize("order", ["group_by_length", "random"])
+def test_epoch_is_resumed_with_the_order_it_had(tmp_path, order):
+    settings = {"train_sampling_strategy": order, "per_device_train_batch_size": 2, "max_steps": 9}
+    options = {"train_dataset": tiny_pairs(9)}
+
+    def start(checkpoint):
+        trainer = make_trainer(tmp_path, VerifiedCheckpointTrainer, trainer_options=options, **settings)
+        trainer.train(resume_from_checkpoint=checkpoint)
+        return weights_of(trainer)
+
+    expected = start(None)
+    actual = start(str(tmp_path / "checkpoint-7"))  # of 9, an epoch has 5
+    assert all(torch.equal(actual[name], weight) for name, weight in expected.items())
 
 
 def with_another_token(tokenizer):
