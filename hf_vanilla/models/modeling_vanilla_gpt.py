@@ -291,7 +291,9 @@ class VanillaGptForCausalLM(VanillaGptWithProjection, StreamingGenerationMixin):
             use_cache (`bool`, *optional*): Whether to return keys and values; with `labels` not by default.
             logits_to_keep (`int` or `torch.LongTensor` of shape `(positions,)`, *optional*, defaults to 0): Number of
                 last positions, or the positions, whose logits are computed without labels; 0 for all.
-            num_items_in_batch (`torch.Tensor` or `int`, *optional*): Labelled tokens of the whole optimizer step.
+            num_items_in_batch (`torch.Tensor` or `int`, *optional*): Labelled tokens of the whole optimizer step. Of a
+                row with padding on the left, transformers' Trainer counts the first token too, which nothing predicts:
+                pad training data on the right.
             **kwargs: transformers' `output_attentions`, `output_hidden_states`, `return_dict`; `mask_sizes`, the
                 counts of a collator (`host_sizes`); and in place of `labels`, `shift_labels` of the same shape, the
                 next token of each position, as where sequences are cut across devices. (As an argument of its own,

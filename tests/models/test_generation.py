@@ -422,10 +422,11 @@ def test_empty_source_gives_start_and_first_end_token(ends, expected):
         (dict(do_sample=True, temperature=float("nan")), "`temperature` must be finite, got nan"),
         (dict(do_sample=True, top_k=-1), "`top_k` has to be a strictly positive integer, but is -1"),
         (dict(suppress_tokens=[5, 99]), r"`suppress_tokens` must be in .* the ids of the target vocabulary; got 99"),
+        (dict(suppress_tokens=[None]), "`suppress_tokens` must be token ids, which are integers, got None"),
         (dict(num_beam=3), r"not used by the model: \['num_beam'\]"),
     ],
     ids=str,
 )
 def test_invalid_options_are_refused(model, options, message):
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises((ValueError, TypeError), match=message):
         model.generate(**INPUTS, **options)
