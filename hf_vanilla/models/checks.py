@@ -180,8 +180,8 @@ def check_attention_mask(name: str, attention_mask: Any, batch: int, length: int
         if attention_mask.dtype != torch.bool and not attention_mask.is_floating_point():
             rule = f"`{name}` of four dimensions must be of booleans, or of numbers that are added to the scores"
             raise TypeError(f"{rule}; got {attention_mask.dtype}. Pass `{name}.bool()`.")
-        if attention_mask.shape[0] not in (1, batch) or attention_mask.shape[3] < length:
-            expected = f"(batch or 1, heads or 1, query_len, at least length), with {batch} rows of length {length}"
+        if attention_mask.shape[0] not in (1, batch):
+            expected = f"(batch or 1, heads or 1, query_len, key_len), with a batch of {batch}"
             raise ValueError(f"`{name}` must have shape {expected}; got {tuple(attention_mask.shape)}.")
     elif attention_mask is not None and not isinstance(attention_mask, BlockMask):
         check_shape(name, attention_mask, batch, length)
