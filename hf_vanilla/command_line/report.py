@@ -33,9 +33,11 @@ def show_report(report: dict[str, Any]) -> None:
     Args:
         report (`dict[str, Any]`): From `hf_vanilla.training.seeds_report`.
     """
+    count = len(report["seeds"])
     for name, figures in report["summary"].items():
         scores = ", ".join(f"{which} {value:.4f}" for which, value in figures.items())
-        sys.stderr.write(f"{name} {report['main_score']} over {len(report['seeds'])} seed(s): {scores}\n")
+        shown = f"over {count} seeds: {scores}" if count > 1 else f"{figures['median']:.4f}"
+        sys.stderr.write(f"{name} {report['main_score']} {shown}\n")
 
 
 def write_report(path: str, report: dict[str, Any], *packages: str) -> None:

@@ -351,12 +351,12 @@ class FinetuningArguments(EarlyStoppingArguments):
     )
     learning_rate: float = field(
         default=3e-5,
-        metadata={"help": "Peak learning rate; the paper tries 2e-5 to 5e-5. Small models need more, such as 3e-4."},
+        metadata={"help": "Peak learning rate; BERT's paper has 2e-5 to 5e-5. Small models need more, such as 3e-4."},
     )
     num_train_epochs: float = field(
-        default=3.0, metadata={"help": "Epochs; the paper tries 2 to 4. Few rows need more, such as 20."}
+        default=3.0, metadata={"help": "Epochs; BERT's paper has 2 to 4. Few rows need more, such as 20."}
     )
-    per_device_train_batch_size: int = field(default=32, metadata={"help": "Batch size; the paper tries 16 and 32."})
+    per_device_train_batch_size: int = field(default=32, metadata={"help": "Batch size; BERT's paper has 16 and 32."})
     per_device_eval_batch_size: int = field(default=64, metadata={"help": "Batch size of evaluation."})
     warmup_steps: float = field(default=0.1, metadata={"help": "Warm-up in updates, or below 1 as a share of them."})
     weight_decay: float = field(default=0.01, metadata={"help": "Weight decay, except for biases and norms."})
