@@ -1,10 +1,13 @@
 """Training arguments of the trainers and of fine-tuning."""
 
+import os
 from dataclasses import dataclass, field
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from accelerate import PartialState
 from accelerate.utils import broadcast_object_list
 from transformers import EarlyStoppingCallback, Seq2SeqTrainingArguments, Trainer, TrainingArguments
 from transformers.trainer_utils import IntervalStrategy, SaveStrategy
@@ -63,6 +66,10 @@ class PrecisionArguments(TrainingArguments):
             self.precision = None
         if self.precision == "bfloat16":
             self._use_bfloat16()
+        if self.use_cpu and int(os.environ.get("WORLD_SIZE", "1")) > 1:
+            # transformers sets `ddp_timeout` on GPUs alone: on CPUs, the others would wait half an hour for a process
+            # that hangs
+            PartialState(cpu=True, backend=self.ddp_backend, timeout=timedelta(seconds=self.ddp_timeout))
         super().__post_init__()
         if self.precision == FASTEST:
             self._choose_precision()
