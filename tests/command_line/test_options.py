@@ -16,6 +16,7 @@ from transformers import (
     AutoModelForImageClassification,
     AutoModelForSeq2SeqLM,
     AutoModelForSequenceClassification,
+    AutoTokenizer,
     TrainingArguments,
 )
 
@@ -302,6 +303,8 @@ def test_folder_of_models_names_one(tmp_path):
     (tmp_path / "seed-7" / "config.json").write_text("{}")
     message = "has no config.json; give one of its subfolders, such as .*seed-7"
     with pytest.raises(ValueError, match=message), explained_loading("model", tmp_path):
+        AutoTokenizer.from_pretrained(tmp_path)
+    with explained_loading("model", tmp_path):  # as of a tokenizer in the folder of a run
         pass
 
 
