@@ -135,12 +135,14 @@ def explained_loading(option: str, name_or_path: str | os.PathLike[str] | None) 
             fits = [config.model_type for config, models in AUTO_CLASSES.items() if auto_class in models]
             needed = ", such as a ".join((f"a model for {auto_class}", *fits[:1]))
             raise ValueError(f"`{option}` ({name_or_path}) must be {needed}, got a {model_type}.") from None
-        folder = Path(name_or_path or "")
+        if name_or_path is None:
+            raise
+        folder = Path(name_or_path)
         models = [] if (folder / "config.json").exists() else sorted(folder.glob("*/config.json"))
-        if name_or_path is not None and models:
+        if models:
             rule = f"`{option}` must be the folder of a model, but {folder} has no config.json"
             raise ValueError(f"{rule}; give one of its subfolders, such as {models[0].parent}.") from None
-        if name_or_path is None or folder.is_dir():
+        if folder.is_dir():
             raise
         first = str(error).strip().partition("\n")[0]
         raise ValueError(
