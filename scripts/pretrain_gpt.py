@@ -152,6 +152,14 @@ class PretrainingArguments(VanillaTrainingArguments):
         default=GPT_RECIPE["weight_decay"], metadata={"help": "Weight decay, except for biases and norms."}
     )
     logging_steps: float = field(default=50, metadata={"help": "Log the loss every this many updates."})
+    max_tokens_per_batch: int | None = field(
+        default=None,
+        metadata={
+            "help": "Size of a batch of one device in tokens, in place of per_device_train_batch_size, such as for "
+            "blocks of a stream with --separate_documents."
+        },
+    )
+    teacher_forcing_ratio: float = field(default=1.0, init=False)  # of translators
 
     def __post_init__(self):
         if self.output_dir is None:
@@ -287,8 +295,6 @@ def train(model_args: ModelArguments, data_args: DataArguments, training_args: P
             saved_in = output_dir
         tokenizer = get_tokenizer(model_args, corpora["train"], data_args.block_length, output_dir, saved_in)
         blocks, collator = build_examples(data_args, corpora, tokenizer, training_args)
-    if not data_args.streaming:
-        logger.info(f"{len(blocks['train']):,} blocks of {data_args.block_length} tokens")
 
     # 2. model and trainer
     model = get_model(model_args, tokenizer, data_args.block_length)

@@ -41,7 +41,8 @@ from .packing import Mask, Packing, attend_across, cross_layout, gather_outputs,
 
 
 # Up to this many keys, in training on a CPU, two matrix products and a softmax are faster than
-# `scaled_dot_product_attention`, whose backward pass is made for long sequences.
+# `scaled_dot_product_attention`, whose backward pass is made for long sequences. With dropout they always are, as no
+# fused kernel of a CPU has it.
 SHORT_SEQUENCE = 256
 
 
@@ -239,8 +240,7 @@ def eager_attention_forward(
             scores = scores + attention_mask
     weights = nn.functional.softmax(scores, dim=-1)
     kept = drop(weights, dropout, module.training).to(value.dtype)
-    output = torch.matmul(kept, value).transpose(1, 2)  # (batch, query_len, heads, d_v)
-    return output, weights
+    return torch.matmul(kept, value).transpose(1, 2), weights  # the output as (batch, query_len, heads, d_v)
 
 
 class MultiHeadAttention(nn.Module):
@@ -292,19 +292,14 @@ class MultiHeadAttention(nn.Module):
         """
         implementation = self.config._attn_implementation
         kernel: Callable = ALL_ATTENTION_FUNCTIONS.get_interface(implementation, eager_attention_forward)
-        if implementation == "sdpa" and (self._is_short_training(key) or 0 in query.shape or 0 in key.shape):
-            kernel = eager_attention_forward
+        # Asks for training, not for gradients: a checkpointed layer runs once without them and once with them, and
+        # must draw the same dropout both times.
         rate = attention_dropout_rate(self)
+        is_slow = self.training and key.device.type == "cpu" and (rate > 0 or key.shape[2] <= SHORT_SEQUENCE)
+        if implementation == "sdpa" and (is_slow or 0 in query.shape or 0 in key.shape):
+            kernel = eager_attention_forward
         output, weights = kernel(self, query, key, value, attention_mask, dropout=rate, scaling=self.scaling, **kwargs)
         return output, weights if implementation == "eager" else None
-
-    def _is_short_training(self, key: Tensor) -> bool:
-        """Whether plain products beat `scaled_dot_product_attention` here.
-
-        Asks for training, not for gradients: a checkpointed layer runs once without them and once with them, and must
-        draw the same dropout both times.
-        """
-        return self.training and key.device.type == "cpu" and key.shape[2] <= SHORT_SEQUENCE
 
 
 class FusedLinear(nn.Linear):

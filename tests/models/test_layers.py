@@ -176,7 +176,9 @@ def test_torch_kernel_equals_loops(always_sdpa, kind):
     assert always_sdpa == [(2, 4, 7, 3)]
 
 
-def test_short_sequences_skip_the_torch_kernel_in_training(always_sdpa, monkeypatch):
+def test_short_sequences_and_dropout_skip_the_torch_kernel_in_training(always_sdpa, monkeypatch):
+    module = random_module(SelfAttention(config_for("sdpa", attention_dropout=0.1))).train()
+    module(random_states(2, 8, 16))
     module = random_module(SelfAttention(config_for("sdpa"))).train()
     monkeypatch.setattr(layers, "SHORT_SEQUENCE", 7)
     module(random_states(2, 7, 16))
