@@ -27,6 +27,9 @@ DOCUMENTED := hf_vanilla $(addprefix hf_vanilla., data data.tokenization generat
 # Cases of each test of `make fuzz`.
 CASES ?= 1000
 
+# The marks of the tests of `make test-slow`.
+SLOW ?= slow
+
 .DEFAULT_GOAL := help
 .PHONY: help venv demo demo-bert demo-vit test test-kernels test-slow scoreboard test-versions fuzz soak check format options docs release benchmark benchmark-gpu
 
@@ -50,8 +53,8 @@ test: $(INSTALLED)  ## Run the tests, on all cores, without a network.
 test-kernels: $(INSTALLED)  ## Run the tests that compute again, with the kernels of an older CPU.
 	$(KERNELS) $(PYTEST) $(COMPUTING)
 
-test-slow: $(INSTALLED)  ## Run the tests that take longer than 20 seconds each.
-	$(PYTEST) -m slow
+test-slow: $(INSTALLED)  ## Run the tests that take longer than 20 seconds each; SLOW="slow and promise" takes some of them.
+	$(PYTEST) -m "$(SLOW)"
 
 scoreboard: $(INSTALLED)  ## Run the tests of what is promised, and write its tables; OPTIONS="-k disk" renews a part.
 	$(OFFLINE) $(THREADS) $(VENV_PYTHON) tests/scoreboard.py -n auto --dist loadgroup $(OPTIONS)

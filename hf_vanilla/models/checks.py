@@ -97,9 +97,10 @@ def check_arguments(num_items_in_batch: Any = None, **tensors: Any) -> None:
         if given is not None and not isinstance(given, Tensor):
             raise TypeError(f"`{name}` must be a tensor, got {type(given).__name__}.")
     items = num_items_in_batch
-    if items is None or (isinstance(items, Tensor) and not reads_values(items)):
+    is_tensor = isinstance(items, Tensor)
+    if items is None or (is_tensor and not reads_values(items)):
         return
-    if not isinstance(items, int | float | Tensor) or (isinstance(items, Tensor) and items.numel() != 1):
+    if not (items.numel() == 1 and not items.is_complex() if is_tensor else isinstance(items, int | float)):
         raise TypeError(f"`num_items_in_batch` must be a number or a tensor with one, got {type(items).__name__}.")
     if not 0 <= float(items) < math.inf:
         raise ValueError(f"`num_items_in_batch` must be a number of labels, 0 or more, got {float(items)}.")

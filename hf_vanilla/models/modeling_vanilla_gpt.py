@@ -159,8 +159,10 @@ class VanillaGptModel(VanillaGptPreTrainedModel):
         Raises:
             ValueError: if not exactly one of `input_ids` and `inputs_embeds` is given, an id is outside its table, a
                 shape does not fit, or there are more positions than `max_position_embeddings`.
-            TypeError: if ids are no integers.
+            TypeError: if ids are no integers, or `past_key_values` is no cache.
         """
+        if past_key_values is not None and not isinstance(past_key_values, Cache):
+            raise TypeError(f"`past_key_values` must be a `Cache`, got {type(past_key_values).__name__}.")
         inputs_embeds = checked_embeddings(self.embed_tokens, input_ids, inputs_embeds)
         batch, length, _ = inputs_embeds.shape
         past_length = 0 if past_key_values is None else past_key_values.get_seq_length()
