@@ -13,6 +13,7 @@ large product.
 Without a file the text is Python's own documentation.
 """
 
+import copy
 import statistics
 import sys
 from collections.abc import Callable
@@ -95,7 +96,8 @@ def main() -> None:
                 report_to="none",
                 disable_tqdm=True,
             )
-            trainer = Trainer(models[name], args, DataCollatorForLanguageModeling(tokenizer, mlm=False), data)
+            model = copy.deepcopy(models[name])  # accelerate leaves a model in the precision of its first training
+            trainer = Trainer(model, args, DataCollatorForLanguageModeling(tokenizer, mlm=False), data)
             speedometer = train_and_clock(trainer, "attention_mask", 0, WARMUP_STEPS)
             if name == "ours":
                 operations[dtype].append((speedometer.operations_per_second(), product_ceiling(getattr(torch, dtype))))
