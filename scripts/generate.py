@@ -53,7 +53,7 @@ class GenerateArguments:
         default=0.9, metadata={"help": "Sample from the most likely tokens that together have this probability."}
     )
     repetition_penalty: float = field(
-        default=1.0, metadata={"help": "Above 1, tokens that were there are less likely."}
+        default=1.0, metadata={"help": "Above 1, tokens that are already in the text are less likely."}
     )
     num_return_sequences: int = field(default=1, metadata={"help": "Texts for each prompt."})
     batch_size: int = field(default=16, metadata={"help": "Prompts that are continued together."})

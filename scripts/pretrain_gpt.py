@@ -126,7 +126,9 @@ class DataArguments(DatasetArguments):
         default=10_000,
         metadata={"help": "Blocks of a stream that are shuffled together, without max_tokens_per_batch."},
     )
-    preprocessing_num_workers: int | None = field(default=None, metadata={"help": "Processes that tokenize."})
+    preprocessing_num_workers: int | None = field(
+        default=None, metadata={"help": "Processes that tokenize. Default: this one."}
+    )
 
 
 @dataclass

@@ -162,7 +162,9 @@ class DataArguments(DatasetArguments):
     streaming: bool = field(
         default=False, metadata={"help": "Read while training, for text larger than the disk; needs max_steps."}
     )
-    preprocessing_num_workers: int | None = field(default=None, metadata={"help": "Processes that tokenize."})
+    preprocessing_num_workers: int | None = field(
+        default=None, metadata={"help": "Processes that tokenize. Default: this one."}
+    )
     bleu_tokenize: Literal[
         "13a", "zh", "none", "char", "intl", "ja-mecab", "ko-mecab", "flores101", "flores200", "spBLEU-1K"
     ] = field(

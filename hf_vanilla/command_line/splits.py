@@ -38,7 +38,7 @@ class DatasetArguments:
     """
 
     dataset_name: str | None = field(default=None, metadata={"help": "A dataset of the Hub, in place of files."})
-    dataset_config_name: str | None = field(default=None, metadata={"help": "Its configuration, such as de-en."})
+    dataset_config_name: str | None = field(default=None, metadata={"help": "Its configuration, if it has several."})
     dataset_revision: str | None = field(default=None, metadata={"help": "Its branch, tag or commit."})
     train_split: str = field(
         default="train",

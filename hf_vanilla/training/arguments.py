@@ -54,8 +54,8 @@ class PrecisionArguments(TrainingArguments):
     precision: Literal["fastest", "float32", "bfloat16"] | None = field(
         default=None,
         metadata={
-            "help": "Type of the products: fastest measures which is faster on this machine. --bf16 and --fp16 decide "
-            "if they are given. Default: float32."
+            "help": "Type of the matrix products: fastest measures which is faster on this machine. --bf16 and --fp16 "
+            "decide if they are given. Default: float32."
         },
     )
 
@@ -129,7 +129,7 @@ class PolicyArguments(PrecisionArguments):
         default=None,
         metadata={
             "help": "Three numbers, such as 1000 10 5: stop if the mean loss of the last 10 updates is above that of "
-            "the 1000 before by more than 5 standard deviations."
+            "the 1000 before by more than 5 standard deviations. Default: train on."
         },
     )
     on_disk_full: Literal["stop", "continue"] = field(
