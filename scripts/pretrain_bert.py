@@ -193,7 +193,8 @@ class PretrainingArguments(VanillaTrainingArguments):
     weight_decay: float = field(default=0.01, metadata={"help": "Weight decay, except for biases and norms."})
     logging_steps: float = field(default=50, metadata={"help": "Log the loss every this many updates."})
     adam_epsilon: float = field(default=1e-6, metadata={"help": "Adam's epsilon (the authors' code)."})
-    teacher_forcing_ratio: float = field(default=1.0, init=False)  # of translators
+    teacher_forcing_ratio: float = field(default=1.0, init=False)  # of translators, as the next
+    consistency_weight: float = field(default=0.0, init=False)
 
     def __post_init__(self):
         if self.output_dir is None:

@@ -161,7 +161,8 @@ class PretrainingArguments(VanillaTrainingArguments):
             "blocks of a stream with --separate_documents."
         },
     )
-    teacher_forcing_ratio: float = field(default=1.0, init=False)  # of translators
+    teacher_forcing_ratio: float = field(default=1.0, init=False)  # of translators, as the next
+    consistency_weight: float = field(default=0.0, init=False)
 
     def __post_init__(self):
         if self.output_dir is None:

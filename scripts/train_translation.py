@@ -427,7 +427,8 @@ def build_trainer(model, tokenizer, target_tokenizer, data, training_args, bleu_
         kwargs["compute_metrics"] = TranslationMetrics(
             target_tokenizer, tokenize=bleu_tokenize, num_examples=len(data["validation"])
         )
-    if training_args.max_tokens_per_batch is not None or training_args.teacher_forcing_ratio < 1:
+    changes_loss = training_args.teacher_forcing_ratio < 1 or training_args.consistency_weight > 0
+    if training_args.max_tokens_per_batch is not None or changes_loss:
         return VanillaTrainer(**kwargs)
     if training_args.lr_scheduler_type == "inverse_sqrt":
         kwargs["optimizers"] = paper_optimizers(model.to(training_args.device), training_args)

@@ -32,6 +32,7 @@ from ..models.checks import IGNORED_LABEL
 from ..models.self_contained import VanillaPreTrainedModel
 from .arguments import VanillaTrainingArguments, add_early_stopping
 from .checkpointing import VerifiedCheckpointTrainer
+from .consistency import ConsistencyLoss, twice
 from .policies import add_policies
 from .recipes import inverse_sqrt_schedule_from_one
 from .streaming import StreamedTraining, check_stream, stream_of_tokens
@@ -81,6 +82,7 @@ class VanillaTrainer(VerifiedCheckpointTrainer, Seq2SeqTrainer):
     - `lr_scheduler_type="inverse_sqrt"` counts its steps from 1 as the paper's formula does. The stock trainer counts
       from 0, so its first update has a learning rate of 0.
     - `teacher_forcing_ratio` below 1 feeds the decoder partly with the model's own predictions.
+    - `consistency_weight` above 0 trains by R-Drop: each pair twice, with like predictions under different dropout.
     - The default data collator is `DataCollatorForSeq2Seq` if `processing_class` is a tokenizer.
     - `early_stopping_patience` adds transformers' `EarlyStoppingCallback`.
     - A loss, gradient or weight that is nan or infinite stops the run before anything is saved. `on_nan="skip"` leaves
@@ -100,9 +102,10 @@ class VanillaTrainer(VerifiedCheckpointTrainer, Seq2SeqTrainer):
 
     Raises:
         TypeError: if `args` is not a `VanillaTrainingArguments`.
-        ValueError: if `max_tokens_per_batch` is set and the training data has no length and is no
-            `datasets.IterableDataset`, if a `TokenBudgetStream` is not for this process, or if more than one
-            `dataloader_num_workers` would read one.
+        ValueError: if `consistency_weight` is above 0 for a model other than a `VanillaTransformer`, if
+            `max_tokens_per_batch` is set and the training data has no length and is no `datasets.IterableDataset`,
+            if a `TokenBudgetStream` is not for this process, or if more than one `dataloader_num_workers` would read
+            one.
     """
 
     args: VanillaTrainingArguments
@@ -131,6 +134,8 @@ class VanillaTrainer(VerifiedCheckpointTrainer, Seq2SeqTrainer):
         super().__init__(model, args, data_collator, **kwargs)
         if data_collator is None and isinstance(self.processing_class, PreTrainedTokenizerBase):
             self.data_collator = DataCollatorForSeq2Seq(self.processing_class, model=self.model)
+        if args.consistency_weight > 0:
+            self.compute_loss_func = ConsistencyLoss(self.model.config, args.consistency_weight)
         self.add_callback(_EpochOfBatchSampler())
         add_policies(self)
         add_early_stopping(self)
@@ -335,6 +340,8 @@ class VanillaTrainer(VerifiedCheckpointTrainer, Seq2SeqTrainer):
     ) -> torch.Tensor | tuple[torch.Tensor, Any]:
         """Compute the loss as the stock trainer does, after scheduled sampling with `teacher_forcing_ratio` below 1.
 
+        With `consistency_weight` above 0 the model gets every pair twice, and [`ConsistencyLoss`] computes the loss.
+
         Args:
             model (`torch.nn.Module`): The model, wrapped or not.
             inputs (`dict`): Its arguments.
@@ -346,6 +353,9 @@ class VanillaTrainer(VerifiedCheckpointTrainer, Seq2SeqTrainer):
         """
         if model.training and self.args.teacher_forcing_ratio < 1.0:
             inputs = self._mix_predictions(model, inputs)
+        if self.args.consistency_weight > 0:  # the model gets no labels
+            inputs = self._with_decoder_inputs(model, inputs)
+            inputs = twice(inputs) if model.training else inputs
         if self._eval_loss is not None:
             # The mean over this batch, which `_TokenMeanLoss` weights.
             num_items_in_batch = None
@@ -353,20 +363,25 @@ class VanillaTrainer(VerifiedCheckpointTrainer, Seq2SeqTrainer):
 
     def _mix_predictions(self, model: torch.nn.Module, inputs: dict[str, Any]) -> dict[str, Any]:
         """Replace a share of `1 - teacher_forcing_ratio` of the decoder inputs by predictions of the model."""
-        labels = inputs["labels"]
-        gold = inputs.get("decoder_input_ids")
-        if gold is None:
-            gold = self.accelerator.unwrap_model(model).prepare_decoder_input_ids_from_labels(labels)
+        inputs = self._with_decoder_inputs(model, inputs)
+        labels, gold = inputs["labels"], inputs["decoder_input_ids"]
         first_pass = {name: value for name, value in inputs.items() if name != "labels"}
         model.eval()
         with torch.no_grad(), self.compute_loss_context_manager():
-            logits = model(**{**first_pass, "decoder_input_ids": gold, "use_cache": False}, return_dict=True).logits
+            logits = model(**{**first_pass, "use_cache": False}, return_dict=True).logits
         model.train()
         predicted = logits.argmax(dim=-1)[:, :-1]  # (batch, tgt_len - 1)
         is_replaced = torch.rand(predicted.shape, device=predicted.device) >= self.args.teacher_forcing_ratio
         is_replaced &= labels[:, :-1] != IGNORED_LABEL
         mixed = torch.cat((gold[:, :1], torch.where(is_replaced, predicted, gold[:, 1:])), dim=1)  # (batch, tgt_len)
         return {**inputs, "decoder_input_ids": mixed}
+
+    def _with_decoder_inputs(self, model: torch.nn.Module, inputs: dict[str, Any]) -> dict[str, Any]:
+        """Add what the decoder reads, if the collator did not."""
+        if inputs.get("decoder_input_ids") is not None:
+            return inputs
+        shift_right = self.accelerator.unwrap_model(model).prepare_decoder_input_ids_from_labels
+        return {**inputs, "decoder_input_ids": shift_right(inputs["labels"])}
 
     def evaluation_loop(
         self,
