@@ -6,12 +6,16 @@ each pair twice -> model -> two predictions of each token: mean of their cross-e
 from typing import Any
 
 import torch
-from torch import nn
 from transformers.configuration_utils import PreTrainedConfig
 
 from ..models.checks import has_label
+from ..models.chunked_loss import SmoothedTarget
 from ..models.configuration_vanilla_transformer import VanillaTransformerConfig
 from ..models.loss import cross_entropy_sum, mean_loss, smoothed_target
+
+
+# Number of logits of a prediction that are worked on at once: 1 MiB in float32.
+BLOCK_SIZE = 2**18
 
 
 class ConsistencyLoss:
@@ -54,14 +58,13 @@ class ConsistencyLoss:
             `torch.Tensor` of shape `()`: the loss in nats.
         """
         config, is_labelled = self.config, has_label(labels)
-        halves = outputs.logits.split(len(labels))
-        predictions = [half[is_labelled].float().log_softmax(-1) for half in halves]  # (tokens, vocab) each
-        smoothing = config.label_smoothing if len(halves) == 2 else 0.0
+        predictions = [half[is_labelled] for half in outputs.logits.split(len(labels))]  # (tokens, vocab) each
+        smoothing = config.label_smoothing if len(predictions) == 2 else 0.0
         target = smoothed_target(smoothing, config.label_smoothing_type, config.vocab_size, config.pad_token_id)
-        losses = [cross_entropy_sum(each, labels[is_labelled], target) for each in predictions]
-        loss_sum = torch.stack(losses).mean()
-        if len(halves) == 2:
-            loss_sum = loss_sum + self.weight / 2 * _divergence(*predictions)
+        if len(predictions) == 2:
+            loss_sum = _ConsistencySum.apply(*predictions, labels[is_labelled], target, self.weight)
+        else:
+            loss_sum = cross_entropy_sum(predictions[0], labels[is_labelled], target)
         return mean_loss(loss_sum, is_labelled.sum(), num_items_in_batch)
 
 
@@ -81,10 +84,46 @@ def twice(inputs: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _divergence(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
-    """Sum the Kullback-Leibler divergence of log-probabilities (tokens, vocab): the mean of both directions."""
-    there, back = (
-        nn.functional.kl_div(one, other, reduction="sum", log_target=True)
-        for one, other in ((first, second), (second, first))
-    )
-    return (there + back) / 2
+class _ConsistencySum(torch.autograd.Function):
+    """Sum the loss of tokens, and compute its gradient on the way, some tokens at a time.
+
+    With p and q the predictions, t the target, D = KL(p, q) + KL(q, p) and w the weight, the loss of a token is
+    (H(t, p) + H(t, q)) / 2 + w / 4 * D. D's gradient with respect to p's logits is
+    p - q + p * (log p - log q - KL(p, q)), and the same with p and q exchanged.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        first: torch.Tensor,
+        second: torch.Tensor,
+        token_ids: torch.Tensor,
+        target: SmoothedTarget,
+        weight: float,
+    ) -> torch.Tensor:
+        loss_sum = torch.zeros((), dtype=torch.float32, device=first.device)
+        gradients = torch.empty_like(first), torch.empty_like(second)
+        for rows in torch.arange(len(first)).split(max(1, BLOCK_SIZE // first.shape[1])):
+            block = slice(int(rows[0]), int(rows[-1]) + 1)
+            log_p, log_q = (logits[block].float().log_softmax(-1) for logits in (first, second))  # (rows, vocab)
+            p, q, difference = log_p.exp(), log_q.exp(), log_p - log_q
+            wanted = torch.full_like(p, target.other_probability)
+            if target.excluded_id >= 0:
+                wanted[:, target.excluded_id] = 0.0
+            true_ids = token_ids[block, None]
+            wanted.scatter_add_(
+                1, true_ids, p.new_full(true_ids.shape, target.true_probability - target.other_probability)
+            )
+            from_p, from_q = (p * difference).sum(-1, keepdim=True), -(q * difference).sum(-1, keepdim=True)  # KL
+            loss_sum += -(wanted * (log_p + log_q)).sum() / 2 - len(rows) * target.entropy
+            loss_sum += weight / 4 * (from_p + from_q).sum()
+            gradients[0][block] = (p - wanted) / 2 + weight / 4 * (p - q + p * (difference - from_p))
+            gradients[1][block] = (q - wanted) / 2 + weight / 4 * (q - p - q * (difference + from_q))
+        ctx.save_for_backward(*gradients)
+        return loss_sum
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad_output: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        first, second = ctx.saved_tensors
+        return first * grad_output, second * grad_output, None, None, None

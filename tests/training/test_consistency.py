@@ -3,7 +3,7 @@ import torch
 from tiny_translation import tiny_collator, tiny_model, tiny_pairs
 from transformers import BertConfig, BertForMaskedLM
 
-from hf_vanilla.training import VanillaTrainer, VanillaTrainingArguments
+from hf_vanilla.training import VanillaTrainer, VanillaTrainingArguments, consistency
 
 
 def make_trainer(folder, model, **changes):
@@ -24,11 +24,12 @@ def loss_and_gradients(trainer, batch, **options):
     return loss.detach(), torch.autograd.grad(loss, tuple(trainer.model.parameters()))
 
 
-def test_loss_is_the_mean_cross_entropy_and_the_weighted_divergence(tmp_path):
+def test_loss_is_the_mean_cross_entropy_and_the_weighted_divergence(tmp_path, monkeypatch):
     model = tiny_model(dropout=0.3, label_smoothing=0.0)
     trainer = make_trainer(tmp_path, model, consistency_weight=5.0)
     batch = batch_of(trainer)
-    actual, _ = loss_and_gradients(trainer, batch, num_items_in_batch=torch.tensor(11))
+    monkeypatch.setattr(consistency, "BLOCK_SIZE", 3 * model.config.vocab_size)  # three tokens at once
+    actual, gradients = loss_and_gradients(trainer, batch, num_items_in_batch=torch.tensor(11))
 
     torch.manual_seed(3)
     names = ("input_ids", "attention_mask", "decoder_input_ids")
@@ -41,11 +42,14 @@ def test_loss_is_the_mean_cross_entropy_and_the_weighted_divergence(tmp_path):
         expected -= (one[token].log() + other[token].log()) / 2
         expected += 5 / 4 * ((one - other) * (one.log() - other.log())).sum()
     torch.testing.assert_close(actual.double(), expected.detach() / 11, rtol=1e-5, atol=1e-6)
+    for gradient, plain in zip(gradients, torch.autograd.grad(expected / 11, tuple(model.parameters())), strict=True):
+        torch.testing.assert_close(gradient, plain, rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize("gives_decoder_inputs", [True, False], ids=["from collator", "from labels"])
-def test_without_dropout_it_is_the_plain_loss(tmp_path, gives_decoder_inputs):
-    model = tiny_model(dropout=0.0, label_smoothing=0.1)
+@pytest.mark.parametrize("smoothing_type", ["uniform", "t2t", "annotated"])
+def test_without_dropout_it_is_the_plain_loss(tmp_path, smoothing_type, gives_decoder_inputs):
+    model = tiny_model(dropout=0.0, label_smoothing=0.1, label_smoothing_type=smoothing_type)
     trainers = [make_trainer(tmp_path, model, consistency_weight=weight) for weight in (5.0, 0.0)]
     batch = batch_of(trainers[0])
     if not gives_decoder_inputs:
