@@ -21,6 +21,7 @@ Departures from transformers' beam search: none in the results, unless fewer con
 transformers continues with copies of a beam at a score of -1e9; here such beams are dropped.
 """
 
+import itertools
 import math
 from dataclasses import dataclass
 from functools import partial
@@ -68,6 +69,9 @@ RUN_LENGTH = 64
 BLOCK_SIZE = 2**18
 # Share of finished sentences at which they are dropped: dropping copies all others.
 DROPPED_SHARE = 1 / 8
+# Steps from one question of how many sentences are finished to the next. An accelerator waits for each answer.
+STEPS_BETWEEN_CHECKS = 1
+STEPS_BETWEEN_CHECKS_OF_ACCELERATORS = 8
 
 SearchOutput: TypeAlias = GenerateBeamEncoderDecoderOutput | GenerateBeamDecoderOnlyOutput
 
@@ -300,26 +304,30 @@ class _Beams:
 def _search(decoder: BeamDecoder, beams: _Beams, options: _Options, record: "_Record") -> list[_Beams]:
     """Search until no sentence can improve. Return all sentences, in groups that finished together.
 
-    Each step synchronizes with an accelerator once, to read the number of open sentences; the decoder sometimes does,
-    too.
+    An accelerator is waited for every few steps, to read the number of open sentences; the decoder sometimes does so,
+    too. Steps after the last sentence is finished change no hypothesis.
     """
     finished: list[_Beams] = []
+    is_accelerated = beams.scores.device.type != "cpu" and options.is_bare and record.streamer is None
+    between_checks = STEPS_BETWEEN_CHECKS_OF_ACCELERATORS if is_accelerated else STEPS_BETWEEN_CHECKS
     logits = decoder.start()
-    while True:
+    for step in itertools.count(1):
         log_probs, normalizers = _log_probs(logits, beams, options, record)
         scores = beams.scores[:, : log_probs.shape[1]]
         _advance(beams, best_continuations(log_probs, normalizers, scores, options.candidates), options, record)
         record.stream(beams)
-        is_open = beams.is_open
-        closed = len(is_open) - int(is_open.sum())
-        if closed == len(is_open):
-            return [*finished, beams]
-        if decoder.can_drop and options.is_bare and closed >= len(is_open) * DROPPED_SHARE:
-            order = is_open.byte().argsort(stable=True)  # indices, as a boolean mask would synchronize
-            finished.append(beams.select(order[:closed]))
-            beams = beams.select(order[closed:])
-            decoder.keep(order[closed:])
+        if step % between_checks == 0 or beams.length >= options.max_length:
+            is_open = beams.is_open
+            closed = len(is_open) - int(is_open.sum())
+            if closed == len(is_open):
+                break
+            if decoder.can_drop and options.is_bare and closed >= len(is_open) * DROPPED_SHARE:
+                order = is_open.byte().argsort(stable=True)  # indices, as a boolean mask would synchronize
+                finished.append(beams.select(order[:closed]))
+                beams = beams.select(order[closed:])
+                decoder.keep(order[closed:])
         logits = decoder.step(beams.sequences, beams.parents)
+    return [*finished, beams]
 
 
 def _log_probs(

@@ -1,6 +1,7 @@
 """Beam search against transformers' own, against all sequences of a tiny vocabulary, and against itself row by row."""
 
 import copy
+import importlib
 import itertools
 from functools import partial
 
@@ -395,6 +396,20 @@ def test_step_synchronizes_with_an_accelerator_once(model, inputs, options, leas
     assert least_reused <= len(reused) < 6
     # Each step reads the number of open sentences, or also of slots to keep; the last also the longest sequence.
     assert count.counts == [1 + reused.count(step) for step in range(1, 20)] + [2]
+
+
+@pytest.mark.parametrize("steps", [3, 8])
+@pytest.mark.parametrize("name", ["default", "n-best", "never stops early", "max_length", "suppress_tokens", "no end"])
+def test_rare_questions_of_what_is_finished_change_nothing(model, inputs, name, steps, monkeypatch):
+    options = {"num_beams": 4, "max_new_tokens": None if name == "max_length" else 20, **OPTIONS[name]}
+    expected = search(model, inputs, **options)
+    module = importlib.import_module("hf_vanilla.generation.beam_search")
+    monkeypatch.setattr(module, "STEPS_BETWEEN_CHECKS", steps)  # as for an accelerator
+    model = copy.deepcopy(model)
+    with CountWaits(model.lm_head) as count:
+        assert_same(search(model, inputs, **options), expected)
+    silent = min(steps, len(count.counts)) - 1  # later, slots are reused, too
+    assert count.counts[:silent] == [0] * silent
 
 
 def test_row_does_not_depend_on_the_batch(model, inputs):
