@@ -233,11 +233,10 @@ def eager_attention_forward(
     if attention_mask is None and query.shape[2] > 1 and (module.is_causal if is_causal is None else is_causal):
         attention_mask = torch.ones(query.shape[2], key.shape[2], dtype=torch.bool, device=query.device)
         attention_mask = attention_mask.tril(key.shape[2] - query.shape[2])
-    if attention_mask is not None:
-        if attention_mask.dtype == torch.bool:
-            scores = scores.masked_fill(~attention_mask, torch.finfo(scores.dtype).min)
-        else:
-            scores = scores + attention_mask
+    if attention_mask is not None and attention_mask.dtype == torch.bool:
+        scores = scores.masked_fill(~attention_mask, torch.finfo(scores.dtype).min)
+    elif attention_mask is not None:
+        scores = scores + attention_mask
     weights = nn.functional.softmax(scores, dim=-1)
     kept = drop(weights, dropout, module.training).to(value.dtype)
     return torch.matmul(kept, value).transpose(1, 2), weights  # the output as (batch, query_len, heads, d_v)
