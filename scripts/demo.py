@@ -161,7 +161,7 @@ def show_results(test, translations: list[str]) -> float:
 def main() -> None:
     """Generate the corpus, train, show results, save, reload and draw."""
     (arguments,) = parse_arguments(DemoArguments, description=__doc__)
-    torch.set_num_threads(1)  # more would gain little with so small a model, and wait long for a core that is busy
+    torch.set_num_threads(1)  # two are half as fast again on a quiet machine, and far slower where a core is busy
     if arguments.reload_from is not None:
         model = AutoModelForSeq2SeqLM.from_pretrained(arguments.reload_from)
         tokenizer = AutoTokenizer.from_pretrained(arguments.reload_from)

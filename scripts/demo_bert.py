@@ -89,7 +89,7 @@ def train(model, tokenizer, phases, held_out, arguments: DemoArguments) -> Pretr
 def main() -> None:
     """Read the text, train, evaluate, save, reload and fill masks."""
     (arguments,) = parse_arguments(DemoArguments, description=__doc__)
-    torch.set_num_threads(1)  # more would gain little with so small a model, and wait long for a core that is busy
+    torch.set_num_threads(1)  # two are half as fast again on a quiet machine, and far slower where a core is busy
     logging.set_verbosity_error()
     set_seed(arguments.seed)
     texts = python_documentation(arguments.documents)

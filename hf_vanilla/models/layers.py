@@ -41,8 +41,8 @@ from .packing import Mask, Packing, attend_across, cross_layout, gather_outputs,
 
 
 # Up to this many keys, in training on a CPU, two matrix products and a softmax are faster than
-# `scaled_dot_product_attention`, whose backward pass is made for long sequences. With dropout they always are, as no
-# fused kernel of a CPU has it.
+# `scaled_dot_product_attention`, whose backward pass is made for long sequences. With dropout, which no fused kernel
+# of a CPU has, they are at any length in 16 bits.
 SHORT_SEQUENCE = 256
 
 
@@ -294,7 +294,8 @@ class MultiHeadAttention(nn.Module):
         # Asks for training, not for gradients: a checkpointed layer runs once without them and once with them, and
         # must draw the same dropout both times.
         rate = attention_dropout_rate(self)
-        is_slow = self.training and key.device.type == "cpu" and (rate > 0 or key.shape[2] <= SHORT_SEQUENCE)
+        is_slow = key.shape[2] <= SHORT_SEQUENCE or (rate > 0 and key.dtype.itemsize < 4)
+        is_slow = is_slow and self.training and key.device.type == "cpu"
         if implementation == "sdpa" and (is_slow or 0 in query.shape or 0 in key.shape):
             kernel = eager_attention_forward
         output, weights = kernel(self, query, key, value, attention_mask, dropout=rate, scaling=self.scaling, **kwargs)

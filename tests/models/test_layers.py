@@ -177,8 +177,12 @@ def test_torch_kernel_equals_loops(always_sdpa, kind):
 
 
 def test_short_sequences_and_dropout_skip_the_torch_kernel_in_training(always_sdpa, monkeypatch):
-    module = random_module(SelfAttention(config_for("sdpa", attention_dropout=0.1))).train()
-    module(random_states(2, 8, 16))
+    module = random_module(SelfAttention(config_for("sdpa", attention_dropout=0.1))).bfloat16().train()
+    module(random_states(2, 8, 16).bfloat16())
+    assert always_sdpa == []
+    module.double()(random_states(2, 8, 16))
+    assert always_sdpa == [(2, 4, 8, 3)]
+    always_sdpa.clear()
     module = random_module(SelfAttention(config_for("sdpa"))).train()
     monkeypatch.setattr(layers, "SHORT_SEQUENCE", 7)
     module(random_states(2, 7, 16))
