@@ -215,7 +215,7 @@ class VanillaTrainingArguments(EarlyStoppingArguments, Seq2SeqTrainingArguments)
             the gold tokens (1.0).
         consistency_weight (`float`, *optional*, defaults to 0.0): Weight of the divergence between two predictions of
             each token under different dropout ([`~hf_vanilla.training.consistency.ConsistencyLoss`]). Above 0, each
-            pair is computed twice, in about three times the time. Of encoder-decoders.
+            pair is computed twice. Of encoder-decoders.
         logging_nan_inf_filter (`bool`, *optional*, defaults to `False`): As in `TrainingArguments`, but off:
             [`~hf_vanilla.training.StopOnNaNCallback`], which is part of [`VanillaTrainer`], stops at a loss that is
             not finite, and does not see a filtered one. Off also saves a device synchronisation per step. Always on
@@ -278,7 +278,7 @@ class VanillaTrainingArguments(EarlyStoppingArguments, Seq2SeqTrainingArguments)
         default=0.0,
         metadata={
             "help": "R-Drop: compute each pair twice, and add the divergence of both predictions with this weight, "
-            "such as 5. For little data and long trainings; an update takes about three times as long."
+            "such as 5, as the paper does for translation."
         },
     )
     logging_nan_inf_filter: bool = field(
