@@ -45,7 +45,7 @@ class VanillaGptConfig(SelfContainedConfig):
         num_attention_heads (`int`, defaults to 12): Attention heads.
         intermediate_size (`int`, *optional*, defaults to `4 * hidden_size`): Inner width of the feed-forward networks.
         hidden_act (`str`, defaults to `"gelu_pytorch_tanh"`): Activation, a name of transformers' `ACT2FN`; the
-            default is the authors' approximation of GELU, as `gelu_new` is, in a third of its time.
+            default is the authors' approximation of GELU, as `gelu_new` is, in less than half of its time.
         hidden_dropout_prob (`float`, defaults to 0.1): Dropout on embeddings and on each sub-layer's output.
         attention_probs_dropout_prob (`float`, defaults to 0.1): Dropout on attention weights.
         max_position_embeddings (`int`, defaults to 512): Rows of the learned position table.

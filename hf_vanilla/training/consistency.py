@@ -103,8 +103,9 @@ class _ConsistencySum(torch.autograd.Function):
     ) -> torch.Tensor:
         loss_sum = torch.zeros((), dtype=torch.float32, device=first.device)
         gradients = torch.empty_like(first), torch.empty_like(second)
-        for rows in torch.arange(len(first)).split(max(1, BLOCK_SIZE // first.shape[1])):
-            block = slice(int(rows[0]), int(rows[-1]) + 1)
+        step = max(1, BLOCK_SIZE // first.shape[1])
+        for start in range(0, len(first), step):
+            block = slice(start, start + step)
             log_p, log_q = (logits[block].float().log_softmax(-1) for logits in (first, second))  # (rows, vocab)
             p, q, difference = log_p.exp(), log_q.exp(), log_p - log_q
             wanted = torch.full_like(p, target.other_probability)
@@ -115,7 +116,7 @@ class _ConsistencySum(torch.autograd.Function):
                 1, true_ids, p.new_full(true_ids.shape, target.true_probability - target.other_probability)
             )
             from_p, from_q = (p * difference).sum(-1, keepdim=True), -(q * difference).sum(-1, keepdim=True)  # KL
-            loss_sum += -(wanted * (log_p + log_q)).sum() / 2 - len(rows) * target.entropy
+            loss_sum += -(wanted * (log_p + log_q)).sum() / 2 - len(p) * target.entropy
             loss_sum += weight / 4 * (from_p + from_q).sum()
             gradients[0][block] = (p - wanted) / 2 + weight / 4 * (p - q + p * (difference - from_p))
             gradients[1][block] = (q - wanted) / 2 + weight / 4 * (q - p - q * (difference + from_q))

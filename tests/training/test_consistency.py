@@ -63,6 +63,14 @@ def test_without_dropout_it_is_the_plain_loss(tmp_path, smoothing_type, gives_de
     assert losses[0] == pytest.approx(losses[1], rel=1e-5)
 
 
+def test_batch_without_labels_has_zero_loss_and_gradients(tmp_path):
+    trainer = make_trainer(tmp_path, tiny_model(dropout=0.3), consistency_weight=5.0)
+    batch = batch_of(trainer)
+    loss, gradients = loss_and_gradients(trainer, {**batch, "labels": torch.full_like(batch["labels"], -100)})
+    assert loss == 0
+    assert not any(gradient.any() for gradient in gradients)
+
+
 def test_training_brings_the_predictions_together(tmp_path):
     def divergence(weight):
         trainer = make_trainer(
