@@ -23,9 +23,7 @@ _NATIVE_FIELDS = {
     "layer_norm_epsilon": "layer_norm_eps",
     "summary_first_dropout": "classifier_dropout",
 }
-# What transformers computes for two values of `afn`, and `gelu_new` in one pass.
-_OPENAI_ACTIVATIONS = {"gelu": "gelu_pytorch_tanh", "swish": "silu"}
-_GPT2_ACTIVATIONS = {"gelu_new": "gelu_pytorch_tanh"}
+_OPENAI_ACTIVATIONS = {"gelu": "gelu_new", "swish": "silu"}  # what transformers computes for two values of `afn`
 _PLAIN_GPT2 = {
     "scale_attn_weights": True,
     "scale_attn_by_inverse_layer_idx": False,
@@ -44,8 +42,8 @@ class VanillaGptConfig(SelfContainedConfig):
         num_hidden_layers (`int`, defaults to 12): Layers.
         num_attention_heads (`int`, defaults to 12): Attention heads.
         intermediate_size (`int`, *optional*, defaults to `4 * hidden_size`): Inner width of the feed-forward networks.
-        hidden_act (`str`, defaults to `"gelu_pytorch_tanh"`): Activation, a name of transformers' `ACT2FN`; the
-            default is the authors' approximation of GELU, as `gelu_new` is, in less than half of its time.
+        hidden_act (`str`, defaults to `"gelu_new"`): Activation, a name of transformers' `ACT2FN`; the default is the
+            authors' approximation of GELU.
         hidden_dropout_prob (`float`, defaults to 0.1): Dropout on embeddings and on each sub-layer's output.
         attention_probs_dropout_prob (`float`, defaults to 0.1): Dropout on attention weights.
         max_position_embeddings (`int`, defaults to 512): Rows of the learned position table.
@@ -80,7 +78,7 @@ class VanillaGptConfig(SelfContainedConfig):
     model_type = "vanilla_gpt"
     native_types = {
         "openai-gpt": NativeType(_NATIVE_FIELDS, _OPENAI_ACTIVATIONS, _PLAIN_GPT2, {"norm_position": "post"}),
-        "gpt2": NativeType(_NATIVE_FIELDS, _GPT2_ACTIVATIONS, _PLAIN_GPT2, {"norm_position": "pre"}),
+        "gpt2": NativeType(_NATIVE_FIELDS, fixed=_PLAIN_GPT2, implied={"norm_position": "pre"}),
     }
     keys_to_ignore_at_inference = ["past_key_values"]
 
@@ -106,7 +104,7 @@ class VanillaGptConfig(SelfContainedConfig):
     num_hidden_layers: int = 12
     num_attention_heads: int = 12
     intermediate_size: int | None = None
-    hidden_act: str = "gelu_pytorch_tanh"
+    hidden_act: str = "gelu_new"
     hidden_dropout_prob: float | int = 0.1
     attention_probs_dropout_prob: float | int = 0.1
     max_position_embeddings: int = 512

@@ -472,7 +472,8 @@ class PositionwiseFeedForward(nn.Module):
         super().__init__()
         self.fc1 = nn.Linear(config.hidden_size, config.intermediate_size)
         self.fc2 = nn.Linear(config.intermediate_size, config.hidden_size)
-        self.activation = ACT2FN[config.hidden_act]
+        # the same function in one pass, which takes less than half of the time
+        self.activation = ACT2FN["gelu_pytorch_tanh" if config.hidden_act == "gelu_new" else config.hidden_act]
         self.dropout = config.activation_dropout
 
     def forward(self, hidden_states: Tensor) -> Tensor:

@@ -124,7 +124,7 @@ def test_fields_of_transformers_configs_are_read(norm, tmp_path):
     assert config.norm_position == norm
     assert (config.attention_probs_dropout_prob, config.hidden_dropout_prob) == (0.3, 0.0)
     assert (config.classifier_dropout, config.layer_norm_eps, config.max_position_embeddings) == (0.2, 1e-3, 19)
-    assert (config.hidden_act, config.intermediate_size) == ("gelu_pytorch_tanh", 48 if norm == "post" else 20)
+    assert (config.hidden_act, config.intermediate_size) == ("gelu_new", 48 if norm == "post" else 20)
     fields = json.loads((tmp_path / "config.json").read_text())
     others = {"embd_pdrop": 0.5, "scale_attn_by_inverse_layer_idx": True, "add_cross_attention": True}
     for name, value in others.items():
