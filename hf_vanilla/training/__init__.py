@@ -27,6 +27,7 @@ from .finetuning import (
     train_with_seeds,
 )
 from .grid_search import PAPER_GRID, search_settings
+from .muon import MuonWithAdamW
 from .policies import BatchWatcher, NaNPolicyCallback, StopOnDivergenceCallback, add_policies
 from .pretraining import (
     Phase,
@@ -82,6 +83,7 @@ __all__ = [
     "FinetuningArguments",
     "FinetuningTask",
     "ManifestCallback",
+    "MuonWithAdamW",
     "NaNPolicyCallback",
     "OrderedEvaluationTrainer",
     "Phase",

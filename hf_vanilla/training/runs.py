@@ -56,6 +56,7 @@ SEMANTIC_ARGUMENTS = (
     "warmup_steps",
     "optim",
     "optim_args",
+    "muon",
     "weight_decay",
     "adam_beta1",
     "adam_beta2",

@@ -1,0 +1,115 @@
+"""Muon for the matrices of the layers, AdamW for all else, as one optimizer.
+
+    matrix of a layer    momentum of its gradients, orthogonalized: all directions are learned equally fast
+    all else             AdamW: embeddings, biases, norms, heads
+
+A miniature learns as much in fewer updates. An update costs some products of each matrix with itself, which a large
+batch pays for.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.distributed.tensor import DTensor
+from torch.optim import AdamW, Muon
+from transformers import Trainer
+
+from .arguments import VanillaTrainingArguments
+
+
+# Learning rate of the matrices over that of all else. Muon's updates are scaled to the size of Adam's.
+MATRIX_RATE = 2.0
+
+
+class MuonWithAdamW(torch.optim.Optimizer):
+    """torch's `Muon` and `AdamW`, each for its parameters; state, schedule and checkpoints are those of one optimizer.
+
+    Args:
+        muon (`torch.optim.Muon`): The optimizer of the matrices.
+        adamw (`torch.optim.AdamW`): The optimizer of all other parameters.
+
+    Source: Jordan et al. 2024, "Muon: An optimizer for hidden layers in neural networks"; the size of the updates is
+    that of Liu et al. 2025, "Muon is Scalable for LLM Training".
+    """
+
+    def __init__(self, muon: Muon, adamw: AdamW) -> None:
+        self.optimizers = (muon, adamw)
+        super().__init__([*muon.param_groups, *adamw.param_groups], {})
+        self._share()
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Take a state, as `load_state_dict` does, for both optimizers."""
+        super().__setstate__(state)
+        self._share()
+
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+        """Update all parameters.
+
+        Args:
+            closure (`Callable`, *optional*): Computes the loss and its gradients again.
+
+        Returns:
+            `float`, *optional*: what the closure returned.
+        """
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for optimizer in self.optimizers:
+            optimizer.step()
+        return loss
+
+    def _share(self) -> None:
+        """Let both optimizers have their groups and the state of this one."""
+        first = 0
+        for optimizer in self.optimizers:
+            last = first + len(optimizer.param_groups)
+            optimizer.param_groups, first = self.param_groups[first:last], last
+            optimizer.state = self.state
+
+
+def create_muon(model: torch.nn.Module, args: VanillaTrainingArguments, decayed: list[str]) -> MuonWithAdamW:
+    """Create the optimizer of a model.
+
+    Args:
+        model (`torch.nn.Module`): The model. Its matrices are the weights of the linear maps in its `ModuleList`s.
+        args (`VanillaTrainingArguments`): With learning rate, weight decay and Adam's settings.
+        decayed (`list[str]`): Names of the parameters with weight decay.
+
+    Returns:
+        [`MuonWithAdamW`]: the optimizer.
+
+    Raises:
+        ValueError: if no matrix is trained, or the parameters are sharded.
+    """
+    stacks = [module for module in model.modules() if isinstance(module, torch.nn.ModuleList)]
+    linears = [module for stack in stacks for module in stack.modules() if isinstance(module, torch.nn.Linear)]
+    weights = {linear.weight for linear in linears}
+    matrices: list[torch.nn.Parameter] = []
+    others: dict[bool, list[torch.nn.Parameter]] = {True: [], False: []}
+    for name, parameter in model.named_parameters():
+        if isinstance(parameter, DTensor):
+            raise ValueError(f"`muon` needs whole parameters, but {name} is sharded; train without one of the two.")
+        if parameter.requires_grad:
+            (matrices if parameter in weights else others[name in decayed]).append(parameter)
+    if not matrices:
+        raise ValueError("`muon` needs a model with layers to train, but no matrix of a layer is trained.")
+    adam_settings: Any = Trainer.get_optimizer_cls_and_kwargs(args, model)[1]
+    adam_settings.pop("lr")
+    return MuonWithAdamW(
+        Muon(
+            matrices,
+            args.learning_rate * MATRIX_RATE,
+            args.weight_decay,
+            adjust_lr_fn="match_rms_adamw",
+        ),
+        AdamW(
+            [
+                {"params": others[True], "weight_decay": args.weight_decay},
+                {"params": others[False], "weight_decay": 0.0},
+            ],
+            args.learning_rate,
+            **adam_settings,
+        ),
+    )
