@@ -112,6 +112,7 @@ class VanillaTrainer(VerifiedCheckpointTrainer, Seq2SeqTrainer):
 
     args: VanillaTrainingArguments
     lr_scheduler: Any
+    optimizer: Any
     compute_metrics: Any
 
     def __init__(
