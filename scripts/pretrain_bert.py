@@ -64,6 +64,7 @@ from hf_vanilla.training import (
     WarmupWarning,
     begin_run,
     folder_of_tokenizer,
+    initialize_from_examples,
     lock_run_folder,
     main_process_first,
     plan_phases,
@@ -102,6 +103,13 @@ class ModelArguments:
     hidden_dropout_prob: float | None = field(default=None, metadata={"help": "Dropout rate; the paper's is 0.1."})
     attention_probs_dropout_prob: float | None = field(
         default=None, metadata={"help": "Dropout rate of attention weights; the paper's is 0.1."}
+    )
+    initial_embeddings: Literal["random", "examples"] = field(
+        default="random",
+        metadata={
+            "help": "How the embeddings of a new model start: random, as in the paper, or from the examples: words "
+            "from what stands beside them, positions as sinusoids. A small model then learns much faster at first."
+        },
     )
     no_next_sentence_prediction: bool = field(default=False, metadata={"help": "Train on masked tokens only."})
     tokenizer_name_or_path: str | None = field(
@@ -245,6 +253,11 @@ def get_tokenizer(arguments: ModelArguments, documents, output_dir: Path, saved_
 def adapt_to_phases(model_args: ModelArguments, data_args: DataArguments, training_args: PretrainingArguments) -> None:
     """Check the options of the phases together with those of model and trainer, and set what follows from them."""
     check_phases(data_args)
+    if model_args.initial_embeddings != "random" and model_args.model_name_or_path is not None:
+        raise ValueError(
+            f"`initial_embeddings` ({model_args.initial_embeddings}) is for a new model, but `model_name_or_path` has "
+            "learned its own; leave one of the two out."
+        )
     if data_args.new_positions != "random" and model_args.model_name_or_path is not None:
         raise ValueError(
             f"`new_positions` ({data_args.new_positions}) is for a new model, but that of `model_name_or_path` "
@@ -398,6 +411,8 @@ def train(model_args: ModelArguments, data_args: DataArguments, training_args: P
     # 2. model and trainer
     model = get_model(model_args, tokenizer, max(data_args.phase_lengths))
     logger.info(f"{model.num_parameters():,} parameters, vocabulary {model.config.vocab_size:,}")
+    if model_args.initial_embeddings == "examples" and checkpoint is None:
+        initialize_from_examples(model, phases[-1].dataset, training_args.seed)
     metrics = PretrainingMetrics()
     if data_args.whole_word_mask:
         training_args.remove_unused_columns = False

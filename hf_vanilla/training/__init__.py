@@ -27,6 +27,7 @@ from .finetuning import (
     train_with_seeds,
 )
 from .grid_search import PAPER_GRID, search_settings
+from .initialization import initialize_from_examples
 from .muon import MuonWithAdamW
 from .policies import BatchWatcher, NaNPolicyCallback, StopOnDivergenceCallback, add_policies
 from .pretraining import (
@@ -114,6 +115,7 @@ __all__ = [
     "folder_of_tokenizer",
     "gpt_training_arguments",
     "has_all_updates",
+    "initialize_from_examples",
     "inverse_sqrt_schedule_from_one",
     "is_finished",
     "last_checkpoints",
