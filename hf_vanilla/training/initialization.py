@@ -9,6 +9,7 @@ takes 800 from random embeddings.
 """
 
 import math
+from typing import Any
 
 import numpy as np
 import torch
@@ -64,7 +65,8 @@ def initialize_from_examples(
     positions = embeddings.position_embeddings.weight
     places = torch.arange(len(positions))[None]
     positions.copy_(size * math.sqrt(2) * sinusoidal_positions(places, width, "sinusoidal")[0])
-    model.cls.predictions.bias.copy_(((counts + 0.5) / counts.sum()).log())
+    predictions: Any = model.cls.predictions
+    predictions.bias.copy_(((counts + 0.5) / counts.sum()).log())
     logger.info(
         f"Embeddings of {int((counts > 0).sum()):,} words start from their neighbours in {len(examples):,} examples."
     )
@@ -94,8 +96,9 @@ def _count(examples: Dataset, vocab_size: int) -> tuple[torch.Tensor, torch.Tens
     total = np.bincount(word, weights=joint, minlength=vocab_size)
     smoothed = total**0.75  # else rare neighbours say most
     values = np.maximum(np.log(joint * smoothed.sum() / (total[word] * smoothed[neighbour])), 0)
+    indices = torch.from_numpy(np.stack((word, neighbour)))
     information = torch.sparse_coo_tensor(
-        np.stack((word, neighbour)), values, (vocab_size,) * 2, dtype=torch.float32, check_invariants=True
+        indices, torch.from_numpy(values).float(), (vocab_size, vocab_size), check_invariants=True
     )
     return information.coalesce(), torch.from_numpy(np.bincount(words[is_word], minlength=vocab_size))
 
