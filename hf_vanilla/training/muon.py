@@ -26,16 +26,16 @@ class MuonWithAdamW(torch.optim.Optimizer):
     """torch's `Muon` and `AdamW`, each for its parameters; state, schedule and checkpoints are those of one optimizer.
 
     Args:
+        adamw (`torch.optim.AdamW`): The optimizer of all other parameters, whose learning rate the trainer logs.
         muon (`torch.optim.Muon`): The optimizer of the matrices.
-        adamw (`torch.optim.AdamW`): The optimizer of all other parameters.
 
     Source: Jordan et al. 2024, "Muon: An optimizer for hidden layers in neural networks"; the size of the updates is
     that of Liu et al. 2025, "Muon is Scalable for LLM Training".
     """
 
-    def __init__(self, muon: Muon, adamw: AdamW) -> None:
-        self.optimizers = (muon, adamw)
-        super().__init__([*muon.param_groups, *adamw.param_groups], {})
+    def __init__(self, adamw: AdamW, muon: Muon) -> None:
+        self.optimizers = (adamw, muon)
+        super().__init__([*adamw.param_groups, *muon.param_groups], {})
         self._share()
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -97,19 +97,9 @@ def create_muon(model: torch.nn.Module, args: VanillaTrainingArguments, decayed:
         raise ValueError("`muon` needs a model with layers to train, but no matrix of a layer is trained.")
     adam_settings: Any = Trainer.get_optimizer_cls_and_kwargs(args, model)[1]
     adam_settings.pop("lr")
-    return MuonWithAdamW(
-        Muon(
-            matrices,
-            args.learning_rate * MATRIX_RATE,
-            args.weight_decay,
-            adjust_lr_fn="match_rms_adamw",
-        ),
-        AdamW(
-            [
-                {"params": others[True], "weight_decay": args.weight_decay},
-                {"params": others[False], "weight_decay": 0.0},
-            ],
-            args.learning_rate,
-            **adam_settings,
-        ),
-    )
+    groups = [
+        {"params": others[True], "weight_decay": args.weight_decay},
+        {"params": others[False], "weight_decay": 0.0},
+    ]
+    muon = Muon(matrices, args.learning_rate * MATRIX_RATE, args.weight_decay, adjust_lr_fn="match_rms_adamw")
+    return MuonWithAdamW(AdamW(groups, args.learning_rate, **adam_settings), muon)

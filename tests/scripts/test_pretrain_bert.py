@@ -133,6 +133,19 @@ def test_phases_have_rates_new_positions_and_validation_of_their_own(corpus, tmp
     assert rates == pytest.approx(expected, abs=1e-9)
 
 
+def test_embeddings_from_the_examples_and_muon(run_dir, corpus, tmp_path):
+    plain = [*files_and_steps(corpus), "--max_steps", 1, "--learning_rate", 1e-9, "--output_dir"]
+    options = ["--initial_embeddings", "examples", "--muon"]
+    train_and_resume(SCRIPT, [*files_and_steps(corpus), *options, "--output_dir", tmp_path / "run"], tmp_path / "run")
+    state = json.loads((tmp_path / "run" / "trainer_state.json").read_text())
+    assert state["global_step"] == 10
+    assert run(SCRIPT, *plain, tmp_path / "start", *options).returncode == 0
+    measured = [json.loads((tmp_path / name / "eval_results.json").read_text()) for name in ("start", "run")]
+    assert measured[1]["eval_mlm_loss"] < measured[0]["eval_mlm_loss"]
+    bias = load_file(tmp_path / "start" / "model.safetensors")["cls.predictions.bias"]
+    assert bias.exp().sum() == pytest.approx(1, abs=0.1)  # frequencies
+
+
 def test_further_pretraining_without_next_sentences(run_dir, corpus, tmp_path):
     output_dir = tmp_path / "domain"
     options = [option for option in TINY[8:] if option not in ("--vocab_size", "90")]
@@ -169,6 +182,10 @@ def test_further_pretraining_without_next_sentences(run_dir, corpus, tmp_path):
             "`phases` must have warm-ups from 0 to their numbers of updates, got 3 of 0",
         ),
         (["--new_positions", "repeat", "--model_name_or_path", "bert"], "`new_positions` (repeat) is for a new model"),
+        (
+            ["--initial_embeddings", "examples", "--model_name_or_path", "bert"],
+            "`initial_embeddings` (examples) is for a new model",
+        ),
     ],
     ids=[
         "nothing",
@@ -181,6 +198,7 @@ def test_further_pretraining_without_next_sentences(run_dir, corpus, tmp_path):
         "best",
         "long warm-up",
         "positions",
+        "embeddings",
     ],
 )
 def test_bad_input_ends_in_one_line(corpus, tmp_path, monkeypatch, capsys, options, message):
