@@ -1,4 +1,4 @@
-"""Start values of a BERT's embeddings, from the documents that it will be trained on.
+"""Start values of a model's embeddings, from the examples that it will be trained on.
 
     words       which words stand beside them: pointwise mutual information, reduced to the model's width
     positions   the sinusoids of the Transformer: the distance of two positions is a rotation
@@ -9,15 +9,14 @@ takes 800 from random embeddings.
 """
 
 import math
-from typing import Any
 
 import numpy as np
 import torch
 from datasets import Dataset
+from transformers import PreTrainedModel
 from transformers.utils import logging
 
 from ..models.layers import sinusoidal_positions
-from ..models.modeling_vanilla_bert import VanillaBertForMaskedLM, VanillaBertForPreTraining
 
 
 logger = logging.get_logger(__name__)
@@ -33,14 +32,12 @@ SCALE = 2.0
 
 
 @torch.no_grad()
-def initialize_from_examples(
-    model: VanillaBertForPreTraining | VanillaBertForMaskedLM, examples: Dataset, seed: int = 0
-) -> None:
+def initialize_from_examples(model: PreTrainedModel, examples: Dataset, seed: int = 0) -> None:
     """Set embeddings of words and positions, and the bias of the predictions, of a new model.
 
     Args:
-        model (`VanillaBertForPreTraining` or `VanillaBertForMaskedLM`): The model. Special tokens,
-            and words that do not occur, keep their embeddings.
+        model (`PreTrainedModel`): A model with learned positions. Special tokens, and words that do not occur, keep
+            their embeddings.
         examples (`Dataset`): Examples of `build_pretraining_dataset` or `build_masked_language_dataset`.
         seed (`int`, defaults to 0): Seed of a random rotation.
 
@@ -50,8 +47,10 @@ def initialize_from_examples(
     Source: Levy & Goldberg 2014, "Neural Word Embedding as Implicit Matrix Factorization"; Levy et al. 2015 for the
     smoothing; Vaswani et al. 2017, section 3.5, for the positions.
     """
-    embeddings = model.bert.embeddings
-    vocab_size, width = embeddings.word_embeddings.weight.shape
+    weight = model.get_input_embeddings().weight
+    positions = model.base_model.get_position_embeddings().weight
+    bias = getattr(model.get_output_embeddings(), "bias", None)
+    vocab_size, width = weight.shape
     if vocab_size < width:
         raise ValueError(f"`vocab_size` ({vocab_size}) must be at least the model's width ({width}).")
     size = SCALE * model.config.initializer_range
@@ -60,13 +59,11 @@ def initialize_from_examples(
         torch.manual_seed(seed)
         vectors = _reduce(information, width)
     vectors = torch.nn.functional.normalize(vectors - vectors[counts > 0].mean(0)) * size * math.sqrt(width)
-    weight = embeddings.word_embeddings.weight
     weight[counts > 0] = vectors[counts > 0].to(weight)
-    positions = embeddings.position_embeddings.weight
     places = torch.arange(len(positions))[None]
     positions.copy_(size * math.sqrt(2) * sinusoidal_positions(places, width, "sinusoidal")[0])
-    predictions: Any = model.cls.predictions
-    predictions.bias.copy_(((counts + 0.5) / counts.sum()).log())
+    if bias is not None:
+        bias.copy_(((counts + 0.5) / counts.sum()).log())
     logger.info(
         f"Embeddings of {int((counts > 0).sum()):,} words start from their neighbours in {len(examples):,} examples."
     )
