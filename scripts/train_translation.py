@@ -428,7 +428,7 @@ def build_trainer(model, tokenizer, target_tokenizer, data, training_args, bleu_
             target_tokenizer, tokenize=bleu_tokenize, num_examples=len(data["validation"])
         )
     changes_loss = training_args.teacher_forcing_ratio < 1 or training_args.consistency_weight > 0
-    if training_args.max_tokens_per_batch is not None or changes_loss:
+    if training_args.max_tokens_per_batch is not None or changes_loss or training_args.muon:
         return VanillaTrainer(**kwargs)
     if training_args.lr_scheduler_type == "inverse_sqrt":
         kwargs["optimizers"] = paper_optimizers(model.to(training_args.device), training_args)

@@ -33,6 +33,8 @@ def describe_run(trainer: Trainer) -> dict[str, Any]:
     batch = f"{max_tokens:,} tokens" if max_tokens else f"{args.train_batch_size:,} examples"
     accumulated = args.gradient_accumulation_steps
     optimizer = getattr(args.optim, "value", args.optim)
+    if getattr(args, "muon", False):
+        optimizer = f"Muon for the matrices of the layers, for all else {optimizer}"
     schedule = getattr(args.lr_scheduler_type, "value", args.lr_scheduler_type)
     notes = {
         "learning rate": f"{args.learning_rate:.4g} at its peak",

@@ -158,8 +158,37 @@ class PolicyArguments(PrecisionArguments):
 
 
 @dataclass
-class EarlyStoppingArguments(PolicyArguments):
-    """[`PolicyArguments`] with early stopping.
+class MuonArguments(PolicyArguments):
+    """[`PolicyArguments`] with the choice of the optimizer.
+
+    Args:
+        muon (`bool`, defaults to `False`): Whether Muon updates the matrices of the layers, and AdamW
+            all else ([`~hf_vanilla.training.muon.MuonWithAdamW`]).
+
+    Raises:
+        ValueError: if `muon` is combined with another optimizer than AdamW, or with FSDP or DeepSpeed.
+    """
+
+    muon: bool = field(
+        default=False,
+        metadata={
+            "help": "Update the matrices of the layers by Muon, which learns more from each update, and all else by "
+            "AdamW. The larger the batch, the less it costs."
+        },
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        optim = OptimizerNames(self.optim).value
+        if self.muon and optim not in ("adamw_torch", "adamw_torch_fused"):
+            raise ValueError(f"`optim` must be adamw_torch or adamw_torch_fused with `muon`, got {optim}.")
+        if self.muon and (self.deepspeed or self.fsdp):
+            raise ValueError("`muon` needs whole parameters; leave it out with `fsdp` or `deepspeed`.")
+
+
+@dataclass
+class EarlyStoppingArguments(MuonArguments):
+    """[`MuonArguments`] with early stopping.
 
     Args:
         early_stopping_patience (`int`, defaults to 0): Stop after so many evaluations in a row without a better
@@ -217,8 +246,6 @@ class VanillaTrainingArguments(EarlyStoppingArguments, Seq2SeqTrainingArguments)
         consistency_weight (`float`, *optional*, defaults to 0.0): Weight of the divergence between two predictions of
             each token under different dropout ([`~hf_vanilla.training.consistency.ConsistencyLoss`]). Above 0, each
             pair is computed twice. Of encoder-decoders.
-        muon (`bool`, *optional*, defaults to `False`): Whether Muon updates the matrices of the layers, and AdamW
-            all else ([`~hf_vanilla.training.muon.MuonWithAdamW`]).
         logging_nan_inf_filter (`bool`, *optional*, defaults to `False`): As in `TrainingArguments`, but off:
             [`~hf_vanilla.training.StopOnNaNCallback`], which is part of [`VanillaTrainer`], stops at a loss that is
             not finite, and does not see a filtered one. Off also saves a device synchronisation per step. Always on
@@ -284,13 +311,6 @@ class VanillaTrainingArguments(EarlyStoppingArguments, Seq2SeqTrainingArguments)
             "such as 5, as the paper does for translation."
         },
     )
-    muon: bool = field(
-        default=False,
-        metadata={
-            "help": "Update the matrices of the layers by Muon, which learns more from each update, and all else by "
-            "AdamW. The larger the batch, the less it costs."
-        },
-    )
     logging_nan_inf_filter: bool = field(
         default=False,
         metadata={"help": "Hide losses that are nan or inf from the log. Off: they show, and the run stops."},
@@ -309,11 +329,6 @@ class VanillaTrainingArguments(EarlyStoppingArguments, Seq2SeqTrainingArguments)
             raise ValueError(f"`teacher_forcing_ratio` must be between 0 and 1, got {self.teacher_forcing_ratio}.")
         if not 0.0 <= self.consistency_weight < math.inf:
             raise ValueError(f"`consistency_weight` must be finite and not negative, got {self.consistency_weight}.")
-        optim = OptimizerNames(self.optim).value
-        if self.muon and optim not in ("adamw_torch", "adamw_torch_fused"):
-            raise ValueError(f"`optim` must be adamw_torch or adamw_torch_fused with `muon`, got {optim}.")
-        if self.muon and (self.deepspeed or self.fsdp):
-            raise ValueError("`muon` needs whole parameters; leave it out with `fsdp` or `deepspeed`.")
         check_integer("stream_buffer", self.stream_buffer, minimum=1)
         for name in ("on_bad_record", "on_lost_shard"):
             check_choice(name, getattr(self, name))
@@ -401,13 +416,6 @@ class FinetuningArguments(EarlyStoppingArguments):
     )
     logging_steps: float = field(
         default=0.05, metadata={"help": "Log the loss every this many updates, or below 1 every such share."}
-    )
-    muon: bool = field(
-        default=False,
-        metadata={
-            "help": "Update the matrices of the layers by Muon, which learns more from each update, and all else by "
-            "AdamW. The larger the batch, the less it costs."
-        },
     )
     logging_nan_inf_filter: bool = field(
         default=False,

@@ -28,6 +28,7 @@ from ..data.files import is_full_disk
 from ..hub.pushing_trainer import ResilientPushTrainer
 from .checkpoints import MANIFEST_MARK, checkpoint_to_resume, folders_by_step, why_not_resumable
 from .manifest import changes, harmless_changes, read_manifest, training_facts, write_manifest
+from .muon import MuonTrainer
 from .parallelism import check_parallelism
 from .policies import BatchWatcher, NaNPolicyCallback, RollbackRequested
 
@@ -174,7 +175,7 @@ class EpochLengthGroupedSampler(LengthGroupedSampler):
         return super().__iter__()
 
 
-class VerifiedCheckpointTrainer(ResilientPushTrainer):
+class VerifiedCheckpointTrainer(MuonTrainer, ResilientPushTrainer):
     """A `Trainer` whose checkpoints appear complete or not at all, and are verified when a run resumes from them.
 
     - Batches of rows of like length (`group_by_length`) have the same order in an epoch that is resumed.
@@ -186,6 +187,7 @@ class VerifiedCheckpointTrainer(ResilientPushTrainer):
     - If the disk is full, the partial checkpoint is removed, and the training ends with an error in all processes.
       With `on_disk_full="continue"` in the training arguments it is a warning, and the next checkpoint is tried.
     - With `on_nan="rollback"` it returns to the newest good checkpoint as [`NaNPolicyCallback`] asks for.
+    - `muon` in the training arguments updates the matrices of the layers by Muon.
     - Context and sequence parallelism (`parallelism_config`) are refused.
     """
 

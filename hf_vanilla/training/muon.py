@@ -13,9 +13,7 @@ from typing import Any
 import torch
 from torch.distributed.tensor import DTensor
 from torch.optim import AdamW, Muon
-from transformers import Trainer
-
-from .arguments import VanillaTrainingArguments
+from transformers import Trainer, TrainingArguments
 
 
 # Learning rate of the matrices over that of all else. Muon's updates are scaled to the size of Adam's.
@@ -35,8 +33,13 @@ class MuonWithAdamW(torch.optim.Optimizer):
 
     def __init__(self, adamw: AdamW, muon: Muon) -> None:
         self.optimizers = (adamw, muon)
-        super().__init__([*adamw.param_groups, *muon.param_groups], {})
+        # Schedules with a last learning rate divide it by this one.
+        super().__init__([*adamw.param_groups, *muon.param_groups], {"lr": adamw.defaults["lr"]})
         self._share()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what a copy needs."""
+        return {**super().__getstate__(), "optimizers": self.optimizers}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Take a state, as `load_state_dict` does, for both optimizers."""
@@ -69,12 +72,60 @@ class MuonWithAdamW(torch.optim.Optimizer):
             optimizer.state = self.state
 
 
-def create_muon(model: torch.nn.Module, args: VanillaTrainingArguments, decayed: list[str]) -> MuonWithAdamW:
+class MuonTrainer(Trainer):
+    """A `Trainer` that trains by [`MuonWithAdamW`] if its arguments have `muon`.
+
+    Args:
+        *args (`Any`): As in `Trainer`.
+        **kwargs (`Any`): Likewise.
+
+    Raises:
+        ValueError: if `muon` is combined with an optimizer that is given, or with FSDP or DeepSpeed.
+    """
+
+    optimizer: Any
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        if not getattr(self.args, "muon", False):
+            return
+        if self.optimizer is not None or self.optimizer_cls_and_kwargs is not None:
+            raise ValueError("`optimizers` must not be given with `muon`, which makes its own; leave one of them out.")
+        if self.is_fsdp_enabled or self.is_deepspeed_enabled:  # also by `accelerate launch`
+            raise ValueError("`muon` needs whole parameters; leave it out with `fsdp` or `deepspeed`.")
+
+    def create_optimizer(self, model: torch.nn.Module | None = None) -> torch.optim.Optimizer:
+        """Create the optimizer: the stock one, or [`MuonWithAdamW`] with `muon`.
+
+        Args:
+            model (`torch.nn.Module`, *optional*): The model; the default is the trainer's own.
+
+        Returns:
+            `torch.optim.Optimizer`: the optimizer.
+        """
+        if self.optimizer is None and getattr(self.args, "muon", False):
+            model = self.model if model is None else model
+            self.optimizer = create_muon(model, self.args, self.get_decay_parameter_names(model))
+        return super().create_optimizer(model)
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        """Load their states; say what to do if that of the optimizer is of another one."""
+        try:
+            super()._load_optimizer_and_scheduler(checkpoint)
+        except ValueError as error:
+            raise ValueError(
+                f"The optimizer can't continue from {checkpoint}: {error}. Give `muon` as the run that saved it did, "
+                "and train the same parameters."
+            ) from error
+
+
+def create_muon(model: torch.nn.Module, args: TrainingArguments, decayed: list[str]) -> MuonWithAdamW:
     """Create the optimizer of a model.
 
     Args:
-        model (`torch.nn.Module`): The model. Its matrices are the weights of the linear maps in its `ModuleList`s.
-        args (`VanillaTrainingArguments`): With learning rate, weight decay and Adam's settings.
+        model (`torch.nn.Module`): The model. Its matrices are the weights of the linear maps in its `ModuleList`s; one
+            map to queries, keys and values has one matrix.
+        args (`TrainingArguments`): With learning rate, weight decay and Adam's settings.
         decayed (`list[str]`): Names of the parameters with weight decay.
 
     Returns:

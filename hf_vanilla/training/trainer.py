@@ -33,7 +33,6 @@ from ..models.self_contained import VanillaPreTrainedModel
 from .arguments import VanillaTrainingArguments, add_early_stopping
 from .checkpointing import VerifiedCheckpointTrainer
 from .consistency import ConsistencyLoss, twice
-from .muon import create_muon
 from .policies import add_policies
 from .recipes import inverse_sqrt_schedule_from_one
 from .streaming import StreamedTraining, check_stream, stream_of_tokens
@@ -84,7 +83,7 @@ class VanillaTrainer(VerifiedCheckpointTrainer, Seq2SeqTrainer):
       from 0, so its first update has a learning rate of 0.
     - `teacher_forcing_ratio` below 1 feeds the decoder partly with the model's own predictions.
     - `consistency_weight` above 0 trains by R-Drop: each pair twice, with like predictions under different dropout.
-    - `muon` updates the matrices of the layers by Muon ([`~hf_vanilla.training.muon.MuonWithAdamW`]).
+    - `muon` updates the matrices of the layers by Muon ([`~hf_vanilla.training.muon.MuonTrainer`]).
     - The default data collator is `DataCollatorForSeq2Seq` if `processing_class` is a tokenizer.
     - `early_stopping_patience` adds transformers' `EarlyStoppingCallback`.
     - A loss, gradient or weight that is nan or infinite stops the run before anything is saved. `on_nan="skip"` leaves
@@ -112,7 +111,6 @@ class VanillaTrainer(VerifiedCheckpointTrainer, Seq2SeqTrainer):
 
     args: VanillaTrainingArguments
     lr_scheduler: Any
-    optimizer: Any
     compute_metrics: Any
 
     def __init__(
@@ -310,20 +308,6 @@ class VanillaTrainer(VerifiedCheckpointTrainer, Seq2SeqTrainer):
                 measured.pop(next(iter(measured)))
             measured[id(dataset)] = (dataset, measure_pair_lengths(dataset))
         return measured[id(dataset)][1]
-
-    def create_optimizer(self, model: torch.nn.Module | None = None) -> torch.optim.Optimizer:
-        """Create the optimizer: the stock one, or [`MuonWithAdamW`] with `muon`.
-
-        Args:
-            model (`torch.nn.Module`, *optional*): The model; the default is the trainer's own.
-
-        Returns:
-            `torch.optim.Optimizer`: the optimizer.
-        """
-        if self.optimizer is None and self.args.muon:
-            model = self.model if model is None else model
-            self.optimizer = create_muon(model, self.args, self.get_decay_parameter_names(model))
-        return super().create_optimizer(model)
 
     def create_scheduler(
         self, num_training_steps: int, optimizer: torch.optim.Optimizer | None = None

@@ -5,7 +5,13 @@ import pytest
 import torch
 from tiny_translation import tiny_collator, tiny_model, tiny_pairs
 
-from hf_vanilla.training import VanillaTrainer, VanillaTrainingArguments
+from hf_vanilla.training import (
+    FinetuningArguments,
+    MuonWithAdamW,
+    VanillaTrainer,
+    VanillaTrainingArguments,
+    VerifiedCheckpointTrainer,
+)
 
 
 def make_trainer(folder, model, **changes):
@@ -57,6 +63,49 @@ def test_resumed_run_has_the_same_weights(tmp_path):
         assert torch.equal(weight, weights[1][name]), name
 
 
+@pytest.mark.parametrize(
+    ("schedule", "settings"),
+    [("polynomial", {}), ("cosine_with_min_lr", {"min_lr": 0.001}), ("inverse_sqrt", {})],
+    ids=["polynomial", "minimum", "paper"],
+)
+def test_schedules_keep_the_rates_of_matrices_and_all_else_apart(tmp_path, schedule, settings):
+    options = {"lr_scheduler_type": schedule, "lr_scheduler_kwargs": settings, "warmup_steps": 2}
+    trainer = make_trainer(tmp_path, tiny_model(), **options)
+    trainer.create_optimizer_and_scheduler(6)
+    logged = []
+    for _ in range(6):
+        trainer.optimizer.step()
+        trainer.lr_scheduler.step()
+        decayed, vectors, matrices = (group["lr"] for group in trainer.optimizer.param_groups)
+        assert decayed == vectors == matrices / 2
+        logged.append(decayed)
+    assert logged[1] > logged[-1] == pytest.approx(settings.get("min_lr", logged[-1]))
+
+
+def test_copy_of_the_optimizer_updates_the_copied_model(tmp_path):
+    model = tiny_model()
+    pair = model, make_trainer(tmp_path, model).create_optimizer()
+    for each, optimizer in (pair, copied := copy.deepcopy(pair)):
+        for step in (1, 2):
+            for weight in each.parameters():
+                weight.grad = torch.full_like(weight, step)
+            optimizer.step()
+    for ours, theirs in zip(model.parameters(), copied[0].parameters(), strict=True):
+        assert torch.equal(ours, theirs)
+
+
+def test_fine_tuning_has_the_option_too(tmp_path):
+    arguments = FinetuningArguments(str(tmp_path), muon=True, report_to="none")
+    assert isinstance(VerifiedCheckpointTrainer(tiny_model(), arguments).create_optimizer(), MuonWithAdamW)
+
+
+@pytest.mark.parametrize("muon", [True, False])
+def test_checkpoint_of_the_other_optimizer_is_refused(tmp_path, muon):
+    make_trainer(tmp_path, tiny_model(), muon=not muon, save_strategy="steps", save_steps=3, max_steps=3).train()
+    with pytest.raises(ValueError, match=r"can't continue from .*checkpoint-3.* Give `muon` as the run that saved it"):
+        make_trainer(tmp_path, tiny_model(), muon=muon).train(resume_from_checkpoint=str(tmp_path / "checkpoint-3"))
+
+
 def test_closure_gives_its_loss(tmp_path):
     model = tiny_model()
     optimizer = make_trainer(tmp_path, model).create_optimizer()
@@ -80,6 +129,13 @@ def test_closure_gives_its_loss(tmp_path):
 def test_other_optimizers_are_refused(tmp_path, changes, message):
     with pytest.raises(ValueError, match=message):
         make_trainer(tmp_path, tiny_model(), **changes)
+
+
+def test_given_optimizer_is_refused(tmp_path):
+    model = tiny_model()
+    given = torch.optim.SGD(model.parameters()), None
+    with pytest.raises(ValueError, match="`optimizers` must not be given with `muon`"):
+        VanillaTrainer(model, VanillaTrainingArguments(str(tmp_path), muon=True, use_cpu=True), optimizers=given)
 
 
 def test_frozen_layers_are_refused(tmp_path):

@@ -21,6 +21,7 @@ def test_the_card_of_a_run_has_its_settings(tmp_path):
         str(tmp_path), max_steps=2, max_tokens_per_batch=40, gradient_accumulation_steps=3, learning_rate=2.5e-3,
         warmup_steps=1, lr_scheduler_type="linear", adam_beta2=0.98, seed=17, use_cpu=True, disable_tqdm=True,
         report_to="none", save_strategy="no", predict_with_generate=True, generation_max_length=4,
+        muon=True,
     )  # fmt: skip
     model = tiny_model()
     trainer = VanillaTrainer(
@@ -35,6 +36,7 @@ def test_the_card_of_a_run_has_its_settings(tmp_path):
         "learning rate: 0.0025 at its peak",
         "schedule: linear, warm-up over 1 updates",
         "batch: 40 tokens, 3 accumulated",
+        "optimizer: Muon for the matrices of the layers, for all else adamw_torch",
         "betas 0.9 and 0.98",
         "precision: float32",
         "seed: 17",
