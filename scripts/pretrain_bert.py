@@ -107,8 +107,8 @@ class ModelArguments:
     initial_embeddings: Literal["random", "examples"] = field(
         default="random",
         metadata={
-            "help": "How the embeddings of a new model start: random, as in the paper, or from the examples: words "
-            "from what stands beside them, positions as sinusoids. A small model then learns much faster at first."
+            "help": "How the embeddings of a new model start: random, as in the paper, or from the examples: tokens "
+            "from their neighbours, positions as sinusoids. A small model then learns much faster at first."
         },
     )
     no_next_sentence_prediction: bool = field(default=False, metadata={"help": "Train on masked tokens only."})

@@ -1,14 +1,15 @@
 """Start values of a model's embeddings, from the examples that it will be trained on.
 
-    words       which words stand beside them: pointwise mutual information, reduced to the model's width
+    tokens      their neighbours: pointwise mutual information, reduced to the model's width
     positions   the sinusoids of the Transformer: the distance of two positions is a rotation
-    bias        of the prediction: how often each word occurs
+    bias        of the prediction: how often each token occurs
 
 A new model first learns just these, for many updates: a miniature BERT reached in 250 updates the loss for which it
 takes 800 from random embeddings.
 """
 
 import math
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,33 +17,37 @@ from datasets import Dataset
 from transformers import PreTrainedModel
 from transformers.utils import logging
 
+from ..data.batching import measure_pair_lengths
 from ..models.layers import sinusoidal_positions
 
 
 logger = logging.get_logger(__name__)
 
-# Tokens that count as neighbours; one at distance n counts 1/n.
+COLUMNS = ["input_ids", "token_type_ids", "special_tokens_mask"]
+# Tokens on each side that count as neighbours; one at distance n counts 1/n.
 WINDOW = 5
 # Tokens that are counted at most, evenly from all examples.
 MAX_TOKENS = 20_000_000
-# Share of values above which products with a dense matrix are faster.
-DENSE_SHARE = 0.1
+# Share of values above which products with a dense matrix are faster, for BERT's vocabulary.
+DENSE_SHARE = 0.01
 # Size of the start values over that of random ones.
 SCALE = 2.0
 
 
 @torch.no_grad()
 def initialize_from_examples(model: PreTrainedModel, examples: Dataset, seed: int = 0) -> None:
-    """Set embeddings of words and positions, and the bias of the predictions, of a new model.
+    """Set the embeddings of tokens and positions, and the bias of the predictions, of a new model.
 
     Args:
-        model (`PreTrainedModel`): A model with learned positions. Special tokens, and words that do not occur, keep
+        model (`PreTrainedModel`): A model with learned positions. Special tokens, and tokens that do not occur, keep
             their embeddings.
         examples (`Dataset`): Examples of `build_pretraining_dataset` or `build_masked_language_dataset`.
         seed (`int`, defaults to 0): Seed of a random rotation.
 
     Raises:
-        ValueError: if the vocabulary is smaller than the model is wide, or no two words stand side by side.
+        TypeError: if `examples` is a stream.
+        ValueError: if the vocabulary is smaller than the model is wide, or `examples` lack a column, have ids beyond
+            the vocabulary, or no two tokens next to each other.
 
     Source: Levy & Goldberg 2014, "Neural Word Embedding as Implicit Matrix Factorization"; Levy et al. 2015 for the
     smoothing; Vaswani et al. 2017, section 3.5, for the positions.
@@ -51,8 +56,7 @@ def initialize_from_examples(model: PreTrainedModel, examples: Dataset, seed: in
     positions = model.base_model.get_position_embeddings().weight
     bias = getattr(model.get_output_embeddings(), "bias", None)
     vocab_size, width = weight.shape
-    if vocab_size < width:
-        raise ValueError(f"`vocab_size` ({vocab_size}) must be at least the model's width ({width}).")
+    _check(examples, vocab_size, width)
     size = SCALE * model.config.initializer_range
     information, counts = _count(examples, vocab_size)
     with torch.random.fork_rng(devices=[]):
@@ -65,39 +69,63 @@ def initialize_from_examples(model: PreTrainedModel, examples: Dataset, seed: in
     if bias is not None:
         bias.copy_(((counts + 0.5) / counts.sum()).log())
     logger.info(
-        f"Embeddings of {int((counts > 0).sum()):,} words start from their neighbours in {len(examples):,} examples."
+        f"Embeddings of {int((counts > 0).sum()):,} tokens start from their neighbours in {len(examples):,} examples."
     )
 
 
+def _check(examples: Any, vocab_size: int, width: int) -> None:
+    """Raise if the start values can't be computed."""
+    if vocab_size < width:
+        raise ValueError(
+            f"`vocab_size` ({vocab_size}) must be at least the model's width ({width}); give another of the two."
+        )
+    if not isinstance(examples, Dataset):
+        raise TypeError(
+            f"`examples` must be a `datasets.Dataset`, got {type(examples).__name__}; load a stream first."
+        )
+    missing = [name for name in COLUMNS if name not in examples.column_names]
+    if missing:
+        raise ValueError(
+            f"`examples` must have the columns {', '.join(COLUMNS)}, but {missing[0]} is missing; build them by "
+            "`build_pretraining_dataset` or `build_masked_language_dataset`."
+        )
+
+
 def _count(examples: Dataset, vocab_size: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the positive pointwise mutual information of words and their neighbours, and how often each occurs."""
-    table = examples.select_columns(["input_ids", "token_type_ids", "special_tokens_mask"]).with_format("arrow")
-    lengths = table[:]["input_ids"].combine_chunks().value_lengths().to_numpy()
-    step = math.ceil(lengths.sum() / MAX_TOKENS)
-    rows, lengths = table.select(range(0, len(examples), step))[:], lengths[::step]
-    words, types, special = (rows[name].combine_chunks().flatten().to_numpy() for name in rows.column_names)
+    """Return the positive pointwise mutual information of tokens and their neighbours, and how often each occurs."""
+    lengths = measure_pair_lengths(examples).source
+    step = max(1, math.ceil(lengths.sum(dtype=np.int64) / MAX_TOKENS))
+    rows = examples.select_columns(COLUMNS).with_format("arrow").select(range(0, len(examples), step))[:]
+    ids, types, special = (rows[name].combine_chunks().flatten().to_numpy() for name in COLUMNS)
+    if ids.max(initial=0) >= vocab_size:
+        raise ValueError(
+            f"`examples` must have ids below the `vocab_size` of the model ({vocab_size}), got {ids.max()}."
+        )
+    lengths = lengths[::step]
     segments = np.repeat(np.arange(len(lengths)), lengths) * 2 + types
-    is_word = special == 0
+    is_counted = special == 0
     pairs, times = [], []
     for distance in range(1, WINDOW + 1):
-        near = (segments[:-distance] == segments[distance:]) & is_word[:-distance] & is_word[distance:]
-        left, right = (each[near].astype(np.int64) for each in (words[:-distance], words[distance:]))
+        near = (segments[:-distance] == segments[distance:]) & is_counted[:-distance] & is_counted[distance:]
+        left, right = (each[near].astype(np.int64) for each in (ids[:-distance], ids[distance:]))
         different, counts = np.unique(left * vocab_size + right, return_counts=True)
         pairs += [different, different % vocab_size * vocab_size + different // vocab_size]
         times += [counts / distance] * 2
     different, place = np.unique(np.concatenate(pairs), return_inverse=True)
     if len(different) == 0:
-        raise ValueError("`examples` must have words side by side, but there are none.")
+        raise ValueError(
+            "`examples` must have tokens next to each other in a segment, but there are none; give longer examples."
+        )
     joint = np.bincount(place, weights=np.concatenate(times))
-    word, neighbour = np.divmod(different, vocab_size)
-    total = np.bincount(word, weights=joint, minlength=vocab_size)
+    token, neighbour = np.divmod(different, vocab_size)
+    total = np.bincount(token, weights=joint, minlength=vocab_size)
     smoothed = total**0.75  # else rare neighbours say most
-    values = np.maximum(np.log(joint * smoothed.sum() / (total[word] * smoothed[neighbour])), 0)
-    indices = torch.from_numpy(np.stack((word, neighbour)))
+    values = np.maximum(np.log(joint * smoothed.sum() / (total[token] * smoothed[neighbour])), 0)
+    indices = torch.from_numpy(np.stack((token, neighbour)))
     information = torch.sparse_coo_tensor(
         indices, torch.from_numpy(values).float(), (vocab_size, vocab_size), check_invariants=True
     )
-    return information.coalesce(), torch.from_numpy(np.bincount(words[is_word], minlength=vocab_size))
+    return information.coalesce(), torch.from_numpy(np.bincount(ids[is_counted], minlength=vocab_size))
 
 
 def _reduce(matrix: torch.Tensor, width: int) -> torch.Tensor:

@@ -8,7 +8,7 @@ from hf_vanilla.training import initialize_from_examples
 
 
 CLS, SEP = 1, 2
-NOUNS, VERBS = (5, 6, 7), (8, 9, 10)  # a noun stands before a verb, and a verb before a noun
+NOUNS, VERBS = (5, 6, 7), (8, 9, 10)  # a noun comes before a verb, and a verb before a noun
 
 
 def tiny_bert(**changes):
@@ -33,7 +33,7 @@ def sentences(words, count=40):
     )
 
 
-def test_words_with_like_neighbours_start_alike_and_others_as_before():
+def test_tokens_with_like_neighbours_start_alike_and_others_as_before():
     model, untouched = tiny_bert(), tiny_bert()
     initialize_from_examples(model, sentences((NOUNS, VERBS)))
     weight = model.get_input_embeddings().weight
@@ -76,10 +76,35 @@ def test_segments_are_not_neighbours():
             "special_tokens_mask": [[1, 0, 1, 0, 1]],
         }
     )
-    with pytest.raises(ValueError, match="`examples` must have words side by side, but there are none"):
+    with pytest.raises(ValueError, match="`examples` must have tokens next to each other in a segment"):
         initialize_from_examples(tiny_bert(), rows)
 
 
-def test_more_width_than_words_is_refused():
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        (lambda rows: rows.to_iterable_dataset(), TypeError, "must be a `datasets.Dataset`, got IterableDataset"),
+        (lambda rows: rows.remove_columns("token_type_ids"), ValueError, "but token_type_ids is missing"),
+        (lambda rows: rows.select([]), ValueError, "tokens next to each other"),
+        (lambda rows: sentences(((5, 31), VERBS)), ValueError, r"`vocab_size` of the model \(29\), got 31"),
+    ],
+    ids=["stream", "column", "empty", "vocabulary"],
+)
+def test_other_examples_are_refused(change, error, message):
+    with pytest.raises(error, match=message):
+        initialize_from_examples(tiny_bert(), change(sentences((NOUNS, VERBS))))
+
+
+@pytest.mark.parametrize("order", [range(40), range(39, -1, -1)], ids=["as they are", "shuffled"])
+def test_some_of_many_examples_are_counted(monkeypatch, order):
+    monkeypatch.setattr("hf_vanilla.training.initialization.MAX_TOKENS", 180)  # half of them
+    rows = sentences((NOUNS, VERBS)).select(order)
+    expected, model = tiny_bert(), tiny_bert()
+    initialize_from_examples(model, rows)
+    initialize_from_examples(expected, Dataset.from_list(rows.to_list()[::2]))
+    assert torch.equal(model.get_input_embeddings().weight, expected.get_input_embeddings().weight)
+
+
+def test_more_width_than_tokens_is_refused():
     with pytest.raises(ValueError, match=r"`vocab_size` \(10\) must be at least the model's width \(12\)"):
         initialize_from_examples(tiny_bert(vocab_size=10), sentences((NOUNS, VERBS)))
