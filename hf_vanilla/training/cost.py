@@ -70,7 +70,8 @@ def estimate(
     estimate(VanillaTransformerConfig.preset("base"), pairs, updates=100_000, max_tokens_per_batch=25_000)
     ```
 
-    Nothing is saved, and torch's random state is restored.
+    The optimizer is AdamW: an update with `muon` takes longer, and needs less memory. Nothing is saved, and torch's
+    random state is restored.
 
     Args:
         config (`PreTrainedConfig`): Config of a model of this package: an encoder-decoder is trained on pairs, an

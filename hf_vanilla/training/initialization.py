@@ -28,8 +28,8 @@ COLUMNS = ["input_ids", "token_type_ids", "special_tokens_mask"]
 WINDOW = 5
 # Tokens that are counted at most, evenly from all examples.
 MAX_TOKENS = 20_000_000
-# Share of values above which products with a dense matrix are faster, for BERT's vocabulary.
-DENSE_SHARE = 0.01
+# Share of values above which products with a dense matrix are faster.
+DENSE_SHARE = 0.1
 # Size of the start values over that of random ones.
 SCALE = 2.0
 
