@@ -220,8 +220,6 @@ class VanillaBertPreTrainedModel(VanillaPreTrainedModel):
         spread = self.config.initializer_range
         if isinstance(module, nn.Linear | nn.Embedding):
             init.trunc_normal_(module.weight, std=spread, a=-2 * spread, b=2 * spread)
-        elif isinstance(module, MaskedTokenHead):
-            init.zeros_(module.bias)
         super()._init_weights(module)
 
     def get_output_embeddings(self) -> nn.Linear | None:
@@ -258,7 +256,6 @@ class VanillaBertModel(VanillaBertPreTrainedModel):
         self.embeddings = Embeddings(config)
         self.layers = nn.ModuleList([EncoderLayer(config) for _ in range(config.num_hidden_layers)])
         self.pooler = Pooler(config) if add_pooling_layer else None
-        self.gradient_checkpointing = False
         self.post_init()
 
     def get_position_embeddings(self) -> nn.Embedding:

@@ -116,7 +116,6 @@ class VanillaGptModel(VanillaGptPreTrainedModel):
         layers = [EncoderLayer(config, number, is_causal=True) for number in range(config.num_hidden_layers)]
         self.layers = nn.ModuleList(layers)
         self.norm = final_norm(config)  # applied by `run_encoder`
-        self.gradient_checkpointing = False
         self.post_init()
 
     @merge_with_config_defaults

@@ -131,7 +131,6 @@ class VanillaTransformerStack(VanillaTransformerPreTrainedModel):
             self.embed_positions = nn.Embedding(config.max_position_embeddings, config.d_model)
         self.layers = nn.ModuleList([layer_class(config, number) for number in range(num_layers)])
         self.norm = final_norm(config)  # applied by `run_encoder` and `run_decoder`
-        self.gradient_checkpointing = False
         self.post_init()
 
     def embed(self, inputs_embeds: Tensor, position_ids: Tensor) -> Tensor:

@@ -156,9 +156,7 @@ class VanillaVitPreTrainedModel(VanillaPreTrainedModel):
         """Draw weights, positions and the class token from a normal distribution cut at two standard deviations."""
         spread = self.config.initializer_range
         weights = [module.weight] if isinstance(module, nn.Linear | nn.Conv2d) else []
-        if isinstance(module, nn.Conv2d):
-            init.zeros_(module.bias)
-        elif isinstance(module, Embeddings):
+        if isinstance(module, Embeddings):
             weights = [module.cls_token, module.position_embeddings]
         for weight in weights:
             init.trunc_normal_(weight, std=spread, a=-2 * spread, b=2 * spread)
@@ -185,7 +183,6 @@ class VanillaVitModel(VanillaVitPreTrainedModel):
         self.layers = nn.ModuleList([EncoderLayer(config) for _ in range(config.num_hidden_layers)])
         self.norm = final_norm(config)  # applied by `run_encoder`
         self.pooler = Pooler(config) if add_pooling_layer else None
-        self.gradient_checkpointing = False
         self.post_init()
 
     def get_input_embeddings(self) -> nn.Module:

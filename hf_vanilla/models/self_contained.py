@@ -17,8 +17,8 @@ from transformers import Pipeline
 from transformers import initialization as init
 from transformers.activations import ACT2FN
 from transformers.configuration_utils import PreTrainedConfig
-from transformers.conversion_mapping import register_checkpoint_conversion_mapping
-from transformers.core_model_loading import WeightConverter, WeightRenaming, WeightTransform
+from transformers.conversion_mapping import get_checkpoint_conversion_mapping, register_checkpoint_conversion_mapping
+from transformers.core_model_loading import WeightConverter, WeightTransform
 from transformers.generation import GenerationConfig, GenerationMixin
 from transformers.modeling_utils import PreTrainedModel
 from transformers.utils.output_capturing import OutputRecorder
@@ -40,12 +40,6 @@ def _place_of(saved_class: type) -> str:
     """Name a class as transformers finds it in a checkpoint, such as `modeling_vanilla_bert.VanillaBertModel`."""
     return f"{saved_class.__module__.rpartition('.')[2]}.{saved_class.__name__}"
 
-
-# The names of norms in TensorFlow's files, which transformers renames in all checkpoints.
-LEGACY_NAMES = [
-    WeightRenaming(r"LayerNorm\.gamma$", "LayerNorm.weight"),
-    WeightRenaming(r"LayerNorm\.beta$", "LayerNorm.bias"),
-]
 
 # What the recorded outputs of an encoder are; a decoder with cross-attention has its own.
 ENCODER_OUTPUTS = {"hidden_states": EncoderLayer, "attentions": OutputRecorder(SelfAttention, index=1)}
@@ -415,7 +409,8 @@ def _take_file_names(module: Any, state_dict: dict[str, Tensor], prefix: str, *a
         prefix (`str`): What the names of this model begin with.
         *args: torch's `local_metadata`, `strict` and `missing_keys`, which gets what a file has in part, and more.
     """
-    names = deepcopy([*module.file_names(), *LEGACY_NAMES])  # transformers notes in them what was used
+    # Copies, as transformers notes in them what was used. The last are names that it renames in all checkpoints.
+    names = [*deepcopy(module.file_names()), *get_checkpoint_conversion_mapping("legacy")]
     ignored = module._keys_to_ignore_on_load_unexpected or ()
     parts: dict[str, tuple[WeightConverter, dict[str, Tensor]]] = {}
     for theirs in [name for name in state_dict if name.startswith(prefix)]:
@@ -447,6 +442,7 @@ class VanillaPreTrainedModel(PreTrainedModel):
     """What all models of the package share: what transformers may do with them, and how norms are initialised."""
 
     supports_gradient_checkpointing = True
+    gradient_checkpointing = False
     _supports_sdpa = True
     _supports_flash_attn = True
     _supports_flex_attn = True
@@ -530,7 +526,7 @@ class VanillaPreTrainedModel(PreTrainedModel):
         """Set norms to the identity, biases to zero, and embeddings of padding to zero unless they are loaded."""
         if isinstance(module, nn.LayerNorm):
             init.ones_(module.weight)
-        if isinstance(module, nn.Linear | nn.LayerNorm) and module.bias is not None:
+        if isinstance(getattr(module, "bias", None), nn.Parameter):
             init.zeros_(module.bias)
         is_loaded = getattr(getattr(module, "weight", None), "_is_hf_initialized", False)
         if isinstance(module, nn.Embedding) and module.padding_idx is not None and not is_loaded:
