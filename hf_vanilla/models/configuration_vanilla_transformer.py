@@ -116,18 +116,9 @@ class VanillaTransformerConfig(SelfContainedConfig):
 
     paper = "The encoder-decoder Transformer of Vaswani et al. 2017 ([paper](https://arxiv.org/abs/1706.03762))."
     presets = _TABLE_3
-    sizes = (
-        "vocab_size",
-        "source_vocab_size",
-        "d_model",
-        "d_ff",
-        "num_heads",
-        "d_k",
-        "d_v",
-        "max_position_embeddings",
-    )
+    sizes = (*SelfContainedConfig.sizes, "source_vocab_size", "d_k", "d_v")
     counts = ("encoder_layers", "decoder_layers")
-    rates = ("dropout", "attention_dropout", "activation_dropout", "label_smoothing")
+    rates = (*SelfContainedConfig.rates, "activation_dropout", "label_smoothing")
     scales = ("layer_norm_eps", "attention_scale")
     special_ids = ("pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id")
     choices = {

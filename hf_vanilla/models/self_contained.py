@@ -290,7 +290,7 @@ class SelfContainedConfig(PreTrainedConfig):
             for name in names:
                 value = getattr(self, name, None)
                 if value is not None and not low <= value < high:
-                    raise ValueError(f"`{name}` {rule}, got {value}.")
+                    raise ValueError(f"`{self.attribute_map.get(name, name)}` {rule}, got {value}.")
         self._check_parameters()
         for name in self.special_ids:
             value = getattr(self, name)
@@ -341,14 +341,13 @@ class SelfContainedConfig(PreTrainedConfig):
 
     def _update_custom_pipelines(self) -> None:
         """Name in `custom_pipelines`, where transformers looks, the pipelines that fit the head."""
-        own = {task: (auto_class, _place_of(pipeline)) for task, (auto_class, pipeline) in self.pipelines().items()}
-        places = {place for _, place in own.values()}
-        offered = getattr(self, "custom_pipelines", None) or {}
-        offered = {task: entry for task, entry in offered.items() if entry.get("impl") not in places}
-        classes = self.auto_classes()
-        for task, (auto_class, place) in own.items():
-            if classes[auto_class].__name__ in (self.architectures or ()):
-                offered[task] = {"impl": place, "pt": [auto_class]}
+        offered = dict(getattr(self, "custom_pipelines", None) or {})
+        for task, (auto_class, pipeline) in self.pipelines().items():
+            own = {"impl": _place_of(pipeline), "pt": [auto_class]}
+            if self.auto_classes()[auto_class].__name__ in (self.architectures or ()):
+                offered[task] = own
+            elif offered.get(task) == own:
+                del offered[task]
         if offered:
             self.custom_pipelines = offered
         elif hasattr(self, "custom_pipelines"):
