@@ -247,7 +247,6 @@ class _CrossEntropySum(torch.autograd.Function):
         else:
             total, *gradients = loss_and_gradients(hidden_states, weight, bias, labels, target, weights)
         ctx.save_for_backward(*gradients)
-        ctx.dtypes = (weight.dtype, None if bias is None else bias.dtype)
         return total
 
     @staticmethod
@@ -257,14 +256,9 @@ class _CrossEntropySum(torch.autograd.Function):
                 "`create_graph=True` has no effect here: the loss of training with labels can be differentiated once. "
                 "Take `torch.func.grad`, or compute the loss from the logits of evaluation mode."
             )
-        grad_hidden, grad_weight, grad_bias = ctx.saved_tensors
-        weight_dtype, bias_dtype = ctx.dtypes
-        return (
-            (grad_hidden * grad_output).to(grad_hidden.dtype),
-            (grad_weight * grad_output).to(weight_dtype),
-            None if bias_dtype is None else (grad_bias * grad_output).to(bias_dtype),
-            *[None] * 3,
-        )
+        needed = zip(ctx.saved_tensors, ctx.needs_input_grad, strict=False)
+        # autograd makes them of the types of the inputs
+        return (*(gradient * grad_output if is_needed else None for gradient, is_needed in needed), *[None] * 3)
 
 
 def projected_cross_entropy_sum(
