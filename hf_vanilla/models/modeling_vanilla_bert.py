@@ -70,12 +70,6 @@ from .packing import WITH_PADDING, Sizes, flattened_rows, read_all, read_first, 
 from .self_contained import ENCODER_OUTPUTS, Pooler, VanillaPreTrainedModel
 
 
-TIED_PROJECTION = {
-    "cls.predictions.decoder.weight": "bert.embeddings.word_embeddings.weight",
-    "cls.predictions.decoder.bias": "cls.predictions.bias",
-}
-
-
 class Inputs(NamedTuple):
     """What a text is given as, in the order of the encoder's arguments; each may be missing."""
 
@@ -187,17 +181,6 @@ class MaskedTokenHead(nn.Module):
         """
         return self.decoder(self.transform(hidden_states))
 
-    def wanted_positions(self, inputs: Inputs, labels: Tensor | None, sizes: Sizes) -> dict[str, Any]:
-        """Name the positions that the head reads: in training those with a label, otherwise all, padding included."""
-        return read_labelled(inputs.given, inputs.attention_mask, labels, self.training, sizes)
-
-    def predict(
-        self, hidden_states: Tensor, labels: Tensor | None, items: Tensor | int | None, count: int | None
-    ) -> LossAndLogits:
-        """Compute loss and logits as [`token_loss`] does."""
-        options: Any = {"training": self.training, "transform": self.transform, "num_items_in_batch": items}
-        return token_loss(self.decoder, hidden_states, labels, count=count, **options)
-
 
 class VanillaBertPreTrainedModel(VanillaPreTrainedModel):
     """What all models of the family share: initialisation, and what transformers may do with them."""
@@ -221,20 +204,6 @@ class VanillaBertPreTrainedModel(VanillaPreTrainedModel):
         if isinstance(module, nn.Linear | nn.Embedding):
             init.trunc_normal_(module.weight, std=spread, a=-2 * spread, b=2 * spread)
         super()._init_weights(module)
-
-    def get_output_embeddings(self) -> nn.Linear | None:
-        """Return the projection onto the vocabulary, if this model has one."""
-        has_projection = hasattr(getattr(self, "cls", None), "predictions")
-        return self._token_head().decoder if has_projection else None
-
-    def set_output_embeddings(self, new_embeddings: nn.Linear) -> None:
-        """Replace the projection onto the vocabulary, and its bias."""
-        self._token_head().decoder = new_embeddings
-        self._token_head().bias = new_embeddings.bias
-
-    def _token_head(self) -> MaskedTokenHead:
-        """Return the head that predicts masked tokens."""
-        return cast(MaskedTokenHead, self.cls.predictions)
 
 
 class VanillaBertModel(VanillaBertPreTrainedModel):
@@ -344,6 +313,9 @@ class VanillaBertWithHead(VanillaBertPreTrainedModel):
     # From the encoder's outputs, all kinds of labels, the number of labels in a step, and the number of this batch's
     # labelled tokens if it is known, to the loss and all logits.
     _predict: Callable[..., tuple]
+    # From ids or embeddings, mask, labels, whether this is training, and sizes of masks, to what the head reads of the
+    # encoder: here the pooled first position.
+    _reads: Callable[..., dict[str, Any]] = staticmethod(read_first)
 
     def __init__(self, config: VanillaBertConfig):
         super().__init__(config)
@@ -407,14 +379,51 @@ class VanillaBertWithHead(VanillaBertPreTrainedModel):
 
     def _encode(self, inputs: Inputs, labels: Tensor | None, sizes: Sizes, **kwargs: Any) -> Any:
         """Run the encoder."""
-        return self.bert(*inputs, return_dict=True, **{**self._reads(inputs, labels, sizes), **kwargs})
-
-    def _reads(self, inputs: Inputs, labels: Tensor | None, sizes: Sizes) -> dict[str, Any]:
-        """Name what the head reads of the encoder: here the pooled first position."""
-        return read_first(inputs.given)
+        reads = self._reads(inputs.given, inputs.attention_mask, labels, self.training, sizes)
+        return self.bert(*inputs, return_dict=True, **{**reads, **kwargs})
 
 
-class VanillaBertForPreTraining(VanillaBertWithHead):
+class VanillaBertWithTokenHead(VanillaBertWithHead):
+    """What both models that predict masked tokens share: the head, tied to the embeddings.
+
+    Args:
+        config (`VanillaBertConfig`): The model's config.
+
+    Source: Devlin et al. 2018, section 3.1, task 1.
+    """
+
+    _tied_weights_keys = {
+        "cls.predictions.decoder.weight": "bert.embeddings.word_embeddings.weight",
+        "cls.predictions.decoder.bias": "cls.predictions.bias",
+    }
+
+    def get_output_embeddings(self) -> nn.Linear:
+        """Return the projection onto the vocabulary."""
+        return self._token_head().decoder
+
+    def set_output_embeddings(self, new_embeddings: nn.Linear) -> None:
+        """Replace the projection onto the vocabulary, and its bias."""
+        self._token_head().decoder = new_embeddings
+        self._token_head().bias = new_embeddings.bias
+
+    def _add_head(self, config: VanillaBertConfig) -> None:
+        self.cls = nn.ModuleDict({"predictions": MaskedTokenHead(config)})
+
+    def _token_head(self) -> MaskedTokenHead:
+        """Return the head that predicts masked tokens."""
+        return cast(MaskedTokenHead, self.cls.predictions)
+
+    def _reads(self, inputs: Any, mask: Any, labels: Tensor | None, training: bool, sizes: Sizes) -> dict[str, Any]:
+        return read_labelled(inputs, mask, labels, self._token_head().training, sizes)
+
+    def _predict_tokens(self, outputs: Any, labels: Tensor | None, items: Any, count: int | None) -> LossAndLogits:
+        """Compute loss and logits of masked tokens."""
+        head = self._token_head()
+        options: Any = {"training": head.training, "transform": head.transform, "num_items_in_batch": items}
+        return token_loss(head.decoder, outputs.last_hidden_state, labels, count=count, **options)
+
+
+class VanillaBertForPreTraining(VanillaBertWithTokenHead):
     """BERT with both pre-training heads: masked tokens, and whether B follows A.
 
     Args:
@@ -423,12 +432,11 @@ class VanillaBertForPreTraining(VanillaBertWithHead):
     Source: Devlin et al. 2018, section 3.1.
     """
 
-    _tied_weights_keys = TIED_PROJECTION
     output_class = BertForPreTrainingOutput
 
     def _add_head(self, config: VanillaBertConfig) -> None:
-        heads = {"predictions": MaskedTokenHead(config), "seq_relationship": nn.Linear(config.hidden_size, 2)}
-        self.cls = nn.ModuleDict(heads)
+        super()._add_head(config)
+        self.cls["seq_relationship"] = nn.Linear(config.hidden_size, 2)
 
     @can_return_tuple
     def forward(
@@ -476,13 +484,10 @@ class VanillaBertForPreTraining(VanillaBertWithHead):
         labelled = {"labels": labels, "next_sentence_label": next_sentence_label}
         return self._run(inputs, labelled, num_items_in_batch, **kwargs)
 
-    def _reads(self, inputs: Inputs, labels: Tensor | None, sizes: Sizes) -> dict[str, Any]:
-        return self._token_head().wanted_positions(inputs, labels, sizes)
-
     def _predict(
         self, outputs: Any, labels: Tensor | None, is_random: Tensor | None, items: Any, count: int | None
     ) -> tuple:
-        loss, logits = self._token_head().predict(outputs.last_hidden_state, labels, items, count)
+        loss, logits = self._predict_tokens(outputs, labels, items, count)
         next_logits = cast(nn.Linear, self.cls.seq_relationship)(outputs.pooler_output)  # (batch, 2)
         if is_random is not None:
             next_loss = self._next_sentence_loss(next_logits, is_random, labels, items)
@@ -500,7 +505,7 @@ class VanillaBertForPreTraining(VanillaBertWithHead):
         return mean_loss((losses * has_label(labels).sum(1)).sum(), 1, items)
 
 
-class VanillaBertForMaskedLM(VanillaBertWithHead):
+class VanillaBertForMaskedLM(VanillaBertWithTokenHead):
     """BERT with the head that predicts masked tokens.
 
     `labels` of shape `(batch, length)` are the true tokens of the masked positions, -100 elsewhere. `logits` have
@@ -518,18 +523,9 @@ class VanillaBertForMaskedLM(VanillaBertWithHead):
         r"^bert\.pooler\.",
         r"^cls\.seq_relationship\.",
     ]
-    _tied_weights_keys = TIED_PROJECTION
     output_class = MaskedLMOutput
     has_pooler = False
-
-    def _add_head(self, config: VanillaBertConfig) -> None:
-        self.cls = nn.ModuleDict({"predictions": MaskedTokenHead(config)})
-
-    def _reads(self, inputs: Inputs, labels: Tensor | None, sizes: Sizes) -> dict[str, Any]:
-        return self._token_head().wanted_positions(inputs, labels, sizes)
-
-    def _predict(self, outputs: Any, labels: Tensor | None, items: Any, count: int | None) -> LossAndLogits:
-        return self._token_head().predict(outputs.last_hidden_state, labels, items, count)
+    _predict = VanillaBertWithTokenHead._predict_tokens
 
 
 class VanillaBertForNextSentencePrediction(VanillaBertWithHead):
@@ -589,9 +585,7 @@ class VanillaBertForTokenClassification(VanillaBertWithHead):
 
     output_class = TokenClassifierOutput
     has_pooler = False
-
-    def _reads(self, inputs: Inputs, labels: Tensor | None, sizes: Sizes) -> dict[str, Any]:
-        return read_all(inputs.attention_mask, labels, self.training, sizes)
+    _reads = staticmethod(read_all)
 
     def _predict(self, outputs: Any, labels: Tensor | None, items: Any, count: int | None) -> LossAndLogits:
         logits = self.classifier(self._classifier_dropout(outputs.last_hidden_state))  # (batch, length, num_labels)
@@ -609,6 +603,7 @@ class VanillaBertForQuestionAnswering(VanillaBertWithHead):
 
     output_class = QuestionAnsweringModelOutput
     has_pooler = False
+    _reads = staticmethod(lambda *_: WITH_PADDING)
 
     def _add_head(self, config: VanillaBertConfig) -> None:
         self.num_labels = 2
@@ -653,9 +648,6 @@ class VanillaBertForQuestionAnswering(VanillaBertWithHead):
         inputs = Inputs(input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
         labels = {"start_positions": start_positions, "end_positions": end_positions}
         return self._run(inputs, labels, **kwargs)
-
-    def _reads(self, inputs: Inputs, labels: Tensor | None, sizes: Sizes) -> dict[str, Any]:
-        return WITH_PADDING
 
     def _predict(self, outputs: Any, start: Tensor | None, end: Tensor | None, items: None, count: None) -> tuple:
         starts, ends = self.qa_outputs(outputs.last_hidden_state).unbind(-1)  # (batch, length) each

@@ -559,7 +559,7 @@ class Reads(NamedTuple):
 WITH_PADDING: dict[str, Any] = {"keep_padding": True}
 
 
-def read_first(inputs: Tensor | None) -> dict[str, Any]:
+def read_first(inputs: Tensor | None, *_: Any) -> dict[str, Any]:
     """Name what a head on top of the pooler reads of an encoder: each row's first position.
 
     Args:
@@ -576,10 +576,13 @@ def read_first(inputs: Tensor | None) -> dict[str, Any]:
     return {"read_positions": Reads(is_read, inputs.shape[0], inputs.shape[0])}
 
 
-def read_all(attention_mask: Tensor | None, labels: Tensor | None, training: bool, sizes: Sizes) -> dict[str, Any]:
+def read_all(
+    inputs: Any, attention_mask: Tensor | None, labels: Tensor | None, training: bool, sizes: Sizes
+) -> dict[str, Any]:
     """Name what a head for all tokens reads of an encoder: in training padding only where it has a label.
 
     Args:
+        inputs (`Any`): Not used.
         attention_mask (`torch.Tensor` of shape `(batch, length)`, *optional*): Not 0 for tokens, 0 for padding.
         labels (`torch.Tensor` of shape `(batch, length)`, *optional*): Labels; -100 where there is none.
         training (`bool`): Whether the model is in training mode.
@@ -615,8 +618,8 @@ def read_labelled(
     Returns:
         `dict[str, Any]`: arguments of the encoder.
     """
-    read, kept = labelled_positions(inputs, labels, training), read_all(attention_mask, labels, training, sizes)
-    reads = Reads(read)
+    read = labelled_positions(inputs, labels, training)
+    reads, kept = Reads(read), read_all(inputs, attention_mask, labels, training, sizes)
     if "labels" in sizes and not kept:  # otherwise labels at padding may be among them
         reads = Reads(read, sizes["labels"].total, sizes["labels"].firsts)
     return {"read_positions": reads, **kept}
