@@ -67,7 +67,7 @@ from .dropout import dropout
 from .layers import EncoderLayer
 from .loss import LossAndLogits, classification_loss, label_loss, mean_loss, token_loss
 from .packing import WITH_PADDING, Sizes, flattened_rows, read_all, read_first, read_labelled, run_encoder, step_sizes
-from .self_contained import ENCODER_OUTPUTS, Pooler, VanillaPreTrainedModel
+from .self_contained import Pooler, VanillaPreTrainedModel
 
 
 class Inputs(NamedTuple):
@@ -189,7 +189,6 @@ class VanillaBertPreTrainedModel(VanillaPreTrainedModel):
     base_model_prefix = "bert"
     _input_embed_layer = "word_embeddings"
     _no_split_modules = ["Embeddings", "EncoderLayer"]
-    _can_record_outputs = ENCODER_OUTPUTS
     # Old files hold the numbers from 0 to 511 too.
     _keys_to_ignore_on_load_unexpected = [r"embeddings\.position_ids$"]
 
@@ -517,12 +516,8 @@ class VanillaBertForMaskedLM(VanillaBertWithTokenHead):
     Source: Devlin et al. 2018, section 3.1, task 1.
     """
 
-    # of a pre-trained model, which it does without
-    _keys_to_ignore_on_load_unexpected = [
-        r"embeddings\.position_ids$",
-        r"^bert\.pooler\.",
-        r"^cls\.seq_relationship\.",
-    ]
+    # of a pre-trained model, which it does without; transformers adds those of `self.bert`
+    _keys_to_ignore_on_load_unexpected = [r"^bert\.pooler\.", r"^cls\.seq_relationship\."]
     output_class = MaskedLMOutput
     has_pooler = False
     _predict = VanillaBertWithTokenHead._predict_tokens

@@ -66,7 +66,7 @@ from .dropout import dropout
 from .layers import EncoderLayer
 from .loss import LossAndLogits, classification_loss, label_loss, token_loss
 from .packing import Reads, flattened_rows, labelled_positions, positions_of, run_encoder, step_sizes
-from .self_contained import ENCODER_OUTPUTS, StreamingGenerationMixin, VanillaPreTrainedModel, final_norm
+from .self_contained import StreamingGenerationMixin, VanillaPreTrainedModel, final_norm
 
 
 class VanillaGptPreTrainedModel(VanillaPreTrainedModel):
@@ -75,8 +75,6 @@ class VanillaGptPreTrainedModel(VanillaPreTrainedModel):
     config: VanillaGptConfig
     base_model_prefix = "transformer"
     _no_split_modules = ["EncoderLayer"]
-    _can_record_outputs = ENCODER_OUTPUTS
-    _skip_keys_device_placement = "past_key_values"
     # Old files hold the causal mask too.
     _keys_to_ignore_on_load_unexpected = [r"\.attn\.(masked_)?bias$", r"position_ids$"]
 

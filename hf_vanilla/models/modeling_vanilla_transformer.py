@@ -65,7 +65,7 @@ from .dropout import dropout
 from .layers import CrossAttention, DecoderLayer, EncoderLayer, FusedLinear, SelfAttention, sinusoidal_positions
 from .loss import smoothed_target, token_loss
 from .packing import labelled_positions, positions_of, run_decoder, run_encoder, step_sizes
-from .self_contained import ENCODER_OUTPUTS, StreamingGenerationMixin, VanillaPreTrainedModel, final_norm
+from .self_contained import StreamingGenerationMixin, VanillaPreTrainedModel, final_norm
 
 
 # transformers' maximum for every model that sets none; not a choice for this one.
@@ -78,7 +78,6 @@ class VanillaTransformerPreTrainedModel(VanillaPreTrainedModel):
     config: VanillaTransformerConfig
     base_model_prefix = "model"
     _no_split_modules = ["EncoderLayer", "DecoderLayer"]
-    _skip_keys_device_placement = "past_key_values"
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
@@ -170,8 +169,6 @@ class VanillaTransformerEncoder(VanillaTransformerStack):
     Args:
         config (`VanillaTransformerConfig`): The model's config.
     """
-
-    _can_record_outputs = ENCODER_OUTPUTS
 
     def __init__(self, config: VanillaTransformerConfig):
         super().__init__(config, config.source_vocab_size or config.vocab_size, EncoderLayer, config.encoder_layers)

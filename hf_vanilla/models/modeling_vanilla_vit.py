@@ -43,7 +43,7 @@ from .dropout import dropout
 from .layers import EncoderLayer
 from .loss import label_loss
 from .packing import read_first, run_encoder
-from .self_contained import ENCODER_OUTPUTS, Pooler, VanillaPreTrainedModel, final_norm, height_and_width
+from .self_contained import Pooler, VanillaPreTrainedModel, final_norm, height_and_width
 
 
 def check_pixel_values(pixel_values: Any, config: VanillaVitConfig, interpolate_pos_encoding: Any) -> None:
@@ -145,7 +145,6 @@ class VanillaVitPreTrainedModel(VanillaPreTrainedModel):
     main_input_name = "pixel_values"
     input_modalities = ("image",)
     _no_split_modules = ["Embeddings", "EncoderLayer"]
-    _can_record_outputs = ENCODER_OUTPUTS
 
     def file_names(self) -> list[WeightTransform]:
         """Return the rules from the names in ViT's own checkpoints, which transformers' `ViTFor...` read."""

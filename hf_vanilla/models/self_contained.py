@@ -41,10 +41,6 @@ def _place_of(saved_class: type) -> str:
     return f"{saved_class.__module__.rpartition('.')[2]}.{saved_class.__name__}"
 
 
-# What the recorded outputs of an encoder are; a decoder with cross-attention has its own.
-ENCODER_OUTPUTS = {"hidden_states": EncoderLayer, "attentions": OutputRecorder(SelfAttention, index=1)}
-
-
 class NativeType(NamedTuple):
     """How the saved configurations of one of transformers' model types are read.
 
@@ -442,6 +438,9 @@ class VanillaPreTrainedModel(PreTrainedModel):
 
     supports_gradient_checkpointing = True
     gradient_checkpointing = False
+    # those of an encoder; a decoder with cross-attention has its own
+    _can_record_outputs = {"hidden_states": EncoderLayer, "attentions": OutputRecorder(SelfAttention, index=1)}
+    _skip_keys_device_placement = ["past_key_values"]
     _supports_sdpa = True
     _supports_flash_attn = True
     _supports_flex_attn = True
