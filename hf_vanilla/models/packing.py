@@ -94,22 +94,6 @@ def gather_tokens(hidden_states: Tensor, tokens: Tensor | None) -> Tensor:
     return hidden_states if tokens is None else hidden_states.flatten(0, 1).index_select(0, tokens)[None]
 
 
-def scatter_tokens(tokens: Tensor, positions: Tensor, batch: int, length: int) -> Tensor:
-    """Scatter tokens to their positions, with zeros elsewhere.
-
-    Args:
-        tokens (`torch.Tensor` of shape `(tokens, width)`): The tokens.
-        positions (`torch.LongTensor` of shape `(tokens,)`): Their indices in `(batch * length)`.
-        batch (`int`): Number of rows.
-        length (`int`): Length of a row.
-
-    Returns:
-        `torch.Tensor` of shape `(batch, length, width)`: all positions.
-    """
-    rows = tokens.new_zeros(batch * length, tokens.shape[1]).index_copy_(0, positions, tokens)
-    return rows.view(batch, length, -1)
-
-
 class Sequences(NamedTuple):
     """Where sequences lie that follow each other without padding.
 
@@ -329,9 +313,10 @@ class Packing(NamedTuple):
         positions = self.positions
         if self.outputs is not None:
             positions = self.outputs if positions is None else positions[self.outputs]
-        if positions is None:
-            return tokens.view(self.rows, self.length, -1)
-        return scatter_tokens(tokens.squeeze(0), positions, self.rows, self.length)
+        if positions is not None:
+            cells = tokens.new_zeros(self.rows * self.length, tokens.shape[2])
+            tokens = cells.index_copy_(0, positions, tokens.squeeze(0))
+        return tokens.view(self.rows, self.length, -1)
 
     def attend(
         self, attention: Any, attend_rows: Callable[..., tuple[Tensor, Any]], tokens: Tensor, **kwargs: Any
@@ -912,22 +897,18 @@ def run_layers(
         )
     layers: Any = model.layers
     norm: Callable = getattr(model, "norm", nn.Identity())
-    mask: Any = packing
+    mask: Any = None
     if packing is None or packing.positions is None:
         mask = create_mask(config=model.config, inputs_embeds=hidden_states, attention_mask=attention_mask)
-    if packing is None:
-        for layer in layers:
-            hidden_states = layer(hidden_states, mask, *source, **kwargs)
-        return norm(hidden_states)
-    if packing.positions is None:  # nothing is padding: all rows are one bucket, with the mask that they have
-        packing = packing._replace(buckets=(packing._replace(outputs=None, attention_mask=mask),))
-    hidden_states = packing.pack(hidden_states)  # (1, tokens, d_model)
-    inner = packing._replace(outputs=None)
-    for layer in layers[:-1]:
-        hidden_states = layer(hidden_states, inner, *source, **kwargs)
-    for layer in layers[-1:]:
-        hidden_states = layer(hidden_states, packing, *source, **kwargs)
-    return packing.unpack(norm(hidden_states))
+    last = mask
+    if packing is not None:
+        if packing.positions is None:  # nothing is padding: all rows are one bucket, with the mask that they have
+            packing = packing._replace(buckets=(packing._replace(outputs=None, attention_mask=mask),))
+        hidden_states = packing.pack(hidden_states)  # (1, tokens, d_model)
+        mask, last = packing._replace(outputs=None), packing
+    for number, layer in enumerate(layers, start=1):
+        hidden_states = layer(hidden_states, last if number == len(layers) else mask, *source, **kwargs)
+    return to_rows(norm(hidden_states), packing)
 
 
 def run_encoder(
