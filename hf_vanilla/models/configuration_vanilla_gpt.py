@@ -87,14 +87,11 @@ class VanillaGptConfig(SelfContainedConfig):
         "([paper](https://cdn.openai.com/research-covers/language-unsupervised/language_understanding_paper.pdf))."
     )
     presets = {
-        name: size_fields(layers, width, intermediate_size=None)  # that follows from the width
-        for name, layers, width in (
-            ("gpt1", 12, 768),
-            ("tiny", 2, 128),
-            ("mini", 4, 256),
-            ("small", 4, 512),
-            ("medium", 8, 512),
-        )
+        "gpt1": size_fields(12, 768, intermediate_size=None),  # that follows from the width
+        "tiny": size_fields(2, 128, intermediate_size=None),
+        "mini": size_fields(4, 256, intermediate_size=None),
+        "small": size_fields(4, 512, intermediate_size=None),
+        "medium": size_fields(8, 512, intermediate_size=None),
     }
     special_ids = ("pad_token_id", "bos_token_id", "eos_token_id")
     choices = {"norm_position": ("post", "pre")}
