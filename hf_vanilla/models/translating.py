@@ -16,8 +16,7 @@ source word the sum. Attention to `</s>` belongs to no word, so rows may sum to 
 import inspect
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -178,15 +177,20 @@ def forced_attention(
     check_evaluation_mode(model)
     check_arguments(input_ids=input_ids, labels=labels)
     decoder_input_ids = model.prepare_decoder_input_ids_from_labels(labels)
-    with _eager_attention(model), torch.no_grad():
-        outputs = model(
-            input_ids=input_ids,
-            attention_mask=attention_mask,
-            decoder_input_ids=decoder_input_ids,
-            output_attentions=True,
-            use_cache=False,
-            return_dict=True,
-        )
+    implementation = model.config._attn_implementation
+    model.set_attn_implementation("eager")  # the only kernel that returns attention weights
+    try:
+        with torch.no_grad():
+            outputs = model(
+                input_ids=input_ids,
+                attention_mask=attention_mask,
+                decoder_input_ids=decoder_input_ids,
+                output_attentions=True,
+                use_cache=False,
+                return_dict=True,
+            )
+    finally:
+        model.set_attn_implementation(implementation)
     attention = mean_of_heads(outputs.cross_attentions, layer, heads)  # (batch, tgt_len, src_len)
     return attention * (labels != IGNORED_LABEL)[..., None]
 
@@ -265,17 +269,6 @@ def combine_subwords(
     summed = attention.new_zeros(len(target), shape[1]).index_add_(1, source, attention)
     subwords = torch.bincount(target, minlength=shape[0]).clamp(min=1)
     return attention.new_zeros(shape).index_add_(0, target, summed) / subwords[:, None]
-
-
-@contextmanager
-def _eager_attention(model: PreTrainedModel) -> Iterator[None]:
-    """Use eager attention, the only kernel that returns attention weights."""
-    implementation = model.config._attn_implementation
-    model.set_attn_implementation("eager")
-    try:
-        yield
-    finally:
-        model.set_attn_implementation(implementation)
 
 
 # The score of a hypothesis that was not found, as in transformers.
