@@ -337,13 +337,14 @@ class SelfContainedConfig(PreTrainedConfig):
 
     def _update_custom_pipelines(self) -> None:
         """Name in `custom_pipelines`, where transformers looks, the pipelines that fit the head."""
-        offered = dict(getattr(self, "custom_pipelines", None) or {})
-        for task, (auto_class, pipeline) in self.pipelines().items():
-            own = {"impl": _place_of(pipeline), "pt": [auto_class]}
+        own = {task: (auto_class, _place_of(pipeline)) for task, (auto_class, pipeline) in self.pipelines().items()}
+        places = {place for _, place in own.values()}
+        offered = getattr(self, "custom_pipelines", None) or {}
+        # ours under any task: a pipeline that saves itself is listed under more than one
+        offered = {task: entry for task, entry in offered.items() if entry.get("impl") not in places}
+        for task, (auto_class, place) in own.items():
             if self.auto_classes()[auto_class].__name__ in (self.architectures or ()):
-                offered[task] = own
-            elif offered.get(task) == own:
-                del offered[task]
+                offered[task] = {"impl": place, "pt": [auto_class]}
         if offered:
             self.custom_pipelines = offered
         elif hasattr(self, "custom_pipelines"):
