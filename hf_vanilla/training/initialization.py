@@ -4,8 +4,7 @@
     positions   the sinusoids of the Transformer: the distance of two positions is a rotation
     bias        of the prediction: how often each token occurs
 
-A new model first learns just these, for many updates: a miniature BERT reached in 250 updates the loss for which it
-takes 800 from random embeddings.
+From random embeddings, a new model first learns just these, for many updates.
 """
 
 import math
