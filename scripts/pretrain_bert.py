@@ -13,9 +13,9 @@ Further pre-training of any BERT on text of your domain: --model_name_or_path go
 
 Nine tenths of the updates have sequences of 128 tokens, the last tenth of 512, as in the paper. In a short run a small
 model learns more than word frequencies sooner if it starts with even shorter ones: --phase_lengths 32 128 512
---phase_shares 0.15 0.75 0.1. It learns the positions of the last phase in few updates only with help: a larger share,
---phase_learning_rates and --phase_warmup_steps, --new_positions repeat, or --mixed_phases 2. Validation has the length
-of each phase. The optimizer is the paper's by default.
+--phase_shares 0.15 0.75 0.1. It learns the positions of the last phase in few updates only with help: --mixed_phases 2
+with --shifted_positions 0.5. --muon and --initial_embeddings examples save a small model many updates. Validation has
+the length of each phase. All defaults are the paper's.
 
 Run the same command again to resume an interrupted run; other data or another model is refused. A JSON or YAML file of
 options can come first; options after it replace its own. The paper's settings are in files that need no path:
@@ -49,6 +49,7 @@ from hf_vanilla.command_line.checks import check_files_exist, check_models, chec
 from hf_vanilla.command_line.options import parse_arguments, run, set_up_logging
 from hf_vanilla.command_line.splits import DatasetArguments, load_document_splits
 from hf_vanilla.data import (
+    ShiftedPositionsCollator,
     WholeWordMaskingCollator,
     build_masked_language_dataset,
     build_pretraining_dataset,
@@ -169,6 +170,13 @@ class DataArguments(DatasetArguments):
             "learned ones, repeated or stretched."
         },
     )
+    shifted_positions: float = field(
+        default=0.0,
+        metadata={
+            "help": "Share of the training examples whose positions start at a random place (Kiyono et al. 2021): "
+            "late positions are then learned from short examples, too."
+        },
+    )
     validation_lengths: list[int] | None = field(
         default=None,
         metadata={
@@ -226,6 +234,8 @@ def check_phases(data_args: DataArguments) -> None:
             raise ValueError("`phase_learning_rates` and `phase_warmup_steps` go together; give both or neither.")
         if given is not None and len(given) != len(data_args.phase_lengths):
             raise ValueError(f"`{name}` ({given}) must have a number for each of {data_args.phase_lengths}.")
+    if not 0 <= data_args.shifted_positions <= 1:
+        raise ValueError(f"`shifted_positions` must be from 0 to 1, got {data_args.shifted_positions}.")
     if abs(sum(data_args.phase_shares) - 1) > 1e-6:
         raise ValueError(f"`phase_shares` must add up to 1, got {data_args.phase_shares}.")
 
@@ -419,6 +429,10 @@ def train(model_args: ModelArguments, data_args: DataArguments, training_args: P
         collator: Any = WholeWordMaskingCollator(tokenizer, data_args.mlm_probability)
     else:
         collator = DataCollatorForLanguageModeling(tokenizer, mlm_probability=data_args.mlm_probability)
+    if data_args.shifted_positions > 0:
+        collator = ShiftedPositionsCollator(
+            collator, data_args.shifted_positions, model.config.max_position_embeddings
+        )
     trainer = PretrainingTrainer(
         model,
         training_args,

@@ -5,6 +5,7 @@ from .blocks import build_blocks, collate_blocks
 from .documents import load_documents, split_sentences
 from .parallel import load_parallel_dataset, tokenize_parallel_dataset
 from .pretraining import (
+    ShiftedPositionsCollator,
     WholeWordMaskingCollator,
     build_masked_language_dataset,
     build_pretraining_dataset,
@@ -17,6 +18,7 @@ from .synthetic import copy_task, date_corpus
 
 __all__ = [
     "LengthSortedBatchSampler",
+    "ShiftedPositionsCollator",
     "TokenBudgetBatchSampler",
     "TokenBudgetStream",
     "WholeWordMaskingCollator",

@@ -13,10 +13,11 @@ document, so that short examples are 10 % of all, as in the paper.
 
 import itertools
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
+import torch
 from datasets import Dataset, Features, IterableDataset, List, Value
 from datasets.fingerprint import Hasher
 from transformers import DataCollatorForLanguageModeling, PreTrainedTokenizerBase
@@ -211,6 +212,56 @@ class WholeWordMaskingCollator(DataCollatorForLanguageModeling):
             for example in examples
         ]
         return super().torch_call(padded)
+
+
+class ShiftedPositionsCollator:
+    """Lets the positions of some examples start at a random place, so that short examples teach late positions, too.
+
+        as they are     [CLS] a b [SEP] c [SEP]     0 1 2 3 4 5
+        shifted         [CLS] d [SEP] e f [SEP]     7 8 9 10 11 12      at most to `max_positions` - 1
+
+    Args:
+        collator (`Callable`): Makes a batch of examples, like `DataCollatorForLanguageModeling(tokenizer)`.
+        probability (`float`): Share of the examples that are shifted, by equally likely numbers of positions.
+        max_positions (`int`): Positions of the model, its `max_position_embeddings`.
+
+    Raises:
+        ValueError: if `probability` is not between 0 and 1.
+
+    Source: Kiyono et al. 2021, "SHAPE: Shifted Absolute Position Embedding for Transformers", where all are shifted.
+    """
+
+    def __init__(
+        self, collator: Callable[[list[dict[str, Any]]], Any], probability: float, max_positions: int
+    ) -> None:
+        if not 0 <= probability <= 1:
+            raise ValueError(f"`probability` must be from 0 to 1, got {probability}; give the share of the examples.")
+        self.collator = collator
+        self.probability = probability
+        self.max_positions = max_positions
+
+    def __call__(self, examples: list[dict[str, Any]]) -> Any:
+        """Collate with random numbers of torch's global generator.
+
+        Args:
+            examples (`list[dict[str, Any]]`): Rows with `input_ids`.
+
+        Returns:
+            The collator's batch, and in it `position_ids` (batch, length).
+
+        Raises:
+            ValueError: if the batch has more tokens in a row than the model has positions.
+        """
+        batch = self.collator(examples)
+        rows, length = batch["input_ids"].shape
+        if length > self.max_positions:
+            raise ValueError(
+                f"`max_positions` ({self.max_positions}) must be at least the length of the examples, got {length} "
+                "tokens; give shorter ones, or the model more positions."
+            )
+        shifts = torch.randint(self.max_positions - length + 1, (rows, 1))
+        batch["position_ids"] = torch.arange(length) + shifts * (torch.rand(rows, 1) < self.probability)
+        return batch
 
 
 def mask_statically(

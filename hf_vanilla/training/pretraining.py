@@ -464,8 +464,8 @@ class PretrainingTrainer(VanillaTrainer):
                 f"With sequences of {length} tokens the training loss rose from {level:.2f} to {first:.2f} nats, and "
                 f"halfway through this phase it is {now:.2f}: the model hardly learns its new positions. "
                 "Give the phase more of the updates (--phase_shares) or a learning rate with a warm-up of its own "
-                "(--phase_learning_rates), start new positions from learned ones (--new_positions), or mix lengths "
-                "(--mixed_phases)."
+                "(--phase_learning_rates), start new positions from learned ones (--new_positions), mix lengths "
+                "(--mixed_phases), or teach positions by short examples (--shifted_positions)."
             )
 
     def _set_signature_columns_if_needed(self) -> None:

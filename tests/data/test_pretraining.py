@@ -7,6 +7,7 @@ from datasets import Dataset
 from transformers import DataCollatorForLanguageModeling, DataCollatorForTokenClassification
 
 from hf_vanilla.data import (
+    ShiftedPositionsCollator,
     WholeWordMaskingCollator,
     build_masked_language_dataset,
     build_pretraining_dataset,
@@ -169,6 +170,34 @@ def test_whole_word_masking_names_missing_columns(pairs, tokenizer):
     rows = [{"input_ids": row["input_ids"]} for row in pairs.select(range(2))]
     with pytest.raises(ValueError, match=r"column `offset_mapping`; set `remove_unused_columns=False`"):
         WholeWordMaskingCollator(tokenizer)(rows)
+
+
+def test_positions_are_shifted(pairs, tokenizer):
+    inner = DataCollatorForLanguageModeling(tokenizer)
+    rows = [{name: row[name] for name in row if name != "offset_mapping"} for row in pairs.select(range(2000))]
+    for share in (0, 0.3, 1):
+        torch.manual_seed(1)
+        batch = ShiftedPositionsCollator(inner, share, max_positions=LENGTH + 5)(rows)
+        positions = batch.pop("position_ids")
+        starts = positions[:, :1]
+        assert positions.equal(starts + torch.arange(LENGTH))
+        assert starts.unique().tolist() == (list(range(6)) if share else [0])  # 0 is one of 6 shifts
+        assert (starts > 0).float().mean() == pytest.approx(share * 5 / 6, abs=0.03)
+        torch.manual_seed(1)
+        expected = inner(rows)
+        assert batch.keys() == expected.keys()
+        assert all(expected[name].equal(batch[name]) for name in expected)
+    exact = ShiftedPositionsCollator(inner, 1, max_positions=LENGTH)(rows)
+    assert exact["position_ids"].equal(torch.arange(LENGTH).expand(2000, -1))
+
+
+def test_shifts_out_of_range_are_refused(pairs, tokenizer):
+    inner = DataCollatorForLanguageModeling(tokenizer)
+    with pytest.raises(ValueError, match=r"`probability` must be from 0 to 1, got 1\.5; give the share"):
+        ShiftedPositionsCollator(inner, 1.5, max_positions=64)
+    rows = [{"input_ids": row["input_ids"]} for row in pairs.select(range(9))]
+    with pytest.raises(ValueError, match=rf"`max_positions` \(9\) must be at least .* got {LENGTH} tokens"):
+        ShiftedPositionsCollator(inner, 0.5, max_positions=9)(rows)
 
 
 def test_static_masks_have_exact_counts(pairs, tokenizer):

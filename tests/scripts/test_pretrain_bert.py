@@ -146,6 +146,23 @@ def test_embeddings_from_the_examples_and_muon(run_dir, corpus, tmp_path):
     assert bias.exp().sum() == pytest.approx(1, abs=0.1)  # frequencies
 
 
+def test_short_examples_teach_late_positions_when_shifted(run_dir, corpus, tmp_path):
+    options = [*files_and_steps(corpus), "--weight_decay", 0, "--phase_shares", 1, 0, "--output_dir"]
+    shifted = ["--shifted_positions", 0.5]
+    train_and_resume(SCRIPT, [*options, tmp_path / "run", *shifted], tmp_path / "run")
+    positions = {}
+    for name, changes in (("plain", []), ("start", ["--learning_rate", 1e-9]), ("shifted", shifted)):
+        folder = tmp_path / name
+        assert run(SCRIPT, *options, folder, *changes).returncode == 0
+        positions[name] = load_file(folder / "model.safetensors")["bert.embeddings.position_embeddings.weight"]
+    changed = {name: (each - positions["start"]).abs().amax(1) > 1e-6 for name, each in positions.items()}
+    assert changed["plain"].nonzero().flatten().tolist() == list(range(16))
+    assert changed["shifted"][:16].all()
+    assert changed["shifted"].float().mean() > 0.5
+    resumed = load_file(tmp_path / "run" / "model.safetensors")["bert.embeddings.position_embeddings.weight"]
+    assert resumed.equal(positions["shifted"])
+
+
 def test_further_pretraining_without_next_sentences(run_dir, corpus, tmp_path):
     output_dir = tmp_path / "domain"
     options = [option for option in TINY[8:] if option not in ("--vocab_size", "90")]
@@ -167,6 +184,7 @@ def test_further_pretraining_without_next_sentences(run_dir, corpus, tmp_path):
         (["--train_files", "nowhere.txt"], "there is no file"),
         (["--phase_shares", "0.5", "0.4"], "`phase_shares` must add up to 1"),
         (["--phase_lengths", "16"], "must be equal in number"),
+        (["--shifted_positions", "-0.1"], "`shifted_positions` must be from 0 to 1, got -0.1"),
         (["--hidden_size", "13"], "`hidden_size` (13) must be"),
         (["--phase_warmup_steps", "2", "1"], "`phase_learning_rates` and `phase_warmup_steps` go together"),
         (
@@ -192,6 +210,7 @@ def test_further_pretraining_without_next_sentences(run_dir, corpus, tmp_path):
         "file",
         "shares",
         "lengths",
+        "shifted",
         "sizes",
         "warm-up alone",
         "rates",
