@@ -97,9 +97,10 @@ release: $(INSTALLED)  ## Build sdist and wheel into dist/, check them, and run 
 	release_output/bin/python -m pip install --quiet -c constraints.txt "$$(echo $(CURDIR)/dist/*.whl)[viz]"
 	cd release_output && bin/hf-vanilla --version && $(OFFLINE) bin/hf-vanilla demo
 
-# search_agreement.py and translation_types.py need a trained model, ngram_baseline.py KenLM, gpu.py a GPU; soak.py
-# measures no speed.
-NO_BENCHMARKS := measuring kernel_checks gpu search_agreement translation_types ngram_baseline soak faults
+# search_agreement.py and translation_types.py need a trained model, ngram_baseline.py KenLM, pretraining_choices.py
+# documents, gpu.py a GPU; soak.py measures no speed.
+NO_BENCHMARKS := measuring kernel_checks gpu search_agreement translation_types ngram_baseline pretraining_choices \
+	soak faults
 BENCHMARKS := $(filter-out $(NO_BENCHMARKS:%=scripts/benchmark/%.py),$(wildcard scripts/benchmark/*.py)) \
 	"scripts/benchmark/bert_pretraining.py --size base --batch_size 16 --steps 3" \
 	"scripts/benchmark/translation_decoding.py --num_beams 1 --sentences 300" \

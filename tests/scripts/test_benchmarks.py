@@ -364,3 +364,34 @@ def test_ngram_baseline_scores_documents(script, tmp_path, monkeypatch):
     assert (report["training_tokens"], scores["tokens"], scores["words"]) == (tokens, tokens, 5)
     assert scores["perplexity_per_token"] == pytest.approx(10)
     assert scores["perplexity_per_word"] == pytest.approx(10 ** (tokens / 5), rel=1e-4)
+
+
+@pytest.mark.slow
+def test_choices_of_pretraining_are_measured_once(script, tmp_path, monkeypatch, capsys):
+    files = []
+    for number in range(2):
+        texts = [" ".join(f"w{number} w{word * number % 7}." for word in range(60)) for number in range(40)]
+        files.append(tmp_path / f"{number}.jsonl")
+        files[-1].write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    tiny = "--preset tiny --vocab_size 60 --phase_lengths 16 32 64 --max_tokens_per_batch 256 --max_steps 4"
+    tiny += " --warmup_steps 1 --hidden_size 16 --num_attention_heads 4 --intermediate_size 24"
+    folders = ["--output_dir", tmp_path / "runs", "--output_file", tmp_path / "choices.json"]
+    options = ["--train_files", files[0], "--validation_files", files[1], *folders, "--options", tiny]
+
+    def measured(*names):
+        monkeypatch.setattr(sys, "argv", ["x", *map(str, options), "--only", *names])
+        return run(script("pretraining_choices").main)
+
+    assert measured("base", "15 % masked") == 0
+    capsys.readouterr()
+    assert measured("15 % masked", "float32") == 0
+    assert [line.split(":")[0] for line in capsys.readouterr().out.splitlines()] == ["float32"]  # the other is known
+    report = json.loads((tmp_path / "choices.json").read_text())
+    losses = {name: (each["mlm_loss_128"], each["mlm_loss_512"]) for name, each in report["choices"].items()}
+    assert list(losses) == ["base", "15 % masked", "float32"]
+    assert len(set(losses.values())) == 3
+    assert report["choices"]["float32"]["options"] == "--precision float32"
+    assert report["base"].endswith(tiny)
+    options[-1] = tiny + " --seed 3"
+    assert measured("base") == 1
+    assert "has results of other base options" in capsys.readouterr().err
