@@ -242,16 +242,22 @@ def read_json_objects(path: str, bad: BadRecords | None = None) -> Iterator[tupl
     """
     bad = bad or BadRecords()
     lines = iterate_lines(path, bad)
-    first = next(lines, "")
+    first: list[str] = []  # up to the first line that is not blank
+    for line in lines:
+        first.append(line)
+        if line.strip():
+            break
     unit = "line"
-    if first.lstrip().startswith("["):
+    if first and first[-1].lstrip().startswith("["):
         unit = "item"  # a parsed array has no line numbers
         try:
-            rows: Iterable[tuple[int, Any]] = enumerate(json.loads(first + "".join(lines)), start=1)
+            rows: Iterable[tuple[int, Any]] = enumerate(json.loads("".join([*first, *lines])), start=1)
         except json.JSONDecodeError as error:
             raise ValueError(f"{path} must be valid JSON, but line {error.lineno}: {error.msg}.") from None
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f"{path} must be valid JSON: {error}.") from None
     else:
-        rows = _parse_json_lines(path, itertools.chain([first], lines), bad)
+        rows = _parse_json_lines(path, itertools.chain(first, lines), bad)
     for number, row in rows:
         where = f"{path}, {unit} {number}"
         if isinstance(row, dict):
@@ -267,8 +273,9 @@ def _parse_json_lines(path: str, lines: Iterable[str], bad: BadRecords) -> Itera
             continue
         try:
             value = json.loads(line)
-        except json.JSONDecodeError as error:
-            bad(ValueError(f"{path} must have one JSON object a line, but line {number}: {error.msg}."))
+        except (ValueError, RecursionError) as error:  # also of numbers with too many digits
+            reason = getattr(error, "msg", error)
+            bad(ValueError(f"{path} must have one JSON object a line, but line {number}: {reason}."))
             continue
         yield number, value
 

@@ -230,7 +230,7 @@ def _read_official_file(path: str) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield the articles of `{"data": [...]}`; a .json file may also be like a .jsonl one."""
     try:
         whole = json.loads("".join(iterate_lines(path)))
-    except json.JSONDecodeError:
+    except (ValueError, RecursionError):  # the other reader names the line
         whole = None
     if not isinstance(whole, dict) or not isinstance(whole.get("data"), list):
         yield from _read_objects(path)

@@ -80,11 +80,18 @@ def test_bad_labels_are_named():
         ("a.jsonl", '{"text": "x", "label": null}\n', r"line 1: 'label' must have a value"),
         ("a.jsonl", '{"text": "x", "label": 1}\n{"text": "x", "label": "a"}\n', r"must be of one type"),
         ("a.jsonl", "", r"must have at least one row"),
+        (
+            "a.jsonl",
+            '{"text": "x", "label": 1}\n{"text": ' + "9" * 5000 + "}",
+            r"a.jsonl must have one JSON object a line, but line 2: E",
+        ),
+        ("a.jsonl", '{"text": ' + "[" * 100_000, r"a.jsonl must have one JSON object a line, but line 1: maximum rec"),
+        ("a.json", "[" * 100_000, r"a.json must be valid JSON: maximum recursion"),
         ("a.csv", "text,label\nx\n", r"line 2: must have 2 fields as the header"),
         ("a.csv", "text,label,text\nx,y,z\n", r"columns of different names, but 'text' is twice in its header"),
         ("a.doc", "text", r"must end in .json, .jsonl, .csv, .tsv "),
     ],
-    ids=["column", "null", "types", "empty", "fields", "twice", "ending"],
+    ids=["column", "null", "types", "empty", "digits", "depth", "array", "fields", "twice", "ending"],
 )
 def test_bad_files_are_named(tmp_path, name, content, message):
     (tmp_path / name).write_text(content)
@@ -92,6 +99,11 @@ def test_bad_files_are_named(tmp_path, name, content, message):
         load_rows(tmp_path / name, ["text", "label"])
     with pytest.raises(FileNotFoundError, match="there is no file .*nowhere.csv"):
         load_rows(tmp_path / "nowhere.csv", ["text"])
+
+
+def test_blank_lines_before_an_array_are_skipped(tmp_path):
+    (tmp_path / "a.json").write_text("\n \n" + json.dumps(ROWS, indent=1))
+    assert len(load_rows(tmp_path / "a.json", ["text", "label"])) == len(ROWS)
 
 
 def test_long_fields_are_read(tmp_path):
