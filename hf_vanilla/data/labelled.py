@@ -11,7 +11,7 @@ from typing import Any
 from datasets import Dataset, load_dataset
 from datasets.exceptions import DatasetGenerationError
 
-from .files import check_column, existing_path, quoted, read_json_objects, read_table, suffix_of
+from .files import check_column, check_text, existing_path, quoted, read_json_objects, read_table, suffix_of
 
 
 REGRESSION = "regression"
@@ -105,14 +105,17 @@ def _rows_of_file(path: str, options: Mapping[str, str], shown: Mapping[str, str
     for _, where, row in _read_file(path, check):
         check(list(row), where)
         for column, values in found.items():
+            place = f"{where}: {shown.get(column, repr(column))}"
             if row[column] is None:
-                raise ValueError(f"{where}: {shown.get(column, repr(column))} must have a value, but has none.")
+                raise ValueError(f"{place} must have a value, but has none.")
+            if isinstance(row[column], str):
+                check_text(row[column], place)
             values.append(row[column])
     if not all(found.values()):
         raise ValueError(f"{path} must have at least one row, but has none.")
     try:
         return Dataset.from_dict(found)
-    except (TypeError, ValueError) as error:  # pyarrow's errors are both
+    except (TypeError, ValueError, OverflowError) as error:  # pyarrow's errors are all of these
         raise ValueError(f"{path}: the values of a column must be of one type: {quoted(str(error))}.") from None
 
 

@@ -79,6 +79,16 @@ def test_bad_labels_are_named():
         ("a.jsonl", '{"text": "x"}\n', r"line 1 has no 'label'; it has 'text'"),
         ("a.jsonl", '{"text": "x", "label": null}\n', r"line 1: 'label' must have a value"),
         ("a.jsonl", '{"text": "x", "label": 1}\n{"text": "x", "label": "a"}\n', r"must be of one type"),
+        (
+            "a.jsonl",
+            '{"text": "x", "label": 1}\n{"text": "\\ud800", "label": 1}\n',
+            r"line 2: 'text' must be valid Unicode",
+        ),
+        (
+            "a.jsonl",
+            f'{{"text": "x", "label": {10**30}}}\n{{"text": "x", "label": 1}}\n',
+            r"must be of one type: 'Python int",
+        ),
         ("a.jsonl", "", r"must have at least one row"),
         (
             "a.jsonl",
@@ -91,7 +101,20 @@ def test_bad_labels_are_named():
         ("a.csv", "text,label,text\nx,y,z\n", r"columns of different names, but 'text' is twice in its header"),
         ("a.doc", "text", r"must end in .json, .jsonl, .csv, .tsv "),
     ],
-    ids=["column", "null", "types", "empty", "digits", "depth", "array", "fields", "twice", "ending"],
+    ids=[
+        "column",
+        "null",
+        "types",
+        "surrogate",
+        "overflow",
+        "empty",
+        "digits",
+        "depth",
+        "array",
+        "fields",
+        "twice",
+        "ending",
+    ],
 )
 def test_bad_files_are_named(tmp_path, name, content, message):
     (tmp_path / name).write_text(content)
