@@ -81,12 +81,12 @@ def with_endings(table: Table) -> Table:
     """Make a list of SWAG's columns of endings."""
     rows = table.source
     names = table.column_names()
-    ending = [name for name in names if name.startswith("ending") and name[6:].isdigit()]
+    ending = [name for name in names if name.startswith("ending") and name[6:].isdecimal()]
     if not isinstance(rows, Dataset) or not ending or "sent2" not in names or "endings" in names:
         return table
 
     def join(row: dict) -> dict:
-        return {"endings": [f"{row['sent2']} {row[name]}" for name in sorted(ending)]}
+        return {"endings": [f"{row['sent2']} {row[name]}" for name in sorted(ending, key=lambda name: int(name[6:]))]}
 
     return Table(rows.map(join), table.where)
 

@@ -3,6 +3,7 @@
 import csv
 import math
 import os
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -17,6 +18,7 @@ from .files import check_column, check_text, existing_path, quoted, read_json_ob
 REGRESSION = "regression"
 SINGLE_LABEL = "single_label_classification"
 MULTI_LABEL = "multi_label_classification"
+_WHOLE_NUMBER = re.compile(r"-?\d+")
 
 
 def column_names(source: str | os.PathLike[str] | Dataset) -> list[str]:
@@ -284,7 +286,8 @@ def infer_labels(labels: Sequence[Any], *, regression: bool = False) -> Labels:
         `Labels`: classes in sorted order, numbers by value.
 
     Raises:
-        ValueError: if there is only one class, or a label for regression is not a number.
+        ValueError: if there is only one class, all lists of labels are empty, or a label for regression is not a
+            number.
     """
     if regression or all(_is_fraction(label) for label in labels):
         for row, label in enumerate(labels, start=1):
@@ -298,6 +301,8 @@ def infer_labels(labels: Sequence[Any], *, regression: bool = False) -> Labels:
     names = [str(value) for value in sorted(values, key=_natural_order)]
     if len(names) < 2 and not is_multi:
         raise ValueError(f"There must be at least two classes, got only {quoted(names)}.")
+    if not names:
+        raise ValueError("There must be at least one label, but all lists of labels are empty.")
     return Labels(MULTI_LABEL if is_multi else SINGLE_LABEL, names)
 
 
@@ -334,8 +339,8 @@ def _number(label: Any, where: str) -> float:
 def _natural_order(value: Any) -> tuple[int, float, str]:
     """Sort numbers, also as strings, by value, and before anything else."""
     text = str(value)
-    is_number = text.lstrip("-").isdigit()
-    return (0, float(text), "") if is_number else (1, 0.0, text)
+    # Of equal values, such as 1 and 01, the text decides, as the order of a set differs from process to process.
+    return (0, float(text), text) if _WHOLE_NUMBER.fullmatch(text) else (1, 0.0, text)
 
 
 def _check_columns(options: Mapping[str, str], existing: Sequence[str], where: str) -> None:

@@ -43,10 +43,12 @@ def test_rows_of_every_file_format(tmp_path, kind):
         (["no", "yes", "no"], "single_label_classification", ["no", "yes"], [0, 1, 0]),
         ([2, 10, 0], "single_label_classification", ["0", "2", "10"], [1, 2, 0]),
         (["2", "10"], "single_label_classification", ["2", "10"], [0, 1]),
+        (["²", "--1", "7"], "single_label_classification", ["7", "--1", "²"], [2, 1, 0]),
+        (["1", "01", "001"], "single_label_classification", ["001", "01", "1"], [2, 1, 0]),
         ([0.5, 2.0], "regression", ["score"], [0.5, 2.0]),
         ([["a", "b"], [], ["b"]], "multi_label_classification", ["a", "b"], [[1.0, 1.0], [0.0, 0.0], [0.0, 1.0]]),
     ],
-    ids=["names", "numbers", "strings", "fractions", "lists"],
+    ids=["names", "numbers", "strings", "odd digits", "equal values", "fractions", "lists"],
 )
 def test_problem_type_is_inferred(labels, problem_type, names, encoded):
     found = infer_labels(labels)
@@ -64,6 +66,8 @@ def test_whole_numbers_can_be_a_regression():
 def test_bad_labels_are_named():
     with pytest.raises(ValueError, match=r"at least two classes, got only \['yes'\]"):
         infer_labels(["yes", "yes"])
+    with pytest.raises(ValueError, match="at least one label, but all lists of labels are empty"):
+        infer_labels([[], []])
     with pytest.raises(ValueError, match="Row 2: a label for regression must be a number, got 'x'"):
         infer_labels([1, "x"], regression=True)
     labels = Labels("single_label_classification", ["no", "yes"])
