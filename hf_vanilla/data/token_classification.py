@@ -15,7 +15,7 @@ logger = logging.get_logger(__name__)
 
 
 def check_tagged_words(rows: Dataset, tokens_column: str, tags_column: str, where: str) -> None:
-    """Check that every row has a list of words and a list of tags.
+    """Check that every row has a list of words and a list of as many tags.
 
     Args:
         rows (`Dataset`): Rows with words and tags.
@@ -36,6 +36,12 @@ def check_tagged_words(rows: Dataset, tokens_column: str, tags_column: str, wher
                         f"{where}, row {row}: `{name}` must contain only strings, or numbers that have names in a "
                         f"`ClassLabel` feature, but has {quoted(value)}."
                     )
+    for row, (words, tags) in enumerate(zip(rows[tokens_column][:], rows[tags_column][:], strict=True), start=1):
+        if len(words) != len(tags):
+            raise ValueError(
+                f"{where}, row {row}: `tags_column` must have as many entries as `tokens_column`, got {len(tags)} and "
+                f"{len(words)}."
+            )
 
 
 def tag_names(tags: Sequence[Sequence[str]]) -> list[str]:

@@ -68,9 +68,10 @@ def test_bad_tags_are_named(tokenizer, tags, message):
             {"tags": [["O"], [None]]},
             "row 2: `tags_column` must contain only strings, or .* but has None",
         ),
+        ({"tags": [["O"], ["O"] * 3]}, "the train data, row 2: `tags_column` must have as many .*, got 3 and 1"),
         ({"tokens": ["a b", "c"]}, "the train data, row 1: `tokens_column` must be a list of strings, got 'a b'"),
     ],
-    ids=["number", "null", "string"],
+    ids=["number", "null", "string", "count"],
 )
 def test_bad_words_and_tags_are_named(given, message):
     table = Dataset.from_dict({"tokens": [["a"], ["b"]], "tags": [["O"], ["O"]], **given})

@@ -102,7 +102,7 @@ def test_question_answering_finds_answers(bert, tmp_path):
         (
             "finetune_token_classification.py",
             {"tokens": ["a", "b"], "tags": ["O"]},
-            "Row 1: `tags_column` must have",
+            "the train data, row 1: `tags_column` must have",
         ),
         (
             "finetune_multiple_choice.py",
