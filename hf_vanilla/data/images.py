@@ -76,23 +76,33 @@ def _read_folder(folder: Path) -> dict[str, list[str]]:
 
 
 def check_images(rows: Dataset, where: str) -> None:
-    """Check from its first bytes that each image is one.
+    """Check from its first bytes that each image is one, of 8 bits for each channel.
 
     Args:
         rows (`Dataset`): Rows with an `image`: a path, or bytes with or without one.
         where (`str`): Name of the dataset, for messages.
 
     Raises:
-        ValueError: if one can't be opened; its row is named.
+        ValueError: if one can't be opened, or has more bits; its row is named.
     """
     for row, value in enumerate(rows.cast_column("image", Image(decode=False))["image"], start=1):
         try:
-            PIL.Image.open(io.BytesIO(value["bytes"]) if value["bytes"] is not None else value["path"]).close()
+            with PIL.Image.open(io.BytesIO(value["bytes"]) if value["bytes"] is not None else value["path"]) as image:
+                mode = image.mode
         except (OSError, TypeError, AttributeError) as error:  # an UnidentifiedImageError is an OSError
             name = value["path"] if isinstance(value, dict) and value["path"] else "its image"
             raise ValueError(
                 f"{where}, row {row}: {quoted(name)} must be an image that Pillow can read: {error}."
             ) from None
+        _check_depth(mode, f"{where}, row {row}: {quoted(value['path'] or 'its image')}")
+
+
+def _check_depth(mode: str, where: str) -> None:
+    """Raise unless an image has 8 bits a channel: of others Pillow makes white what is brighter than 255."""
+    if mode.startswith(("I", "F")):
+        raise ValueError(
+            f"{where} must have 8 bits for each channel, but has more (Pillow's mode {mode}); convert it first."
+        )
 
 
 def build_image_processor(config: PreTrainedConfig) -> BaseImageProcessor:
@@ -147,7 +157,12 @@ class ImageTransform:
         Returns:
             `dict[str, Sequence]`: `pixel_values`, tensors of shape `(channels, height, width)`, and the columns but
             for `image`.
+
+        Raises:
+            ValueError: if an image has more than 8 bits for a channel.
         """
+        for each in rows["image"]:
+            _check_depth(each.mode, "an image")
         images = [self.augment(PIL.ImageOps.exif_transpose(each).convert(self.mode)) for each in rows["image"]]
         pixel_values = list(self.processor(images, return_tensors="pt")["pixel_values"])
         return {"pixel_values": pixel_values, **{name: rows[name] for name in rows if name != "image"}}

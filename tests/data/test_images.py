@@ -62,6 +62,16 @@ def test_bad_files_are_named_in_the_error(folder):
         load_images(folder / "rows.jsonl")
 
 
+@pytest.mark.parametrize("dtype", [np.uint16, np.int32, np.float32])
+def test_images_of_more_than_8_bits_are_refused(folder, dtype):
+    picture = Pictures.fromarray(np.full((6, 10), 4000, dtype))
+    with pytest.raises(ValueError, match="an image must have 8 bits for each channel, but has more"):
+        ImageTransform(PROCESSOR)({"image": [picture]})
+    picture.save(folder / "bird" / "4.tiff")
+    with pytest.raises(ValueError, match=r"pictures, row 1: .*4\.tiff.* must have 8 bits for each channel"):
+        load_images(folder)
+
+
 @pytest.mark.parametrize("channels", [1, 3], ids=["grey", "colours"])
 def test_pixels_are_scaled_with_one_mean_for_each_channel(channels):
     processor = build_image_processor(VanillaVitConfig(image_size=(6, 10), patch_size=2, num_channels=channels))
