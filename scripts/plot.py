@@ -27,6 +27,7 @@ if __name__ == "__main__":  # before the slow imports
     answer_early("plot")
 
 import json
+import re
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -48,6 +49,10 @@ from hf_vanilla.visualization import (
     plot_training_curve,
     readable_tokens,
 )
+
+
+# What evaluate-bert adds to the name of a file when it evaluates several lengths.
+LENGTH = re.compile(r", \d+ tokens$")
 
 
 @dataclass
@@ -224,9 +229,12 @@ def draw_position_losses(arguments: PlotArguments) -> Any:
                 f"`results` must be files of evaluate-bert with --by_position, but {path} has no losses by position."
             )
         reach = {name: len(each["loss"]) * each["width"] for name, each in found.items()}
-        longest = {name: each for name, each in found.items() if reach[name] == max(reach.values())}
-        for name, each in longest.items():
-            curves[label if len(longest) == 1 else f"{label}: {Path(name).name}"] = each
+        longest: dict[str, str] = {}  # of each file, by its name without the length
+        for name in sorted(found, key=lambda name: reach[name]):
+            longest[LENGTH.sub("", name)] = name
+        for name in (each for each in found if each in longest.values()):
+            shown = label if len(longest) == 1 else f"{label}: {Path(name).name}"
+            curves[f"{path}: {name}" if shown in curves else shown] = found[name]
     return plot_position_losses(curves, title=arguments.title or "loss of masked tokens by position")
 
 

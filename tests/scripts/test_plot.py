@@ -1,6 +1,7 @@
 """The command line of scripts/plot.py."""
 
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -55,6 +56,25 @@ def test_every_picture_is_drawn(options, folder, tmp_path, monkeypatch):
     path = tmp_path / "new" / "picture.svg"
     assert run_here(monkeypatch, "plot.py", *options, "--output", path) == 0
     assert path.stat().st_size > 5_000
+
+
+def test_no_curve_is_lost(folder, tmp_path, monkeypatch):
+    """Neither of a file whose longest pair is shorter, nor of results and files of the same name."""
+    losses = json.loads((folder / "new.json").read_text())["files"]["a.txt"]["by_position"]
+    shorter = {**losses, "loss": [3.2, 3.1]}
+    files = {
+        "x/a.txt": {"by_position": losses},
+        "y/a.txt": {"by_position": shorter},
+        "b.txt": {"by_position": shorter},
+    }
+    paths = [tmp_path / name / "results.json" for name in ("one", "two")]
+    for path in paths:
+        path.parent.mkdir()
+        path.write_text(json.dumps({"files": files}))
+    picture = tmp_path / "picture.svg"
+    assert run_here(monkeypatch, "plot.py", "position-losses", "--results", *paths, "--output", picture) == 0
+    labels = re.findall(r"<!-- (.*\.txt) \(mean .*-->", picture.read_text())
+    assert len(set(labels)) == len(labels) == 6
 
 
 @pytest.mark.parametrize(
