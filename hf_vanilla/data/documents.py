@@ -79,13 +79,18 @@ def load_documents(
         `Dataset`, or `IterableDataset` when streaming: one column, `text`.
 
     Raises:
-        ValueError: if both or neither of `dataset_name` and `data_files` are given, a column is missing, a file is not
-            UTF-8 or not of the format of its suffix, no document has text, or `on_bad_record` is another word.
+        ValueError: if both or neither of `dataset_name` and `data_files` are given, an option of a dataset comes with
+            files, a column is missing, a file is not UTF-8 or not of the format of its suffix, no document has text,
+            or `on_bad_record` is another word.
         TypeError: if the column contains anything but strings.
         FileNotFoundError: if a file does not exist.
     """
     if (dataset_name is None) == (not data_files):
         raise ValueError(f"Pass either `dataset_name` or `data_files`, got {'both' if data_files else 'neither'}.")
+    if dataset_name is None and (config_name is not None or revision is not None or split != "train"):
+        raise ValueError(
+            "`config_name`, `revision` and `split` belong to `dataset_name`; leave them out for local files."
+        )
     if dataset_name is not None:
         table = load_dataset(dataset_name, config_name, split=split, revision=revision, streaming=streaming)
         return texts_of_table(table, text_column, dataset_name)

@@ -118,6 +118,9 @@ def test_bad_records_are_skipped_and_counted(tmp_path, caplog, streaming, name, 
 def test_other_bad_input_is_named(tmp_path):
     with pytest.raises(ValueError, match="either `dataset_name` or `data_files`, got neither"):
         load_documents()
+    for options in ({"config_name": "a"}, {"revision": "a"}, {"split": "test"}):
+        with pytest.raises(ValueError, match="`config_name`, `revision` and `split` belong to `dataset_name`"):
+            load_documents(data_files="nowhere.txt", **options)
     with pytest.raises(FileNotFoundError, match="there is no file .*nowhere.txt"):
         load_documents(data_files="nowhere.txt")
     (tmp_path / "a.jsonl").write_text('{"text": 5}\n')
