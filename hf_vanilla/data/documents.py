@@ -132,9 +132,7 @@ def _check_documents(paths: tuple[str, ...], text_column: str | None, bad: BadRe
             bad.report()
             raise ValueError(f"{path} must have at least one document with text, but has none.")
         if counts[False]:
-            logger.warning(
-                f"{path}: left out {counts[False]} of {counts.total()} documents because they have no text."
-            )
+            _warn_of_empty(path, counts[False], counts.total())
     bad.report()
 
 
@@ -158,7 +156,7 @@ def _read_documents(path: str, text_column: str | None, bad: BadRecords) -> Iter
                 yield "".join(lines)
     elif suffix == ".parquet":
         table = load_dataset("parquet", data_files=path, split="train", streaming=True)
-        yield from (row["text"] for row in texts_of_table(table, text_column, path))
+        yield from (row["text"] for row in _only_text(table, text_column, path))
     elif suffix == ".csv":
         yield from (row[find(list(row), where)] for _, where, row in read_table(path, find, bad))
     else:
@@ -173,7 +171,7 @@ def _read_documents(path: str, text_column: str | None, bad: BadRecords) -> Iter
 
 
 def texts_of_table(table: Any, text_column: str | None, where: str) -> Any:
-    """Reduce a dataset to the column `text`, without empty rows.
+    """Reduce a dataset to the column `text`, without empty rows; a warning counts those of a table.
 
     Args:
         table (`Dataset` or `IterableDataset`): The dataset.
@@ -187,15 +185,27 @@ def texts_of_table(table: Any, text_column: str | None, where: str) -> Any:
         ValueError: if there is no such column.
         TypeError: if it does not contain strings.
     """
+    table = _only_text(table, text_column, where)
+    found = table.filter(_has_text, input_columns="text")
+    if isinstance(found, Dataset) and len(found) < len(table):
+        _warn_of_empty(where, len(table) - len(found), len(table))
+    return found
+
+
+def _only_text(table: Any, text_column: str | None, where: str) -> Any:
+    """Reduce a dataset to the column `text`."""
     names = table.column_names or list(next(iter(table), {}))
     column = find_column("text_column", text_column, TEXT_COLUMNS, names, where)
     dtype = getattr(table.features[column], "dtype", None) if table.features else "string"
     if dtype not in ("string", "large_string"):
         raise TypeError(f"{where}: `text_column` ({column!r}) must contain strings, got {dtype}.")
     table = table.select_columns([column])
-    if column != "text":
-        table = table.rename_column(column, "text")
-    return table.filter(_has_text, input_columns="text")
+    return table if column == "text" else table.rename_column(column, "text")
+
+
+def _warn_of_empty(where: str, count: int, documents: int) -> None:
+    """Warn of documents that are left out."""
+    logger.warning(f"{where}: left out {count} of {documents} documents because they have no text.")
 
 
 def _has_text(text: str | None) -> bool:

@@ -66,6 +66,16 @@ def test_empty_documents_are_left_out_and_counted(tmp_path, caplog):
     assert "left out 2 of 3 documents" in caplog.text
 
 
+@pytest.mark.parametrize("name", [None, "data_files"], ids=["dataset", "file"])
+def test_empty_documents_of_a_table_are_counted(tmp_path, caplog, name):
+    path = tmp_path / "corpus" / "train.parquet"
+    path.parent.mkdir()
+    Dataset.from_dict({"text": ["a b", " \n", None]}).to_parquet(path)
+    documents = load_documents(str(path.parent)) if name is None else load_documents(data_files=str(path))
+    assert documents["text"][:] == ["a b"]
+    assert "left out 2 of 3 documents" in caplog.text
+
+
 def test_sentences_are_not_split_at_abbreviations():
     text = 'Dr. Smith went to Washington, D.C. on Jan. 5. "Is it so?" he asked.\n\nA title\nThen he left.'
     assert split_sentences(text) == [
