@@ -327,7 +327,8 @@ def pairs_of_table(
     if isinstance(table, IterableDataset):
         return _pairs_of_stream(table, columns, where, BadRecords(on_bad_record, live=True))
     if columns[0] not in table.column_names and _TRANSLATION in table.column_names:
-        _check_columns(columns, list(table[0][_TRANSLATION]), f"the column {_TRANSLATION!r} of {where}")
+        first = next((row for row in table[_TRANSLATION] if row is not None), {})
+        _check_columns(columns, list(first), f"the column {_TRANSLATION!r} of {where}")
         table = table.select_columns([_TRANSLATION]).flatten()
         columns = (f"{_TRANSLATION}.{columns[0]}", f"{_TRANSLATION}.{columns[1]}")
     _check_columns(columns, table.column_names, where)
@@ -356,8 +357,8 @@ def _pairs_of_stream(table: IterableDataset, columns: tuple[str, str], where: st
     names = table.column_names or list(next(iter(table), {}))
     nested = columns[0] not in names and _TRANSLATION in names
     if nested:
-        first = next(iter(table))
-        _check_columns(columns, list(first[_TRANSLATION]), f"the column {_TRANSLATION!r} of {where}")
+        first = next((row[_TRANSLATION] for row in table if row[_TRANSLATION] is not None), {})
+        _check_columns(columns, list(first), f"the column {_TRANSLATION!r} of {where}")
     else:
         _check_columns(columns, names, where)
     pick = _ColumnPicker(columns, nested, where, bad)
@@ -376,11 +377,15 @@ class _ColumnPicker:
         self.empty = 0
 
     def __call__(self, row: Mapping[str, Any], index: int) -> dict[str, str | None]:
-        fields = row[_TRANSLATION] if self.nested else row
-        source, target = (fields[column] for column in self.columns)
+        fields = row.get(_TRANSLATION) if self.nested else row
+        if fields is None:
+            fields = dict.fromkeys(self.columns)
+        place = f"{self.where}, pair {index + 1}"
         try:
+            _check_columns(self.columns, list(fields), place)
+            source, target = (fields[column] for column in self.columns)
             for column, text in zip(self.columns, (source, target), strict=True):
-                check_text(text, f"{self.where}, pair {index + 1}: {column!r}")
+                check_text(text, f"{place}: {column!r}")
         except (TypeError, ValueError) as error:
             self.bad(error)
             return dict.fromkeys(_PAIR_FEATURES)  # which has no text, and so is left out

@@ -273,13 +273,28 @@ def test_bad_records_are_skipped_and_counted(tmp_path, caplog, streaming, name, 
 
 
 def test_bad_rows_of_a_streamed_table_are_skipped(tmp_path: Path, caplog) -> None:
-    rows = [{"en": "a", "de": "b"}, {"en": 5, "de": "c"}, {"en": "\ud800", "de": "d"}]
+    rows = [{"en": "a", "de": "b"}, {"en": 5, "de": "c"}, {"en": "\ud800", "de": "d"}, {"en": "e"}]
     stream = IterableDataset.from_generator(lambda: iter(rows))
     pairs = parallel.pairs_of_table(stream, ("en", "de"), "the table", "skip")
     assert list(pairs) == [{"source": "a", "target": "b"}]
     assert "the table, pair 2: 'en' must be a string, got 5" in caplog.text
+    with pytest.raises(ValueError, match="the table, pair 4 has no 'de'"):
+        list(
+            parallel.pairs_of_table(
+                IterableDataset.from_generator(lambda: iter([rows[0]] * 3 + [rows[3]])), ("en", "de"), "the table"
+            )
+        )
     with pytest.raises(TypeError, match="pair 2"):
         list(parallel.pairs_of_table(stream, ("en", "de"), "the table"))
+
+
+@streamed_or_not
+def test_rows_without_a_translation_are_left_out(tmp_path: Path, streaming: bool, caplog) -> None:
+    rows = [{"translation": row} for row in (None, {"en": "a", "de": "b"}, None)]
+    Dataset.from_list(rows).to_parquet(tmp_path / "train.parquet")
+    pairs = load_train(str(tmp_path / "train.parquet"), streaming)
+    assert list(pairs) == [{"source": "a", "target": "b"}]
+    assert "because a side is empty" in caplog.text
 
 
 def test_other_policies_are_refused() -> None:
