@@ -24,6 +24,7 @@ from .files import (
     find_column,
     iterate_lines,
     read_json_objects,
+    read_parquet,
     read_table,
     suffix_of,
 )
@@ -155,7 +156,7 @@ def _read_documents(path: str, text_column: str | None, bad: BadRecords) -> Iter
             if is_text:
                 yield "".join(lines)
     elif suffix == ".parquet":
-        table = load_dataset("parquet", data_files=path, split="train", streaming=True)
+        table = read_parquet(path, streaming=True)
         yield from (row["text"] for row in _only_text(table, text_column, path))
     elif suffix == ".csv":
         yield from (row[find(list(row), where)] for _, where, row in read_table(path, find, bad))

@@ -13,7 +13,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any, TextIO
 
-from datasets import Dataset, Features, IterableDataset, NamedSplit
+from datasets import Dataset, Features, IterableDataset, NamedSplit, load_dataset
+from datasets.exceptions import DatasetGenerationError
+from pyarrow import ArrowException
 from safetensors import SafetensorError
 from transformers.utils import logging
 
@@ -311,6 +313,29 @@ def dataset_from_files(
         gen_kwargs={"paths": tuple(paths), "stamps": stamps, **arguments},
         split=NamedSplit(split),
     )
+
+
+def read_parquet(path: str, *, streaming: bool = False) -> Dataset | IterableDataset:
+    """Open a Parquet file.
+
+    Args:
+        path (`str`): The file.
+        streaming (`bool`): Whether to read during iteration.
+
+    Returns:
+        `Dataset`, or `IterableDataset` when streaming.
+
+    Raises:
+        ValueError: if it is no Parquet file, or has no rows.
+    """
+    try:
+        table = load_dataset("parquet", data_files=path, split="train", streaming=streaming)
+        is_empty = not len(table) if isinstance(table, Dataset) else next(iter(table), None) is None
+    except (DatasetGenerationError, ArrowException, ValueError) as error:
+        raise ValueError(f"{path} must be a Parquet file with rows: {error.__cause__ or error}.") from None
+    if is_empty:
+        raise ValueError(f"{path} must be a Parquet file with rows, but has none.")
+    return table
 
 
 def check_column(name: str, column: str, existing: Sequence[str], where: str) -> None:

@@ -9,10 +9,18 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from datasets import Dataset, load_dataset
-from datasets.exceptions import DatasetGenerationError
+from datasets import Dataset
 
-from .files import check_column, check_text, existing_path, quoted, read_json_objects, read_table, suffix_of
+from .files import (
+    check_column,
+    check_text,
+    existing_path,
+    quoted,
+    read_json_objects,
+    read_parquet,
+    read_table,
+    suffix_of,
+)
 
 
 REGRESSION = "regression"
@@ -38,7 +46,7 @@ def column_names(source: str | os.PathLike[str] | Dataset) -> list[str]:
         return list(source.column_names)
     path = existing_path(source, "path")
     if suffix_of(path) == ".parquet":
-        return list(_read_parquet(path).column_names)
+        return list(read_parquet(path).column_names or ())
     first = next(_read_file(path, lambda header, where: None), None)
     if first is None:
         raise ValueError(f"{path} must have at least one row, but has none.")
@@ -77,7 +85,7 @@ def load_rows(
     else:
         path = existing_path(source, "path")
         if suffix_of(path) == ".parquet":
-            rows = _rows_of_table(_read_parquet(path), options, shown, path)
+            rows = _rows_of_table(read_parquet(path), options, shown, path)
         else:
             rows = _rows_of_file(path, options, shown)
     rows = rows.select_columns(names)
@@ -304,14 +312,6 @@ def infer_labels(labels: Sequence[Any], *, regression: bool = False) -> Labels:
     if not names:
         raise ValueError("There must be at least one label, but all lists of labels are empty.")
     return Labels(MULTI_LABEL if is_multi else SINGLE_LABEL, names)
-
-
-def _read_parquet(path: str) -> Dataset:
-    """Read a Parquet file, which may have no rows."""
-    try:
-        return load_dataset("parquet", data_files=path, split="train")
-    except DatasetGenerationError as error:
-        raise ValueError(f"{path} must be a Parquet file with rows: {error.__cause__ or error}.") from None
 
 
 def _is_fraction(label: Any) -> bool:

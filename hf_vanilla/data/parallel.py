@@ -32,6 +32,7 @@ from .files import (
     existing_path,
     iterate_lines,
     read_json_objects,
+    read_parquet,
     read_table,
     suffix_of,
     without_line_end,
@@ -200,7 +201,7 @@ def _load_files(
 ) -> Dataset | IterableDataset:
     """Check all of one split's files, then load or stream them."""
     if len(paths) == 1 and suffix_of(paths[0]) == ".parquet":
-        table = load_dataset("parquet", data_files=paths[0], split="train", streaming=streaming)
+        table = read_parquet(paths[0], streaming=streaming)
         return pairs_of_table(table, columns, paths[0], on_bad_record)
     pairs = 0
     empty = []

@@ -6,11 +6,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from datasets import Dataset, load_dataset
+from datasets import Dataset
 from transformers import PreTrainedTokenizerBase
 
 from ..models.answering import MAX_ANSWER_LENGTH, N_BEST, Answer, best_answers, tokenize_windows
-from .files import check_text, existing_path, iterate_lines, quoted, read_json_objects, suffix_of
+from .files import check_text, existing_path, iterate_lines, quoted, read_json_objects, read_parquet, suffix_of
 
 
 QUESTION_COLUMNS = ("id", "question", "context", "answers")
@@ -188,7 +188,7 @@ def _read_questions(source: str | os.PathLike[str] | Dataset, path: str) -> Iter
     if table is None and suffix not in (".json", ".jsonl", ".parquet"):
         raise ValueError(f"{path} must end in .json, .jsonl (or these and .gz) or .parquet.")
     if table is None and suffix == ".parquet":
-        table = load_dataset("parquet", data_files=path, split="train")
+        table = read_parquet(path)
     if table is not None:
         for number, row in enumerate(table, start=1):
             yield f"{path}, row {number}", row

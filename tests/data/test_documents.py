@@ -99,8 +99,9 @@ def test_chinese_sentences_are_split():
         ("a.csv", "id\n1\n", r"`text_column` is missing, and .* has no column .*; it has 'id'"),
         ("a.csv", "id,text\n1\n", r"line 2: must have 2 fields"),
         ("a.txt", " \n\n", r"must have at least one document with text"),
+        ("a.parquet", "text", r"a\.parquet must be a Parquet file with rows"),
     ],
-    ids=["column", "json", "csv-column", "csv-fields", "empty"],
+    ids=["column", "json", "csv-column", "csv-fields", "empty", "parquet"],
 )
 def test_bad_files_are_named(tmp_path, name, content, message):
     (tmp_path / name).write_text(content)

@@ -289,6 +289,16 @@ def test_bad_rows_of_a_streamed_table_are_skipped(tmp_path: Path, caplog) -> Non
 
 
 @streamed_or_not
+@pytest.mark.parametrize("rows", [None, []], ids=["no parquet", "no rows"])
+def test_bad_parquet_files_are_named(tmp_path: Path, rows: list | None, streaming: bool) -> None:
+    path = write(tmp_path / "a.parquet", "no table")
+    if rows is not None:
+        Dataset.from_dict({"en": rows, "de": rows}).to_parquet(path)
+    with pytest.raises(ValueError, match=r"a\.parquet must be a Parquet file with rows"):
+        load_train(path, streaming)
+
+
+@streamed_or_not
 def test_rows_without_a_translation_are_left_out(tmp_path: Path, streaming: bool, caplog) -> None:
     rows = [{"translation": row} for row in (None, {"en": "a", "de": "b"}, None)]
     Dataset.from_list(rows).to_parquet(tmp_path / "train.parquet")
