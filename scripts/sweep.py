@@ -98,8 +98,9 @@ def main() -> None:
         script.TaskArguments, GridArguments, description=__doc__
     )
     given = {word.partition("=")[0].strip("-").replace("-", "_") for word in sys.argv if word.startswith("--")}
+    usual = {each.name: each.default for each in dataclasses.fields(training_args)}  # a file can have options, too
     for single, several in SETTINGS.items():
-        if single in given:
+        if single in given or getattr(training_args, single) != usual[single]:
             raise ValueError(f"`{single}` is what is searched for; give its values as --{several}.")
     task = script.prepare(arguments, training_args)
     grid = {single: getattr(grid_args, several) for single, several in SETTINGS.items()}
