@@ -76,6 +76,15 @@ GLUE: dict[str, tuple[tuple[str, ...], str]] = {
     "stsb": (("sentence1", "sentence2"), "spearman"),
     "wnli": (("sentence1", "sentence2"), "accuracy"),
 }
+# Options of splits and columns, which GLUE has of its own.
+NOT_OF_GLUE = (
+    "validation_file",
+    "test_file",
+    "validation_share",
+    "text_column",
+    "text_pair_column",
+    "label_column",
+)
 # Usual columns of texts and pairs of texts, tried in this order.
 TEXTS = (
     ("text",),
@@ -124,6 +133,12 @@ class TaskArguments(TestedTaskArguments):
         super().__post_init__()
         if self.task_name is not None and self.task_name not in GLUE:
             raise ValueError(f"`task_name` must be one of {', '.join(GLUE)}; got {self.task_name!r}.")
+        ignored = [name for name in NOT_OF_GLUE if self.task_name is not None and getattr(self, name) is not None]
+        if ignored:
+            raise ValueError(
+                f"`{ignored[0]}` is not for `task_name`, whose splits and columns are known; leave it out, or give "
+                "--dataset_name nyu-mll/glue and --dataset_config_name."
+            )
         if self.lm_loss_weight is not None and self.lm_loss_weight < 0:
             raise ValueError(f"`lm_loss_weight` must be 0 or more, got {self.lm_loss_weight}.")
 

@@ -1,6 +1,7 @@
 """Fine-tuning on own files: several seeds, reports, resuming, searches, bad input."""
 
 import json
+import runpy
 import subprocess
 import sys
 
@@ -272,6 +273,22 @@ def test_single_value_of_a_searched_option_is_refused(folder, tmp_path):
     finished = run("sweep.py", "classification", *files(folder), *OPTIONS, "--output_dir", tmp_path)
     assert finished.returncode == 1
     assert "`per_device_train_batch_size` is what is searched for" in finished.stderr
+
+
+@pytest.mark.parametrize("options", [{"learning_rate": 0.5}, {"num_train_epochs": 9}])
+def test_value_of_a_searched_option_in_a_file_is_refused(folder, tmp_path, monkeypatch, capsys, options):
+    monkeypatch.syspath_prepend(SCRIPTS)  # as Python does for a script, which imports that of the task
+    path = tmp_path / "options.json"
+    path.write_text(json.dumps({**options, "output_dir": str(tmp_path / "search")}))
+    assert run_here(monkeypatch, "sweep.py", "classification", path, *files(folder), "--use_cpu") == 1
+    assert f"`{next(iter(options))}` is what is searched for" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("option", ["validation_file", "label_column"])
+def test_options_of_other_data_are_refused_for_glue(folder, option):
+    arguments = runpy.run_path(str(SCRIPTS / SCRIPT))["TaskArguments"]
+    with pytest.raises(ValueError, match=f"`{option}` is not for `task_name`"):
+        arguments(model_name_or_path=str(folder / "bert"), task_name="sst2", **{option: "x"})
 
 
 def test_search_needs_a_task():
