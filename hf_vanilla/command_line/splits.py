@@ -16,7 +16,7 @@ logger = logging.getLogger(__name__)
 
 # Names of validation splits on the Hub, tried in this order.
 VALIDATION_SPLITS = ("validation", "valid", "val", "dev", "validation_matched")
-_OF_A_DATASET = ("dataset_config_name", "dataset_revision", "validation_split", "test_split")
+_OF_A_DATASET = ("dataset_config_name", "dataset_revision", "train_split", "validation_split", "test_split")
 _VALIDATION_DATA = re.compile(r"validation_(.*_)?(files?|split)")
 _HELD_OUT_SEED = 0
 
@@ -56,7 +56,8 @@ class DatasetArguments:
         if share is not None and not 0 < share < 1:
             raise ValueError(f"`validation_share` must be above 0 and below 1, got {share}.")
         for name in _OF_A_DATASET:
-            if self.dataset_name is None and getattr(self, name, None) is not None:
+            default = type(self).train_split if name == "train_split" else None
+            if self.dataset_name is None and getattr(self, name, None) != default:
                 raise ValueError(f"`{name}` is an option of `dataset_name`, which is missing; leave it out for files.")
         for name, value in vars(self).items():
             if share is not None and value is not None and _VALIDATION_DATA.fullmatch(name):

@@ -115,6 +115,13 @@ def test_images_of_the_hub_keep_their_class_names(tmp_path, monkeypatch):
     assert config["id2label"] == {"0": "owl", "1": "ant"}
 
 
+def test_endings_are_in_the_order_of_their_numbers():
+    module = runpy.run_path(str(SCRIPTS / "finetune_multiple_choice.py"))
+    row = {"sent2": "it", **{f"ending{number}": f"is {number}" for number in range(12)}}
+    (joined,) = module["with_endings"](module["Table"](Dataset.from_list([row]), "rows")).source
+    assert joined["endings"] == [f"it is {number}" for number in range(12)]
+
+
 @pytest.mark.parametrize("script", ["pretrain_bert", "pretrain_gpt"])
 def test_documents_have_splits_and_a_validation_share(tmp_path, script):
     rows = [{"content": word} for word in WORDS]
@@ -152,8 +159,9 @@ def test_pairs_have_splits_and_a_validation_share(tmp_path):
         ({"validation_share": 1.5}, "`validation_share` must be above 0 and below 1, got 1.5"),
         ({"validation_share": 0.5, "validation_split": "a"}, "either `validation_share` or `validation_split`"),
         ({"dataset_name": None, "dataset_revision": "x"}, "`dataset_revision` is an option of `dataset_name`"),
+        ({"dataset_name": None, "train_split": "train[:9]"}, "`train_split` is an option of `dataset_name`"),
     ],
-    ids=["train", "part", "share", "both", "files"],
+    ids=["train", "part", "share", "both", "files", "part of files"],
 )
 def test_bad_splits_are_named(tmp_path, options, message):
     folder = publish(tmp_path / "a", train=[{"text": "a"}] * 2)
