@@ -85,6 +85,10 @@ NON_SEMANTIC_OPTIONS = re.compile(
 PATH_OPTIONS = re.compile(r".*(_files?|_path)")
 
 
+# What earlier versions noted in place of a folder of data.
+NO_CONTENT = f"sha256 {hashlib.sha256().hexdigest()}"
+
+
 # The files of a model's folder that decide what it computes.
 MODEL_FILES = re.compile(
     r".*\.safetensors|pytorch_model.*\.bin|config\.json|tokenizer\.json|vocab\..*|merges\.txt|.*\.model"
@@ -427,6 +431,7 @@ def _check_unchanged(options: dict[str, Any], earlier: dict[str, Any], folder: P
     defaults = ("text", "label", "sent1", "endings", "tokens", "tags")
     is_found = {name for name in differing if name.endswith("_column") and options[name] is None}
     differing = [name for name in differing if name not in is_found or earlier[name] not in defaults]
+    differing = [name for name in differing if earlier[name] != NO_CONTENT]
     if not differing:
         return
     name, *others = differing
@@ -463,16 +468,19 @@ def _tokenizer_content(path: Path) -> dict[str, Any] | None:
 
 
 def _checksum_of_content(value: Any) -> Any:
-    """Return a checksum for the path of a file or of a model's folder; other values as they are."""
+    """Return a checksum for a file, the files of a model, or names and sizes in a folder; other values as they are."""
     if isinstance(value, list | tuple):
         return [_checksum_of_content(each) for each in value]
     path = Path(str(value))
     if value is None or not path.exists():
         return value
-    files = [path]
+    files, checksum = [path], hashlib.sha256()
     if path.is_dir():
-        files = sorted(each for each in path.rglob("*") if each.is_file() and MODEL_FILES.fullmatch(each.name))
-    checksum = hashlib.sha256()
+        found = sorted(each for each in path.rglob("*") if each.is_file())
+        files = [each for each in found if MODEL_FILES.fullmatch(each.name)]
+        if not files:  # of data, such as images in a folder for each label, and so perhaps very many
+            listed = [(each.relative_to(path).as_posix(), each.stat().st_size) for each in found]
+            checksum.update(json.dumps(listed).encode())
     for each in files:
         with each.open("rb") as file:
             checksum.update(hashlib.file_digest(file, "sha256").digest())

@@ -1,5 +1,6 @@
 """The folder of a run: lock, options, resuming, final model."""
 
+import hashlib
 import json
 import re
 import signal
@@ -105,6 +106,23 @@ def test_changed_options_are_refused(tmp_path, options):
     with pytest.raises(ValueError, match="`model_name_or_path` has other contents"):
         begin(tmp_path / "elsewhere", options, run / "checkpoint-4")
     assert not (tmp_path / "elsewhere").exists()
+
+
+@pytest.mark.promise("other config, tokenizer or data")
+def test_other_folder_of_images_is_refused(tmp_path):
+    for name in ("cat/1.png", "dog/1.png"):
+        (tmp_path / "images" / name).parent.mkdir(parents=True)
+        (tmp_path / "images" / name).write_bytes(b"pixels")
+    run, options = tmp_path / "run", {"train_file": str(tmp_path / "images")}
+    begin(run, options)
+    (run / "config.json").write_text("{}")
+    begin(run, options)
+    (tmp_path / "images" / "dog" / "1.png").rename(tmp_path / "images" / "cat" / "2.png")
+    with pytest.raises(ValueError, match="`train_file` has other contents than those that the run in"):
+        begin(run, options)
+    nothing = f"sha256 {hashlib.sha256().hexdigest()}"  # of an earlier version, which did not read such folders
+    (run / "_run_options.json").write_text(json.dumps({"train_file": nothing}))
+    begin(run, options)
 
 
 @pytest.mark.promise("other config, tokenizer or data")
