@@ -26,7 +26,7 @@ from transformers.utils import logging
 
 from ..data.files import is_full_disk
 from ..hub.pushing_trainer import ResilientPushTrainer
-from .checkpoints import MANIFEST_MARK, checkpoint_to_resume, folders_by_step, why_not_resumable
+from .checkpoints import MANIFEST_MARK, checkpoint_to_resume, find_best_checkpoint, folders_by_step, why_not_resumable
 from .manifest import changes, harmless_changes, read_manifest, training_facts, write_manifest
 from .muon import MuonTrainer
 from .parallelism import check_parallelism
@@ -79,7 +79,10 @@ class ManifestCallback(TrainerCallback):
         dataset = getattr(kwargs.get("train_dataloader"), "dataset", None)
         self._facts = training_facts(args, model, processing_class, dataset)
         if state.global_step > 0:
-            self._check_resumed(self.resumed or _folder_of(args, state), model)
+            folder = self.resumed or _folder_of(args, state)
+            self._check_resumed(folder, model)
+            # The trainer forgets one that is no longer where it was, and it could be removed.
+            state.best_model_checkpoint = find_best_checkpoint(state, folder.parent)
         self.resumed = None
         # A checkpoint whose state has this mark is complete only with its manifest.
         state.stateful_callbacks[MANIFEST_MARK] = {"args": {"force": self.force}, "attributes": {}}

@@ -25,7 +25,7 @@ from ..hub.pushing_trainer import ResilientPushTrainer
 from ..hub.run_settings import save_run_settings
 from ..models.text_batches import TARGET_TOKENIZER
 from .checkpointing import keep_manifests, wait_for_manifests
-from .checkpoints import checkpoint_to_resume, last_complete_checkpoint, read_json_object
+from .checkpoints import checkpoint_to_resume, find_best_checkpoint, last_complete_checkpoint, read_json_object
 from .divergence import check_finite_weights
 from .signals import exit_on_sigterm, stopping_on_signals
 
@@ -278,7 +278,11 @@ def train_to_end(trainer: Trainer, checkpoint: str | os.PathLike[str] | None = N
         save_metrics(trainer, "train", result.metrics)
         return
     trainer.state = TrainerState.load_from_json(str(Path(checkpoint) / TRAINER_STATE_NAME))
-    best = trainer.state.best_model_checkpoint if trainer.args.load_best_model_at_end else None
+    best = None
+    if trainer.args.load_best_model_at_end:
+        best = find_best_checkpoint(trainer.state, Path(checkpoint).parent)
+        if best is None and trainer.state.best_model_checkpoint is not None:
+            logger.warning("The best checkpoint is gone, and so the last one is taken.")
     trainer.model.load_state_dict(type(trainer.model).from_pretrained(best or checkpoint).state_dict())
 
 
@@ -427,11 +431,11 @@ def _read_options(path: Path) -> dict[str, Any]:
 def _check_unchanged(options: dict[str, Any], earlier: dict[str, Any], folder: Path) -> None:
     """Raise if options differ; an option that only one of two versions has is ignored."""
     differing = [name for name, value in options.items() if name in earlier and earlier[name] != value]
+    differing = [name for name in differing if earlier[name] != NO_CONTENT]
     # Version 0.1 had defaults where scripts now look for the usual columns, and find these first.
     defaults = ("text", "label", "sent1", "endings", "tokens", "tags")
     is_found = {name for name in differing if name.endswith("_column") and options[name] is None}
     differing = [name for name in differing if name not in is_found or earlier[name] not in defaults]
-    differing = [name for name in differing if earlier[name] != NO_CONTENT]
     if not differing:
         return
     name, *others = differing

@@ -343,6 +343,38 @@ def test_finished_run_loads_the_best_checkpoint(tmp_path):
         assert torch.equal(weights_of(again)[name], weight), name
 
 
+def test_run_that_has_moved_keeps_its_best_checkpoint(tmp_path):
+    def start(folder, max_steps):
+        arguments = VanillaTrainingArguments(
+            folder,
+            max_steps=max_steps,
+            save_steps=1,
+            save_total_limit=2,  # the best one and the last one
+            eval_steps=1,
+            eval_strategy="steps",
+            load_best_model_at_end=True,
+            greater_is_better=True,  # the first one, then
+            learning_rate=1e-3,
+            use_cpu=True,
+            report_to="none",
+            disable_tqdm=True,
+        )
+        model, pairs = tiny_model(), tiny_pairs(12)
+        return VanillaTrainer(model, arguments, tiny_collator(model), train_dataset=pairs, eval_dataset=pairs)
+
+    first = start(tmp_path / "run", 3)
+    train_to_end(first)
+    assert first.state.best_global_step == 1
+    folder = (tmp_path / "run").rename(tmp_path / "moved")
+    for max_steps in (3, 5):
+        again = start(folder, max_steps)
+        train_to_end(again, last_complete_checkpoint(folder))
+        for name, weight in weights_of(first).items():
+            assert torch.equal(weights_of(again)[name], weight), name
+    assert again.state.best_model_checkpoint == str(folder / "checkpoint-1")
+    assert sorted(path.name for path in folder.glob("checkpoint-*")) == ["checkpoint-1", "checkpoint-5"]
+
+
 def test_finished_run_without_checkpoints_is_not_repeated(tmp_path):
     arguments = VanillaTrainingArguments(
         tmp_path, max_steps=1, save_strategy="no", use_cpu=True, report_to="none", disable_tqdm=True
