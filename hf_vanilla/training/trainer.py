@@ -152,7 +152,8 @@ class VanillaTrainer(VerifiedCheckpointTrainer, Seq2SeqTrainer):
             `DataLoader`: prepared by accelerate, with the same number of batches on each process.
 
         Raises:
-            ValueError: if the training data has no length, or holds a pair longer than the budget.
+            ValueError: if the training data has no length, holds a pair longer than the budget, or lacks the labels of
+                an encoder-decoder.
         """
         max_tokens = self.args.max_tokens_per_batch
         self._stream = None
@@ -168,12 +169,12 @@ class VanillaTrainer(VerifiedCheckpointTrainer, Seq2SeqTrainer):
                 self.data_collator = collator
         _check_training_data(self.train_dataset, self.args)
         lengths = self._lengths(self.train_dataset)
-        if lengths.target is None:
+        if lengths.target is None and getattr(getattr(self.model, "config", None), "is_encoder_decoder", False):
             raise ValueError("`train_dataset` must have a column `labels`; tokenize the target side.")
         batches_per_update = self.args.world_size * self.args.gradient_accumulation_steps
         sampler = TokenBudgetBatchSampler(
             lengths.source,
-            lengths.target,
+            lengths.source if lengths.target is None else lengths.target,
             max_tokens,
             seed=self.args.data_seed if self.args.data_seed is not None else self.args.seed,
             batches_per_step=batches_per_update,

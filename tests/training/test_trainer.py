@@ -18,6 +18,7 @@ from tiny_translation import (
 )
 from torch._dynamo.utils import counters
 from transformers import (
+    DataCollatorForLanguageModeling,
     DataCollatorForSeq2Seq,
     HfArgumentParser,
     Seq2SeqTrainer,
@@ -25,6 +26,7 @@ from transformers import (
     TrainerCallback,
 )
 
+from hf_vanilla import VanillaGptConfig, VanillaGptForCausalLM
 from hf_vanilla.training import VanillaTrainer, VanillaTrainingArguments
 
 
@@ -72,6 +74,21 @@ def test_step_on_a_gpu_waits_for_nothing(tmp_path, budget, monkeypatch):
     assert "mask_sizes" not in next(iter(trainer.get_train_dataloader()))
     batch = step_without_values(trainer, monkeypatch)
     assert batch["mask_sizes"]["attention_mask"][0] == batch["attention_mask"].sum()
+
+
+SIZES = {"vocab_size": 29, "hidden_size": 12, "num_hidden_layers": 1, "num_attention_heads": 3}
+
+
+def test_rows_without_labels_are_batched_by_their_tokens(tmp_path):
+    blocks = tiny_pairs().select_columns(["input_ids"])
+    arguments = VanillaTrainingArguments(str(tmp_path), use_cpu=True, report_to="none", max_tokens_per_batch=20)
+    model = VanillaGptForCausalLM(VanillaGptConfig(**SIZES, max_position_embeddings=9))
+    collator = DataCollatorForLanguageModeling(tiny_tokenizer(), mlm=False)
+    batches = list(VanillaTrainer(model, arguments, collator, train_dataset=blocks).get_train_dataloader())
+    assert max(batch["labels"].numel() for batch in batches) <= 20
+    assert sum(len(batch["input_ids"]) for batch in batches) == len(blocks)
+    with pytest.raises(ValueError, match="`train_dataset` must have a column `labels`; tokenize the target side"):
+        make_trainer(tmp_path, max_tokens_per_batch=20, pairs=blocks).get_train_dataloader()
 
 
 # Arguments
