@@ -453,7 +453,9 @@ class VanillaTrainer(VerifiedCheckpointTrainer, Seq2SeqTrainer):
             inputs["labels"] = self._eval_loss.hide_repeated_rows(inputs["labels"])
         step = super().prediction_step(model, inputs, prediction_loss_only, ignore_keys, **gen_kwargs)
         if self._eval_loss is not None and step[0] is not None:
-            self._eval_loss.add(step[0], inputs["labels"])
+            # The first token of a row is not predicted by a causal model.
+            is_causal = getattr(self.model, "loss_type", None) == "ForCausalLM"
+            self._eval_loss.add(step[0], inputs["labels"][:, 1:] if is_causal else inputs["labels"])
         return step
 
 

@@ -91,6 +91,19 @@ def test_rows_without_labels_are_batched_by_their_tokens(tmp_path):
         make_trainer(tmp_path, max_tokens_per_batch=20, pairs=blocks).get_train_dataloader()
 
 
+def test_loss_of_a_causal_model_is_the_mean_over_predicted_tokens(tmp_path):
+    torch.manual_seed(2)
+    model = VanillaGptForCausalLM(VanillaGptConfig(**SIZES, max_position_embeddings=9, initializer_range=0.5)).eval()
+    blocks = tiny_pairs(12).select_columns(["input_ids"])
+    arguments = VanillaTrainingArguments(str(tmp_path), use_cpu=True, report_to="none", max_tokens_per_batch=20)
+    collator = DataCollatorForLanguageModeling(tiny_tokenizer(), mlm=False)
+    measured = VanillaTrainer(model, arguments, collator, eval_dataset=blocks).evaluate()["eval_loss"]
+    rows = [torch.tensor([ids]) for ids in blocks["input_ids"][:]]
+    losses = [model(ids, labels=ids).loss.item() * (ids.numel() - 1) for ids in rows]
+    # float32 sums of other shapes
+    assert measured == pytest.approx(sum(losses) / sum(ids.numel() - 1 for ids in rows), rel=1e-5)
+
+
 # Arguments
 
 
