@@ -26,7 +26,7 @@ from transformers import (
     TrainerCallback,
 )
 
-from hf_vanilla import VanillaGptConfig, VanillaGptForCausalLM
+from hf_vanilla import VanillaBertConfig, VanillaBertForPreTraining, VanillaGptConfig, VanillaGptForCausalLM
 from hf_vanilla.training import VanillaTrainer, VanillaTrainingArguments
 
 
@@ -102,6 +102,17 @@ def test_loss_of_a_causal_model_is_the_mean_over_predicted_tokens(tmp_path):
     losses = [model(ids, labels=ids).loss.item() * (ids.numel() - 1) for ids in rows]
     # float32 sums of other shapes
     assert measured == pytest.approx(sum(losses) / sum(ids.numel() - 1 for ids in rows), rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("model_class", "config_class"),
+    [(VanillaGptForCausalLM, VanillaGptConfig), (VanillaBertForPreTraining, VanillaBertConfig)],
+    ids=["GPT", "BERT"],
+)
+def test_label_smoothing_of_another_loss_is_refused(tmp_path, model_class, config_class):
+    arguments = VanillaTrainingArguments(str(tmp_path), use_cpu=True, report_to="none", label_smoothing_factor=0.1)
+    with pytest.raises(ValueError, match=rf"`label_smoothing_factor` \(0.1\) is not for a {model_class.__name__}"):
+        VanillaTrainer(model_class(config_class(**SIZES)), arguments)
 
 
 # Arguments
