@@ -108,7 +108,6 @@ def test_changed_options_are_refused(tmp_path, options):
     assert not (tmp_path / "elsewhere").exists()
 
 
-@pytest.mark.promise("other config, tokenizer or data")
 def test_other_folder_of_images_is_refused(tmp_path):
     for name in ("cat/1.png", "dog/1.png"):
         (tmp_path / "images" / name).parent.mkdir(parents=True)
