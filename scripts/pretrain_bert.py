@@ -273,6 +273,12 @@ def adapt_to_phases(model_args: ModelArguments, data_args: DataArguments, traini
             f"`new_positions` ({data_args.new_positions}) is for a new model, but that of `model_name_or_path` "
             "has learned its positions; leave one of the two out."
         )
+    for name in ("repeats", "short_sequence_probability"):
+        given = getattr(data_args, name)
+        if model_args.no_next_sentence_prediction and given != getattr(DataArguments, name):
+            raise ValueError(
+                f"`{name}` ({given}) is for pairs of segments, not for `no_next_sentence_prediction`; leave one out."
+            )
     if data_args.new_positions != "random" and data_args.shifted_positions > 0:
         raise ValueError(
             f"`new_positions` ({data_args.new_positions}) would replace what `shifted_positions` "

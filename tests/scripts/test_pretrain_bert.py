@@ -204,6 +204,7 @@ def test_further_pretraining_without_next_sentences(run_dir, corpus, tmp_path):
             ["--new_positions", "repeat", "--shifted_positions", "0.5"],
             "`new_positions` (repeat) would replace what `shifted_positions` (0.5) has taught",
         ),
+        (["--no_next_sentence_prediction", "--repeats", "2"], "`repeats` (2) is for pairs of segments"),
         (
             ["--initial_embeddings", "examples", "--model_name_or_path", "bert"],
             "`initial_embeddings` (examples) is for a new model",
@@ -222,6 +223,7 @@ def test_further_pretraining_without_next_sentences(run_dir, corpus, tmp_path):
         "long warm-up",
         "positions",
         "positions learned",
+        "repeats",
         "embeddings",
     ],
 )
