@@ -73,6 +73,7 @@ def main() -> None:
     for name in ("max_steps", "max_tokens_per_batch"):
         if (getattr(training_args, name) or 0) < 1:
             raise ValueError(f"`{name}` is missing; give it as --{name}.")
+    accumulated = training_args.gradient_accumulation_steps  # batches of an update
     choice = fastest_precision(training_args.device)
     has_bfloat16 = choice.dtype == torch.bfloat16 or choice.gflops is not None
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:  # Windows keeps mapped files
@@ -83,10 +84,11 @@ def main() -> None:
                 cost = estimate(
                     config,
                     examples,
-                    updates=max(1, round(training_args.max_steps * share)),
+                    updates=max(1, round(training_args.max_steps * share)) * accumulated,
                     max_tokens_per_batch=training_args.max_tokens_per_batch,
                     bf16=name == "bfloat16",
                 )
+                cost.tokens_per_update *= accumulated
                 estimates.append((cost, share))
             print(f"{name}: {total(estimates)}")
     print(f"--precision fastest chooses {choice}.")

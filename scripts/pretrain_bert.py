@@ -273,6 +273,17 @@ def adapt_to_phases(model_args: ModelArguments, data_args: DataArguments, traini
             f"`new_positions` ({data_args.new_positions}) is for a new model, but that of `model_name_or_path` "
             "has learned its positions; leave one of the two out."
         )
+    for name in ("repeats", "short_sequence_probability"):
+        given = getattr(data_args, name)
+        if model_args.no_next_sentence_prediction and given != getattr(DataArguments, name):
+            raise ValueError(
+                f"`{name}` ({given}) is for pairs of segments, not for `no_next_sentence_prediction`; leave one out."
+            )
+    if data_args.new_positions != "random" and data_args.shifted_positions > 0:
+        raise ValueError(
+            f"`new_positions` ({data_args.new_positions}) would replace what `shifted_positions` "
+            f"({data_args.shifted_positions}) has taught the positions of the next phase; leave one of the two out."
+        )
     if data_args.phase_learning_rates is not None and data_args.phase_warmup_steps is not None:
         training_args.learning_rate = data_args.phase_learning_rates[0]
         training_args.warmup_steps = data_args.phase_warmup_steps[0]

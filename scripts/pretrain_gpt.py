@@ -59,6 +59,7 @@ from hf_vanilla.training import (
     main_process_first,
     resume_hint_on_interrupt,
     save_final_model,
+    save_metrics,
     train_to_end,
 )
 
@@ -325,7 +326,7 @@ def train(model_args: ModelArguments, data_args: DataArguments, training_args: P
         )
         measured.update({f"eval_{name}": value for name, value in scores.items()})
         trainer.log_metrics("eval", measured)
-        trainer.save_metrics("eval", measured)
+        save_metrics(trainer, "eval", measured)
     save_final_model(trainer)
     logger.info(f"The model is in {output_dir}. It continues a text: hf-vanilla generate --model {output_dir}")
 

@@ -225,9 +225,10 @@ class TranslationTrainingArguments(VanillaTrainingArguments):
             raise ValueError(f"`average_last` must not be negative, got {self.average_last}.")
         if self.average_last > 0 and self.save_strategy == "no":
             raise ValueError(f"`average_last` ({self.average_last}) needs checkpoints, but `save_strategy` is no.")
-        if self.average_last > 0 and self.early_stopping_patience > 0:
+        if self.average_last > 0 and self.load_best_model_at_end:  # which early stopping sets
+            name = "early_stopping_patience" if self.early_stopping_patience > 0 else "load_best_model_at_end"
             raise ValueError(
-                "`average_last` can't be combined with `early_stopping_patience`: one takes the last checkpoints, the "
+                f"`average_last` can't be combined with `{name}`: one takes the last checkpoints, the "
                 "other the best; leave one out. scripts/average_checkpoints.py --best averages the best ones."
             )
         if self.save_total_limit is not None and self.save_total_limit < self.average_last:

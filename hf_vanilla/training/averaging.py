@@ -76,7 +76,10 @@ class _Weights:
         self.folder = folder
         index = folder / SAFE_WEIGHTS_INDEX_NAME
         if index.is_file():
-            self.file_of = dict(read_json_object(index)["weight_map"])
+            weight_map = read_json_object(index).get("weight_map")
+            if not isinstance(weight_map, dict):
+                raise ValueError(f"`checkpoints`: {index} must have a `weight_map`; save the model again.")
+            self.file_of = weight_map
         elif (folder / SAFE_WEIGHTS_NAME).is_file():
             with self._open(SAFE_WEIGHTS_NAME) as file:
                 self.file_of = dict.fromkeys(file.keys(), SAFE_WEIGHTS_NAME)

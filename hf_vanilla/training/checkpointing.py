@@ -26,7 +26,7 @@ from transformers.utils import logging
 
 from ..data.files import is_full_disk
 from ..hub.pushing_trainer import ResilientPushTrainer
-from .checkpoints import MANIFEST_MARK, checkpoint_to_resume, folders_by_step, why_not_resumable
+from .checkpoints import MANIFEST_MARK, checkpoint_to_resume, find_best_checkpoint, folders_by_step, why_not_resumable
 from .manifest import changes, harmless_changes, read_manifest, training_facts, write_manifest
 from .muon import MuonTrainer
 from .parallelism import check_parallelism
@@ -79,7 +79,10 @@ class ManifestCallback(TrainerCallback):
         dataset = getattr(kwargs.get("train_dataloader"), "dataset", None)
         self._facts = training_facts(args, model, processing_class, dataset)
         if state.global_step > 0:
-            self._check_resumed(self.resumed or _folder_of(args, state), model)
+            folder = self.resumed or _folder_of(args, state)
+            self._check_resumed(folder, model)
+            # The trainer forgets one that is no longer where it was, and it could be removed.
+            state.best_model_checkpoint = find_best_checkpoint(state, folder.parent)
         self.resumed = None
         # A checkpoint whose state has this mark is complete only with its manifest.
         state.stateful_callbacks[MANIFEST_MARK] = {"args": {"force": self.force}, "attributes": {}}
@@ -182,7 +185,8 @@ class VerifiedCheckpointTrainer(MuonTrainer, ResilientPushTrainer):
     - A checkpoint is written in a hidden folder beside its place, moved there in one step by one process, and
       described by a manifest ([`ManifestCallback`]). Older ones beyond `save_total_limit` are removed after that.
     - `train(resume_from_checkpoint=True)` resumes from the newest checkpoint that is complete and undamaged, names
-      those that it skips, and refuses to start anew if all are damaged.
+      those that it skips, and refuses to start anew if all are damaged. What callbacks count, such as the patience of
+      early stopping, is restored.
     - `force_resume` in the training arguments resumes although configuration, tokenizer, data or processes changed.
     - If the disk is full, the partial checkpoint is removed, and the training ends with an error in all processes.
       With `on_disk_full="continue"` in the training arguments it is a warning, and the next checkpoint is tried.
@@ -254,6 +258,8 @@ class VerifiedCheckpointTrainer(MuonTrainer, ResilientPushTrainer):
             manifest = self._callback(ManifestCallback)
             if manifest is not None:
                 manifest.resumed = None if given is None else Path(given)
+            if given is not None:
+                self._restore_callbacks(Path(given))
             try:
                 return super().train(given, trial, *args, **kwargs)
             except RollbackRequested as request:
@@ -277,7 +283,6 @@ class VerifiedCheckpointTrainer(MuonTrainer, ResilientPushTrainer):
         if found is None:
             raise ValueError(f"{request} There is no checkpoint to return to; save more often.") from None
         policy.left_out.add(request.step)
-        self._restore_callbacks(Path(found))
         logger.warning(f"{request} Returning to {found}, and then leaving out step {request.step}.")
         return found
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError, safe_open
+from transformers import TrainerState
 from transformers.tokenization_utils_base import TOKENIZER_CONFIG_FILE
 from transformers.trainer import OPTIMIZER_NAME, OPTIMIZER_NAME_BIN, SCHEDULER_NAME, TRAINER_STATE_NAME
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
@@ -160,6 +161,23 @@ def _newest_good(run_dir: str | os.PathLike) -> tuple[str | None, list[str]]:
             return str(folder), damaged
         logger.warning(f"Skipped {folder}: a run can't be resumed from it, because it has {reason}.")
     return None, damaged
+
+
+def find_best_checkpoint(state: TrainerState, run_dir: str | os.PathLike) -> str | None:
+    """Find the best checkpoint that a state names, also if the folder of the run has moved since then.
+
+    Args:
+        state (`TrainerState`): The state.
+        run_dir (`str`): Where the folder of its run is now.
+
+    Returns:
+        `str`: the folder; `None` if there is none.
+    """
+    best = state.best_model_checkpoint
+    if best is not None and Path(best).is_dir():
+        return best
+    moved = Path(run_dir, f"{PREFIX_CHECKPOINT_DIR}-{state.best_global_step}")
+    return str(moved) if state.best_global_step and moved.is_dir() else None
 
 
 def folder_of_tokenizer(checkpoint: str | os.PathLike) -> Path:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from transformers import PreTrainedModel, set_seed
+from transformers.trainer_utils import IntervalStrategy
 from transformers.utils import logging
 
 from .arguments import LOSSES, FinetuningArguments
@@ -53,7 +54,8 @@ def search_settings(
         best median first.
 
     Raises:
-        ValueError: if the grid is empty or names no training argument, or there is no such score.
+        ValueError: if the grid is empty or names no training argument, there is no such score, or `args` have
+            evaluations while training.
         ImportError: if optuna is not installed.
 
     Source: Devlin et al. 2018, A.3.
@@ -107,12 +109,18 @@ def search_settings(
 
 
 def _check_grid(args: FinetuningArguments, seeds: Sequence[int], grid: Mapping[str, Sequence[float]]) -> None:
-    """Check that there is something to train with."""
+    """Check that there is something to train with, and that trainings are scored at their end."""
     for name, values in grid.items():
         if not hasattr(args, name):
             raise ValueError(f"`grid` must name training arguments, but there is none called {name!r}.")
         if not values:
             raise ValueError(f"`grid` must have at least one value for {name!r}.")
+    strategy = IntervalStrategy(args.eval_strategy)
+    if strategy != IntervalStrategy.NO:  # the last of them would be the score, and Optuna would end trainings early
+        raise ValueError(
+            f"`eval_strategy` must be no in a search, which scores each training at its end, got {strategy.value}; "
+            "leave it out, and early stopping too."
+        )
     if not seeds:
         raise ValueError("`seeds` must name at least one seed.")
 

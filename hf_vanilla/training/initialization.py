@@ -38,21 +38,22 @@ def initialize_from_examples(model: PreTrainedModel, examples: Dataset, seed: in
     """Set the embeddings of tokens and positions, and the bias of the predictions, of a new model.
 
     Args:
-        model (`PreTrainedModel`): A model with learned positions. Special tokens, and tokens that do not occur, keep
-            their embeddings.
+        model (`PreTrainedModel`): A model with learned positions, which its `get_position_embeddings` gives. Special
+            tokens, and tokens that do not occur, keep their embeddings.
         examples (`Dataset`): Examples of `build_pretraining_dataset` or `build_masked_language_dataset`.
         seed (`int`, defaults to 0): Seed of a random rotation.
 
     Raises:
         TypeError: if `examples` is a stream.
-        ValueError: if the vocabulary is smaller than the model is wide, or `examples` lack a column, have ids beyond
-            the vocabulary, or no two tokens next to each other.
+        ValueError: if the model gives no embeddings of learned positions, the vocabulary is smaller than the
+            model is wide, or `examples` lack a column, have ids beyond the vocabulary, or no two tokens next to each
+            other.
 
     Source: Levy & Goldberg 2014, "Neural Word Embedding as Implicit Matrix Factorization"; Levy et al. 2015 for the
     smoothing; Vaswani et al. 2017, section 3.5, for the positions.
     """
+    positions = _positions_of(model)
     weight = model.get_input_embeddings().weight
-    positions = model.base_model.get_position_embeddings().weight
     bias = getattr(model.get_output_embeddings(), "bias", None)
     vocab_size, width = weight.shape
     _check(examples, vocab_size, width)
@@ -70,6 +71,17 @@ def initialize_from_examples(model: PreTrainedModel, examples: Dataset, seed: in
     logger.info(
         f"Embeddings of {int((counts > 0).sum()):,} tokens start from their neighbours in {len(examples):,} examples."
     )
+
+
+def _positions_of(model: PreTrainedModel) -> torch.Tensor:
+    """Return the embeddings of a model's positions."""
+    try:
+        return model.base_model.get_position_embeddings().weight
+    except (NotImplementedError, AttributeError):
+        raise ValueError(
+            f"`model` must give embeddings of learned positions (`get_position_embeddings`), as a BERT does, but a "
+            f"{type(model).__name__} gives none; train it from random embeddings."
+        ) from None
 
 
 def _check(examples: Any, vocab_size: int, width: int) -> None:

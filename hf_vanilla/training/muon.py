@@ -18,6 +18,11 @@ from transformers import Trainer, TrainingArguments
 
 # Learning rate of the matrices over that of all else. Muon's updates are scaled to the size of Adam's.
 MATRIX_RATE = 2.0
+# What to do about an error of torch's optimizers, by a part of its message.
+_ADVICE = {
+    "number of parameter groups": "Give `muon` as the run that saved it did, and no other `optimizers`.",
+    "size of optimizer's group": "Train the same parameters as the run that saved it: freeze those that it froze.",
+}
 
 
 class MuonWithAdamW(torch.optim.Optimizer):
@@ -109,14 +114,14 @@ class MuonTrainer(Trainer):
         return super().create_optimizer(model)
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
-        """Load their states; say what to do if that of the optimizer is of another one."""
+        """Load their states; say what to do if that of the optimizer is of another one or of other parameters."""
         try:
             super()._load_optimizer_and_scheduler(checkpoint)
         except ValueError as error:
-            raise ValueError(
-                f"The optimizer can't continue from {checkpoint}: {error}. Give `muon` as the run that saved it did, "
-                "and train the same parameters."
-            ) from error
+            advice = next((advice for cause, advice in _ADVICE.items() if cause in str(error)), None)
+            if advice is None:
+                raise
+            raise ValueError(f"The optimizer can't continue from {checkpoint}: {error}. {advice}") from error
 
 
 def create_muon(model: torch.nn.Module, args: TrainingArguments, decayed: list[str]) -> MuonWithAdamW:

@@ -25,7 +25,7 @@ from ..hub.pushing_trainer import ResilientPushTrainer
 from ..hub.run_settings import save_run_settings
 from ..models.text_batches import TARGET_TOKENIZER
 from .checkpointing import keep_manifests, wait_for_manifests
-from .checkpoints import checkpoint_to_resume, last_complete_checkpoint, read_json_object
+from .checkpoints import checkpoint_to_resume, find_best_checkpoint, last_complete_checkpoint, read_json_object
 from .divergence import check_finite_weights
 from .signals import exit_on_sigterm, stopping_on_signals
 
@@ -61,6 +61,10 @@ SEMANTIC_ARGUMENTS = (
     "adam_beta1",
     "adam_beta2",
     "adam_epsilon",
+    "max_grad_norm",
+    "label_smoothing_factor",
+    "teacher_forcing_ratio",
+    "consistency_weight",
     "bf16",
     "fp16",
     "tf32",
@@ -79,6 +83,10 @@ NON_SEMANTIC_OPTIONS = re.compile(
 
 # Options whose values are files or models, which are compared by content.
 PATH_OPTIONS = re.compile(r".*(_files?|_path)")
+
+
+# What earlier versions noted in place of a folder of data.
+NO_CONTENT = f"sha256 {hashlib.sha256().hexdigest()}"
 
 
 # The files of a model's folder that decide what it computes.
@@ -270,7 +278,11 @@ def train_to_end(trainer: Trainer, checkpoint: str | os.PathLike[str] | None = N
         save_metrics(trainer, "train", result.metrics)
         return
     trainer.state = TrainerState.load_from_json(str(Path(checkpoint) / TRAINER_STATE_NAME))
-    best = trainer.state.best_model_checkpoint if trainer.args.load_best_model_at_end else None
+    best = None
+    if trainer.args.load_best_model_at_end:
+        best = find_best_checkpoint(trainer.state, Path(checkpoint).parent)
+        if best is None and trainer.state.best_model_checkpoint is not None:
+            logger.warning("The best checkpoint is gone, and so the last one is taken.")
     trainer.model.load_state_dict(type(trainer.model).from_pretrained(best or checkpoint).state_dict())
 
 
@@ -419,6 +431,7 @@ def _read_options(path: Path) -> dict[str, Any]:
 def _check_unchanged(options: dict[str, Any], earlier: dict[str, Any], folder: Path) -> None:
     """Raise if options differ; an option that only one of two versions has is ignored."""
     differing = [name for name, value in options.items() if name in earlier and earlier[name] != value]
+    differing = [name for name in differing if earlier[name] != NO_CONTENT]
     # Version 0.1 had defaults where scripts now look for the usual columns, and find these first.
     defaults = ("text", "label", "sent1", "endings", "tokens", "tags")
     is_found = {name for name in differing if name.endswith("_column") and options[name] is None}
@@ -459,16 +472,19 @@ def _tokenizer_content(path: Path) -> dict[str, Any] | None:
 
 
 def _checksum_of_content(value: Any) -> Any:
-    """Return a checksum for the path of a file or of a model's folder; other values as they are."""
+    """Return a checksum for a file, the files of a model, or names and sizes in a folder; other values as they are."""
     if isinstance(value, list | tuple):
         return [_checksum_of_content(each) for each in value]
     path = Path(str(value))
     if value is None or not path.exists():
         return value
-    files = [path]
+    files, checksum = [path], hashlib.sha256()
     if path.is_dir():
-        files = sorted(each for each in path.rglob("*") if each.is_file() and MODEL_FILES.fullmatch(each.name))
-    checksum = hashlib.sha256()
+        found = sorted(each for each in path.rglob("*") if each.is_file())
+        files = [each for each in found if MODEL_FILES.fullmatch(each.name)]
+        if not files:  # of data, such as images in a folder for each label, and so perhaps very many
+            listed = [(each.relative_to(path).as_posix(), each.stat().st_size) for each in found]
+            checksum.update(json.dumps(listed).encode())
     for each in files:
         with each.open("rb") as file:
             checksum.update(hashlib.file_digest(file, "sha256").digest())

@@ -29,6 +29,8 @@ from ..data.batching import LengthSortedBatchSampler, PairLengths, TokenBudgetBa
 from ..data.streams import TokenBudgetStream
 from ..models import packing
 from ..models.checks import IGNORED_LABEL
+from ..models.modeling_vanilla_bert import VanillaBertForPreTraining
+from ..models.modeling_vanilla_gpt import VanillaGptForCausalLM
 from ..models.self_contained import VanillaPreTrainedModel
 from .arguments import VanillaTrainingArguments, add_early_stopping
 from .checkpointing import VerifiedCheckpointTrainer
@@ -104,6 +106,7 @@ class VanillaTrainer(VerifiedCheckpointTrainer, Seq2SeqTrainer):
     Raises:
         TypeError: if `args` is not a `VanillaTrainingArguments`.
         ValueError: if `consistency_weight` is above 0 for a model other than a `VanillaTransformer`, if
+            `label_smoothing_factor` is set with it or for a model that computes its own loss differently, if
             `max_tokens_per_batch` is set and the training data has no length and is no `datasets.IterableDataset`,
             if a `TokenBudgetStream` is not for this process, or if more than one `dataloader_num_workers` would read
             one.
@@ -135,6 +138,7 @@ class VanillaTrainer(VerifiedCheckpointTrainer, Seq2SeqTrainer):
         super().__init__(model, args, data_collator, **kwargs)
         if data_collator is None and isinstance(self.processing_class, PreTrainedTokenizerBase):
             self.data_collator = DataCollatorForSeq2Seq(self.processing_class, model=self.model)
+        _check_label_smoothing(args, self.model)
         if args.consistency_weight > 0:
             self.compute_loss_func = ConsistencyLoss(self.model.config, args.consistency_weight)
         self.add_callback(_EpochOfBatchSampler())
@@ -152,7 +156,8 @@ class VanillaTrainer(VerifiedCheckpointTrainer, Seq2SeqTrainer):
             `DataLoader`: prepared by accelerate, with the same number of batches on each process.
 
         Raises:
-            ValueError: if the training data has no length, or holds a pair longer than the budget.
+            ValueError: if the training data has no length, holds a pair longer than the budget, or lacks the labels of
+                an encoder-decoder.
         """
         max_tokens = self.args.max_tokens_per_batch
         self._stream = None
@@ -168,12 +173,12 @@ class VanillaTrainer(VerifiedCheckpointTrainer, Seq2SeqTrainer):
                 self.data_collator = collator
         _check_training_data(self.train_dataset, self.args)
         lengths = self._lengths(self.train_dataset)
-        if lengths.target is None:
+        if lengths.target is None and getattr(getattr(self.model, "config", None), "is_encoder_decoder", False):
             raise ValueError("`train_dataset` must have a column `labels`; tokenize the target side.")
         batches_per_update = self.args.world_size * self.args.gradient_accumulation_steps
         sampler = TokenBudgetBatchSampler(
             lengths.source,
-            lengths.target,
+            lengths.source if lengths.target is None else lengths.target,
             max_tokens,
             seed=self.args.data_seed if self.args.data_seed is not None else self.args.seed,
             batches_per_step=batches_per_update,
@@ -452,7 +457,9 @@ class VanillaTrainer(VerifiedCheckpointTrainer, Seq2SeqTrainer):
             inputs["labels"] = self._eval_loss.hide_repeated_rows(inputs["labels"])
         step = super().prediction_step(model, inputs, prediction_loss_only, ignore_keys, **gen_kwargs)
         if self._eval_loss is not None and step[0] is not None:
-            self._eval_loss.add(step[0], inputs["labels"])
+            # The first token of a row is not predicted by a causal model.
+            is_causal = getattr(self.model, "loss_type", None) == "ForCausalLM"
+            self._eval_loss.add(step[0], inputs["labels"][:, 1:] if is_causal else inputs["labels"])
         return step
 
 
@@ -519,6 +526,23 @@ def _check_class(args: Any) -> None:
         raise TypeError(
             f"`args` must be a `VanillaTrainingArguments`, got a `{type(args).__name__}`; it takes the same "
             "arguments, so only the name of the class has to change."
+        )
+
+
+def _check_label_smoothing(args: VanillaTrainingArguments, model: Any) -> None:
+    """Check that the label smoothing of transformers' trainer computes the loss that the model is trained with."""
+    factor = args.label_smoothing_factor
+    if factor == 0:
+        return
+    if args.consistency_weight > 0:
+        raise ValueError(
+            f"`label_smoothing_factor` ({factor}) has no effect with `consistency_weight` "
+            f"({args.consistency_weight}); set `label_smoothing` of the model's config."
+        )
+    if isinstance(model, VanillaGptForCausalLM | VanillaBertForPreTraining):
+        raise ValueError(
+            f"`label_smoothing_factor` ({factor}) is not for a {type(model).__name__}: transformers' trainer would "
+            "compare its predictions with other labels; leave it at 0."
         )
 
 

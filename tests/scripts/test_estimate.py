@@ -39,6 +39,30 @@ def test_estimate_in_both_precisions(tmp_path, monkeypatch, capsys, task, has_bf
     assert not (tmp_path / "run").exists()
 
 
+def test_accumulated_batches_count(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(SCRIPTS))
+    monkeypatch.setattr(precision, "cpu_has_bfloat16", lambda: False)
+    (tmp_path / "a").write_text("\n".join(f"the dog number {number} likes a cat" for number in range(30)))
+    options = (
+        "--train_source_file a --train_target_file a --vocab_size 280 --max_tokens_per_batch 128 --output_dir run"
+    )
+    options = [*options.split(), *SIZES["train_translation"].split(), "--max_steps", "20"]
+    tokens, operations = [], []
+    for accumulated in ("1", "4"):
+        more = ("--gradient_accumulation_steps", accumulated)
+        precision.forget()
+        try:
+            assert run_here(monkeypatch, "estimate.py", "train_translation", *options, *more) == 0
+        finally:
+            precision.forget()
+        found = re.search(r"(\d+) tokens an update, (\S+) operations", capsys.readouterr().out)
+        tokens.append(int(found[1]))
+        operations.append(float(found[2]))
+    assert tokens[1] == pytest.approx(4 * tokens[0], abs=3)  # they are rounded
+    assert operations[1] == pytest.approx(4 * operations[0], rel=0.02)
+
+
 def test_estimate_needs_the_length_of_the_run(tmp_path, monkeypatch, capsys):
     monkeypatch.syspath_prepend(str(SCRIPTS))
     assert run_here(monkeypatch, "estimate.py", "train_translation", "--output_dir", str(tmp_path / "run")) == 1

@@ -201,6 +201,11 @@ def test_further_pretraining_without_next_sentences(run_dir, corpus, tmp_path):
         ),
         (["--new_positions", "repeat", "--model_name_or_path", "bert"], "`new_positions` (repeat) is for a new model"),
         (
+            ["--new_positions", "repeat", "--shifted_positions", "0.5"],
+            "`new_positions` (repeat) would replace what `shifted_positions` (0.5) has taught",
+        ),
+        (["--no_next_sentence_prediction", "--repeats", "2"], "`repeats` (2) is for pairs of segments"),
+        (
             ["--initial_embeddings", "examples", "--model_name_or_path", "bert"],
             "`initial_embeddings` (examples) is for a new model",
         ),
@@ -217,6 +222,8 @@ def test_further_pretraining_without_next_sentences(run_dir, corpus, tmp_path):
         "best",
         "long warm-up",
         "positions",
+        "positions learned",
+        "repeats",
         "embeddings",
     ],
 )

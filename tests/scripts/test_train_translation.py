@@ -166,8 +166,12 @@ def test_diverging_training_with_stock_batches_saves_nothing(corpus, tmp_path):
             ["--train_source_file", "a", "--train_target_file", "b"],
             "`train_source_file` must be an existing file, but there is no file a",
         ),
+        (
+            ["--average_last", "2", "--eval_strategy", "steps", "--eval_steps", "4", "--load_best_model_at_end"],
+            "`average_last` can't be combined with `load_best_model_at_end`",
+        ),
     ],
-    ids=["unwritable", "one side", "nonsense", "preset", "sizes", "missing"],
+    ids=["unwritable", "one side", "nonsense", "preset", "sizes", "missing", "average of the best"],
 )
 def test_bad_options_end_before_any_work(corpus, tmp_path, arguments, message):
     files = [] if "--train_source_file" in arguments else text_files(corpus)

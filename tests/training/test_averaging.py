@@ -170,6 +170,12 @@ def cause_incomplete_index(folder):
     return [folder / "c"]
 
 
+def cause_broken_index(folder):
+    write_checkpoint(folder / "c", num_shards=2)
+    (folder / "c" / f"{WEIGHTS}.index.json").write_text("{}")
+    return [folder / "c"]
+
+
 @pytest.mark.parametrize(
     ("cause", "message"),
     [
@@ -189,6 +195,7 @@ def cause_incomplete_index(folder):
             "equal integer tensors, but `position_ids` .torch.int64. differs between .*a and .*c",
         ),
         (cause_nan, "`projection` is nan or infinite in .*c; leave that one out"),
+        (cause_broken_index, "c.model.safetensors.index.json must have a `weight_map`; save the model again"),
         (cause_incomplete_index, "the index of .*c lists `ghost`, which is in none of its files"),
     ],
     ids=lambda value: value.__name__.removeprefix("cause_") if callable(value) else "",

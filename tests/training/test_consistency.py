@@ -94,5 +94,7 @@ def test_other_models_and_weights_are_refused(tmp_path):
         ValueError, match=r"`consistency_weight` \(5.0\) is for a `VanillaTransformerFor.*, got a bert"
     ):
         make_trainer(tmp_path, bert, consistency_weight=5.0)
+    with pytest.raises(ValueError, match=r"`label_smoothing_factor` \(0.1\) has no effect with `consistency_weight`"):
+        make_trainer(tmp_path, tiny_model(), consistency_weight=5.0, label_smoothing_factor=0.1)
     with pytest.raises(ValueError, match="`consistency_weight` must be finite and not negative, got -1"):
         make_trainer(tmp_path, tiny_model(), consistency_weight=-1)

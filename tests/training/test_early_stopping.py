@@ -18,13 +18,13 @@ def arguments(folder, **changes):
     return VanillaTrainingArguments(str(folder), **{**options, **changes})
 
 
-def trained(args):
+def trained(args, checkpoint=None):
     model = tiny_model()
     trainer = VanillaTrainer(
         model, args, tiny_collator(model), train_dataset=tiny_pairs(), eval_dataset=tiny_pairs(9, seed=6),
         processing_class=tiny_tokenizer(),
     )  # fmt: skip
-    trainer.train()
+    trainer.train(resume_from_checkpoint=checkpoint)
     return trainer
 
 
@@ -36,6 +36,12 @@ def test_a_run_without_progress_stops_and_is_finished(tmp_path):
     save_final_model(trainer)
     assert is_finished(args)
     assert not is_finished(arguments(tmp_path, max_steps=30))  # a longer run
+
+
+def test_a_resumed_run_has_the_patience_that_was_left(tmp_path):
+    trained(arguments(tmp_path))
+    trainer = trained(arguments(tmp_path), str(tmp_path / "checkpoint-2"))
+    assert trainer.state.global_step == 3
 
 
 def test_progress_resets_the_patience(tmp_path):

@@ -106,6 +106,12 @@ def test_search_resumes_with_an_incomplete_line_in_the_journal(tmp_path, args):
     assert [sorted(each["scores"]) for each in ranking] == [["1", "2"]] * 4
 
 
+def test_search_refuses_evaluations_before_the_end(tmp_path, args):
+    args.eval_strategy, args.num_train_epochs = "epoch", 1
+    with pytest.raises(ValueError, match="`eval_strategy` must be no in a search, .* got epoch"):
+        search_settings(task([]), args, [1], tmp_path / "journal", grid={"learning_rate": [1e-2]})
+
+
 def test_search_stops_at_a_diverging_setting(tmp_path, args):
     with pytest.raises(ValueError, match="The gradient is nan .* Lower the learning rate [(]1e[+]38[)]"):
         search_settings(task([]), args, [1], tmp_path / "journal", grid={"learning_rate": [1e38]})

@@ -1,6 +1,7 @@
 import pytest
 import torch
 from datasets import Dataset
+from tiny_translation import tiny_model
 
 from hf_vanilla import VanillaBertConfig, VanillaBertForPreTraining
 from hf_vanilla.models.layers import sinusoidal_positions
@@ -108,3 +109,8 @@ def test_some_of_many_examples_are_counted(monkeypatch, order):
 def test_more_width_than_tokens_is_refused():
     with pytest.raises(ValueError, match=r"`vocab_size` \(10\) must be at least the model's width \(12\)"):
         initialize_from_examples(tiny_bert(vocab_size=10), sentences((NOUNS, VERBS)))
+
+
+def test_model_without_learned_positions_is_refused():
+    with pytest.raises(ValueError, match="`model` must give embeddings of learned positions .* VanillaTransformerFor"):
+        initialize_from_examples(tiny_model(), sentences((NOUNS, VERBS)))

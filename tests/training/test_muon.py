@@ -106,6 +106,14 @@ def test_checkpoint_of_the_other_optimizer_is_refused(tmp_path, muon):
         make_trainer(tmp_path, tiny_model(), muon=muon).train(resume_from_checkpoint=str(tmp_path / "checkpoint-3"))
 
 
+def test_checkpoint_of_other_parameters_is_refused(tmp_path):
+    make_trainer(tmp_path, tiny_model(), save_strategy="steps", save_steps=3, max_steps=3).train()
+    model = tiny_model()
+    model.get_input_embeddings().weight.requires_grad = False
+    with pytest.raises(ValueError, match=r"checkpoint-3: .*group\. Train the same parameters as the run"):
+        make_trainer(tmp_path, model).train(resume_from_checkpoint=str(tmp_path / "checkpoint-3"))
+
+
 def test_closure_gives_its_loss(tmp_path):
     model = tiny_model()
     optimizer = make_trainer(tmp_path, model).create_optimizer()

@@ -1,5 +1,6 @@
 """The folder of a run: lock, options, resuming, final model."""
 
+import hashlib
 import json
 import re
 import signal
@@ -107,6 +108,22 @@ def test_changed_options_are_refused(tmp_path, options):
     assert not (tmp_path / "elsewhere").exists()
 
 
+def test_other_folder_of_images_is_refused(tmp_path):
+    for name in ("cat/1.png", "dog/1.png"):
+        (tmp_path / "images" / name).parent.mkdir(parents=True)
+        (tmp_path / "images" / name).write_bytes(b"pixels")
+    run, options = tmp_path / "run", {"train_file": str(tmp_path / "images")}
+    begin(run, options)
+    (run / "config.json").write_text("{}")
+    begin(run, options)
+    (tmp_path / "images" / "dog" / "1.png").rename(tmp_path / "images" / "cat" / "2.png")
+    with pytest.raises(ValueError, match="`train_file` has other contents than those that the run in"):
+        begin(run, options)
+    nothing = f"sha256 {hashlib.sha256().hexdigest()}"  # of an earlier version, which did not read such folders
+    (run / "_run_options.json").write_text(json.dumps({"train_file": nothing}))
+    begin(run, options)
+
+
 @pytest.mark.promise("other config, tokenizer or data")
 @pytest.mark.parametrize(
     "change",
@@ -115,6 +132,10 @@ def test_changed_options_are_refused(tmp_path, options):
         {"warmup_steps": 7},
         {"lr_scheduler_type": "cosine"},
         {"weight_decay": 0.1},
+        {"max_grad_norm": 0.5},
+        {"consistency_weight": 5.0},
+        {"teacher_forcing_ratio": 0.5},
+        {"label_smoothing_factor": 0.1},
         {"bf16": True},
     ],
     ids=lambda change: next(iter(change)),
@@ -319,6 +340,38 @@ def test_finished_run_loads_the_best_checkpoint(tmp_path):
     assert again.state.best_model_checkpoint != last_complete_checkpoint(tmp_path)
     for name, weight in weights_of(first).items():
         assert torch.equal(weights_of(again)[name], weight), name
+
+
+def test_run_that_has_moved_keeps_its_best_checkpoint(tmp_path):
+    def start(folder, max_steps):
+        arguments = VanillaTrainingArguments(
+            folder,
+            max_steps=max_steps,
+            save_steps=1,
+            save_total_limit=2,  # the best one and the last one
+            eval_steps=1,
+            eval_strategy="steps",
+            load_best_model_at_end=True,
+            greater_is_better=True,  # the first one, then
+            learning_rate=1e-3,
+            use_cpu=True,
+            report_to="none",
+            disable_tqdm=True,
+        )
+        model, pairs = tiny_model(), tiny_pairs(12)
+        return VanillaTrainer(model, arguments, tiny_collator(model), train_dataset=pairs, eval_dataset=pairs)
+
+    first = start(tmp_path / "run", 3)
+    train_to_end(first)
+    assert first.state.best_global_step == 1
+    folder = (tmp_path / "run").rename(tmp_path / "moved")
+    for max_steps in (3, 5):
+        again = start(folder, max_steps)
+        train_to_end(again, last_complete_checkpoint(folder))
+        for name, weight in weights_of(first).items():
+            assert torch.equal(weights_of(again)[name], weight), name
+    assert again.state.best_model_checkpoint == str(folder / "checkpoint-1")
+    assert sorted(path.name for path in folder.glob("checkpoint-*")) == ["checkpoint-1", "checkpoint-5"]
 
 
 def test_finished_run_without_checkpoints_is_not_repeated(tmp_path):

@@ -18,6 +18,7 @@ from tiny_translation import (
 )
 from torch._dynamo.utils import counters
 from transformers import (
+    DataCollatorForLanguageModeling,
     DataCollatorForSeq2Seq,
     HfArgumentParser,
     Seq2SeqTrainer,
@@ -25,6 +26,7 @@ from transformers import (
     TrainerCallback,
 )
 
+from hf_vanilla import VanillaBertConfig, VanillaBertForPreTraining, VanillaGptConfig, VanillaGptForCausalLM
 from hf_vanilla.training import VanillaTrainer, VanillaTrainingArguments
 
 
@@ -72,6 +74,45 @@ def test_step_on_a_gpu_waits_for_nothing(tmp_path, budget, monkeypatch):
     assert "mask_sizes" not in next(iter(trainer.get_train_dataloader()))
     batch = step_without_values(trainer, monkeypatch)
     assert batch["mask_sizes"]["attention_mask"][0] == batch["attention_mask"].sum()
+
+
+SIZES = {"vocab_size": 29, "hidden_size": 12, "num_hidden_layers": 1, "num_attention_heads": 3}
+
+
+def test_rows_without_labels_are_batched_by_their_tokens(tmp_path):
+    blocks = tiny_pairs().select_columns(["input_ids"])
+    arguments = VanillaTrainingArguments(str(tmp_path), use_cpu=True, report_to="none", max_tokens_per_batch=20)
+    model = VanillaGptForCausalLM(VanillaGptConfig(**SIZES, max_position_embeddings=9))
+    collator = DataCollatorForLanguageModeling(tiny_tokenizer(), mlm=False)
+    batches = list(VanillaTrainer(model, arguments, collator, train_dataset=blocks).get_train_dataloader())
+    assert max(batch["labels"].numel() for batch in batches) <= 20
+    assert sum(len(batch["input_ids"]) for batch in batches) == len(blocks)
+    with pytest.raises(ValueError, match="`train_dataset` must have a column `labels`; tokenize the target side"):
+        make_trainer(tmp_path, max_tokens_per_batch=20, pairs=blocks).get_train_dataloader()
+
+
+def test_loss_of_a_causal_model_is_the_mean_over_predicted_tokens(tmp_path):
+    torch.manual_seed(2)
+    model = VanillaGptForCausalLM(VanillaGptConfig(**SIZES, max_position_embeddings=9, initializer_range=0.5)).eval()
+    blocks = tiny_pairs(12).select_columns(["input_ids"])
+    arguments = VanillaTrainingArguments(str(tmp_path), use_cpu=True, report_to="none", max_tokens_per_batch=20)
+    collator = DataCollatorForLanguageModeling(tiny_tokenizer(), mlm=False)
+    measured = VanillaTrainer(model, arguments, collator, eval_dataset=blocks).evaluate()["eval_loss"]
+    rows = [torch.tensor([ids]) for ids in blocks["input_ids"][:]]
+    losses = [model(ids, labels=ids).loss.item() * (ids.numel() - 1) for ids in rows]
+    # float32 sums of other shapes
+    assert measured == pytest.approx(sum(losses) / sum(ids.numel() - 1 for ids in rows), rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("model_class", "config_class"),
+    [(VanillaGptForCausalLM, VanillaGptConfig), (VanillaBertForPreTraining, VanillaBertConfig)],
+    ids=["GPT", "BERT"],
+)
+def test_label_smoothing_of_another_loss_is_refused(tmp_path, model_class, config_class):
+    arguments = VanillaTrainingArguments(str(tmp_path), use_cpu=True, report_to="none", label_smoothing_factor=0.1)
+    with pytest.raises(ValueError, match=rf"`label_smoothing_factor` \(0.1\) is not for a {model_class.__name__}"):
+        VanillaTrainer(model_class(config_class(**SIZES)), arguments)
 
 
 # Arguments
