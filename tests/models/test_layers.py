@@ -577,6 +577,15 @@ def test_masked_attention_passes_gradcheck(all_masked):
     assert torch.autograd.gradcheck(attend, (query, key, value))
 
 
+@pytest.mark.parametrize("hidden", [-torch.inf, torch.finfo(torch.float16).min], ids=["-inf", "lowest"])
+def test_row_that_an_added_mask_hides_is_finite(hidden):
+    query = torch.full((2, 4, 3, 4), 8.0, dtype=torch.float16)
+    mask = torch.zeros(2, 1, 3, 3, dtype=torch.float16)
+    mask[1] = hidden
+    output = layers.eager_attention_forward(nn.Module(), query, -query, query, mask, scaling=0.5)[0]
+    assert (output == 8).all()  # the mean of equal values
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
 def test_masked_keys_have_zero_weight_at_any_score(dtype):
     query = torch.tensor([200.0], dtype=dtype)[None, None, None]
