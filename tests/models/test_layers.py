@@ -478,6 +478,8 @@ def test_dropout_supports_second_forward_and_mapped_derivatives():
     assert torch.autograd.gradgradcheck(dropped, states)
     row_by_row = torch.func.vmap(torch.func.grad(lambda row: dropped(row).sum()), randomness="same")(states)
     torch.testing.assert_close(row_by_row[1], torch.func.grad(lambda row: dropped(row).sum())(states[1]))
+    one, other = torch.func.vmap(lambda row: dropout(row, 0.5, training=True), randomness="different")(states) != 0
+    assert not torch.equal(one, other)  # 20 units each
 
 
 @pytest.mark.parametrize("norm_position", ["post", "pre"])
