@@ -210,7 +210,7 @@ def mean_loss(loss_sum: Tensor, count: Tensor | int, num_items_in_batch: Tensor 
     """
     divisor = count if num_items_in_batch is None else num_items_in_batch
     if isinstance(divisor, Tensor):
-        return loss_sum / divisor.to(loss_sum.device).clamp(min=1)
+        return loss_sum / divisor.to(loss_sum.device).clamp(min=1).view_as(loss_sum)
     return loss_sum / max(divisor, 1)
 
 
