@@ -48,7 +48,9 @@ class PackedLinear(nn.Module):
         self._packed: Any = _reorder(self.weight.detach(), self.rows) if packs else None
 
     def _multiply(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        """Apply the map with the kernel."""
+        """Apply the map with the kernel, which has one dtype, unless autocast has made inputs of another one."""
+        if hidden_states.dtype != self.weight.dtype:
+            return nn.functional.linear(hidden_states, self.weight, self.bias)
         return _multiply(hidden_states, self._packed, self.bias)
 
     @property

@@ -39,6 +39,15 @@ def test_packed_linear_equals_plain_linear(shape, bias, dtype):
     assert_close(packed, linear(hidden_states), **tolerance)
 
 
+@packs_float32
+@torch.no_grad()
+def test_copy_computes_under_autocast(model):
+    batch, fast = reversal_batch(5), fast_model(model, rows=100)
+    with torch.autocast("cpu", torch.bfloat16):
+        # sums of bfloat16 products, at some layers of the copy of float32 ones
+        assert_close(fast(**batch).logits.float(), model(**batch).logits.float(), rtol=0.05, atol=0.05)
+
+
 def test_copy_computes_the_same(model):
     batch = reversal_batch(5)
     fast = fast_model(model, rows=100)
