@@ -130,6 +130,9 @@ def test_changed_linear_maps_are_not_packed(model):
     with torch.no_grad():
         assert not fast(**reversal_batch(5)).logits.any()
     assert type(fast.model.decoder.layers[0].feed_forward.fc1).__name__ == "Adapter"
+    changed.lm_head.forward = lambda hidden_states: hidden_states[..., :1] * 0 + 3
+    changed.lm_head._forward_hooks.clear()
+    assert (for_cpu(changed.lm_head, 100)(torch.ones(50, 16)) == 3).all()
     double = copy.deepcopy(model).double()
     assert PackedLinear not in kinds(fast_model(double, rows=100)).values()
 
