@@ -168,6 +168,14 @@ def test_no_questions_have_no_answers(reader):
     assert reader([], []) == []
 
 
+def test_answers_do_not_depend_on_the_side_of_padding(reader, monkeypatch):
+    expected = reader(QUESTIONS, [CONTEXT, "the cat likes the dog"], batch_size=1)  # no padding
+    monkeypatch.setattr(reader.tokenizer, "padding_side", "left")
+    found = reader(QUESTIONS, [CONTEXT, "the cat likes the dog"])
+    assert [each["answer"] for each in found] == [each["answer"] for each in expected]
+    assert [each["score"] for each in found] == pytest.approx([each["score"] for each in expected], rel=1e-4)
+
+
 def test_pipeline_answers_one_question_and_several(reader):
     several = reader(QUESTIONS, [CONTEXT, "the cat ."])
     one_by_one = [reader(QUESTIONS[0], CONTEXT), reader(QUESTIONS[1], "the cat .")]

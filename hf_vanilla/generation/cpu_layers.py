@@ -48,7 +48,9 @@ class PackedLinear(nn.Module):
         self._packed: Any = _reorder(self.weight.detach(), self.rows) if packs else None
 
     def _multiply(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        """Apply the map with the kernel."""
+        """Apply the map with the kernel, which has one dtype, unless autocast has made inputs of another one."""
+        if hidden_states.dtype != self.weight.dtype:
+            return nn.functional.linear(hidden_states, self.weight, self.bias)
         return _multiply(hidden_states, self._packed, self.bias)
 
     @property
@@ -235,8 +237,8 @@ def for_cpu(
         linear (`type[PackedLinear]`, defaults to `PackedLinear`): What replaces linear maps.
 
     Returns:
-        `nn.Module`: the copy. Linear maps of other classes (such as adapters and quantized ones) and those with hooks
-        are not replaced.
+        `nn.Module`: the copy. Linear maps of other classes (such as adapters and quantized ones), and those with hooks
+        or a `forward` of their own, are not replaced.
     """
     copies = {} if copies is None else copies
     if id(module) in copies:
@@ -250,8 +252,8 @@ def for_cpu(
         if parameter is not None:
             twin._parameters[name] = copies.setdefault(id(parameter), copy.copy(parameter).requires_grad_(False))
     if type(module) in (nn.Linear, FusedLinear, PackedLinear) and type(module) is not linear:
-        has_hooks = module._forward_hooks or module._forward_pre_hooks
-        packed = None if has_hooks else linear(twin, rows)
+        is_changed = module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module)
+        packed = None if is_changed else linear(twin, rows)
         if packed is not None and packed.has_kernel:
             twin = copies[id(module)] = packed
     for name, child in module._modules.items():

@@ -78,7 +78,7 @@ def extract_features(
     with tqdm(total=len(lengths), unit="text", disable=not show_progress) as progress:
         for batch in batches_by_length(lengths, max_tokens_per_batch):
             rows = {name: [values[number] for number in batch] for name, values in encoded.items()}
-            inputs = tokenizer.pad(rows, return_tensors="pt").to(model.device)
+            inputs = tokenizer.pad(rows, padding_side="right", return_tensors="pt").to(model.device)
             states = model(**inputs, output_hidden_states=True, return_dict=True).hidden_states
             chosen = [states[layer].float() for layer in layers]
             mixed = torch.cat(chosen, dim=-1) if mix == "concatenate" else torch.stack(chosen).mean(0)

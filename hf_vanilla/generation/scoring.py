@@ -14,7 +14,7 @@ from transformers.generation import GenerateBeamEncoderDecoderOutput
 from transformers.modeling_utils import PreTrainedModel
 from transformers.utils import ModelOutput
 
-from ..models.checks import IGNORED_LABEL, check_arguments, check_evaluation_mode, check_input_ids
+from ..models.checks import IGNORED_LABEL, as_texts, check_arguments, check_evaluation_mode, check_input_ids
 from ..models.text_batches import batches_by_length, default_max_length, padded, padded_inputs, token_ids
 from ..models.translating import length_penalty_of
 from .beam_search import log_sum_exp
@@ -155,7 +155,10 @@ def score_texts(
     Raises:
         ValueError: if there are not as many targets as sources, the model is in training mode, or
             `length_penalty_type` is unknown.
+        TypeError: if sources or targets are a single string, or contain anything but strings.
     """
+    sources = as_texts("sources", sources, allows_one=False)
+    targets = as_texts("targets", targets, allows_one=False)
     if len(sources) != len(targets):
         raise ValueError(f"`targets` must be as many as `sources` ({len(sources)}), got {len(targets)}: one for each.")
     check_evaluation_mode(model)

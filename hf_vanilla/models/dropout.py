@@ -7,6 +7,8 @@ import torch
 from torch import Tensor, nn
 from transformers.utils import logging
 
+from .checks import hides_values
+
 
 logger = logging.get_logger(__name__)
 
@@ -83,7 +85,7 @@ def dropout(hidden_states: Tensor, rate: float, training: bool) -> Tensor:
     """
     if not training or rate == 0:
         return hidden_states
-    if hidden_states.device.type != "cpu" or torch.compiler.is_compiling():
+    if hidden_states.device.type != "cpu" or hides_values():
         return nn.functional.dropout(hidden_states, rate)
     return _Dropout.apply(hidden_states, dropout_noise(hidden_states.shape, rate, hidden_states.device), rate)
 

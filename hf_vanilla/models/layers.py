@@ -237,6 +237,7 @@ def eager_attention_forward(
         scores = scores.masked_fill(~attention_mask, torch.finfo(scores.dtype).min)
     elif attention_mask is not None:
         scores = scores + attention_mask
+        scores = scores.clamp(min=torch.finfo(scores.dtype).min)  # -inf in a mask, or an overflow of float16
     weights = nn.functional.softmax(scores, dim=-1)
     kept = drop(weights, dropout, module.training).to(value.dtype)
     return torch.matmul(kept, value).transpose(1, 2), weights  # the output as (batch, query_len, heads, d_v)

@@ -68,8 +68,8 @@ def token_loss(
     """Compute the loss of tokens, and their logits unless this is training with labels.
 
     In training, labelled tokens alone are projected, in chunks: their logits never exist whole. A projection that is
-    more than a matrix product, as with an adapter or offloaded weights, is called as it is; so is every one under
-    `torch.func`'s transforms, which can differentiate twice.
+    more than a matrix product, as with an adapter, a hook or offloaded weights, is called as it is; so is every one
+    under `torch.func`'s transforms, which can differentiate twice.
 
     Args:
         projection (`nn.Linear`): The projection onto the vocabulary.
@@ -181,9 +181,10 @@ def freeze_row(matrix: Tensor, row: int, dim: int = 0) -> Tensor:
 
 
 def _is_plain(projection: nn.Module) -> bool:
-    """Whether a product with its weight is all that a projection does: no adapter, no offloaded weights."""
+    """Whether a product with its weight is all that a projection does: no adapter, no hook, no offloaded weights."""
     projection = getattr(projection, "_orig_mod", projection)  # compiled by itself
-    return type(projection) is nn.Linear and not hasattr(projection, "_hf_hook")
+    has_hooks = projection._forward_hooks or projection._forward_pre_hooks  # pruning has one
+    return type(projection) is nn.Linear and not (has_hooks or hasattr(projection, "_hf_hook"))
 
 
 def _project(projection: Any, hidden_states: Tensor, frozen_row: int | None) -> Tensor:
@@ -210,7 +211,7 @@ def mean_loss(loss_sum: Tensor, count: Tensor | int, num_items_in_batch: Tensor 
     """
     divisor = count if num_items_in_batch is None else num_items_in_batch
     if isinstance(divisor, Tensor):
-        return loss_sum / divisor.to(loss_sum.device).clamp(min=1)
+        return loss_sum / divisor.to(loss_sum.device).clamp(min=1).view_as(loss_sum)
     return loss_sum / max(divisor, 1)
 
 

@@ -173,7 +173,9 @@ class VanillaGptModel(VanillaGptPreTrainedModel):
             check_position_ids(position_ids, batch, length, self.config.max_position_embeddings, past_length)
 
         # A new cache is empty, and mask helpers would look for no sequences in `position_ids` if they knew of it.
-        create_mask = partial(create_causal_mask, past_key_values=past_key_values, position_ids=position_ids)
+        # To them a sequence begins where a number is not the one before plus 1; offsets may say otherwise.
+        cells = position_ids if sequence_ids is None else sequence_ids + torch.ones_like(sequence_ids).cumsum(1)
+        create_mask = partial(create_causal_mask, past_key_values=past_key_values, position_ids=cells)
         if use_cache and past_key_values is None:
             past_key_values = DynamicCache(config=self.config)
         numbers = position_ids

@@ -653,7 +653,7 @@ class VanillaTransformerForConditionalGeneration(VanillaTransformerPreTrainedMod
             `torch.LongTensor` of shape `(batch, tgt_len)`: `decoder_start_token_id` and all labels but the last.
         """
         start = torch.full_like(labels[:, :1], cast(int, self.config.decoder_start_token_id))
-        shifted = torch.cat((start, labels[:, :-1]), dim=1)
+        shifted = torch.cat((start, labels[:, :-1]), dim=1).long()
         return shifted.masked_fill(shifted == IGNORED_LABEL, self.config.pad_token_id)
 
 

@@ -43,7 +43,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, PreTrainedModel
 from transformers.utils import logging
 from transformers.utils.output_capturing import capture_outputs
 
-from .checks import check_shape, has_label, hides_values
+from .checks import check_arguments, check_shape, has_label, hides_values
 from .dropout import attention_dropout_rate
 
 
@@ -673,8 +673,10 @@ def flattened_rows(
 
     Raises:
         ValueError: if there are offsets and not one row.
+        TypeError: if the offsets are no tensor.
     """
     if offsets is not None:
+        check_arguments(cu_seq_lens_q=offsets)
         if batch != 1 or offsets.dim() != 1:
             raise ValueError(
                 "`cu_seq_lens_q` must have shape (sequences + 1,), and the batch one row that holds all of them; got "

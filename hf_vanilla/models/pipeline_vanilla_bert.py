@@ -101,7 +101,7 @@ class QuestionAnsweringPipeline(SelfContainedPipeline):
         names = [name for name in self.tokenizer.model_input_names if name in windows]
         for start in range(0, len(windows["example"]), batch_size):
             inputs = {name: windows[name][start : start + batch_size] for name in names}
-            padded = self.tokenizer.pad(inputs, return_tensors="pt").to(self.device)
+            padded = self.tokenizer.pad(inputs, padding_side="right", return_tensors="pt").to(self.device)
             outputs = self.model(**padded, return_dict=True)
             yield from zip(outputs.start_logits.float().cpu(), outputs.end_logits.float().cpu(), strict=True)
 

@@ -24,7 +24,7 @@ import torch
 from transformers import GenerationConfig, GenerationMixin, PreTrainedTokenizerBase
 from transformers.modeling_utils import PreTrainedModel
 
-from .checks import IGNORED_LABEL, check_arguments, check_evaluation_mode, position_limit
+from .checks import IGNORED_LABEL, as_texts, check_arguments, check_evaluation_mode, position_limit
 from .text_batches import (
     batches_by_length,
     default_max_length,
@@ -117,7 +117,10 @@ def word_alignments(
     Raises:
         ValueError: if there are not as many translations as sources, the model is in training mode, or `layer` or a
             head does not exist.
+        TypeError: if sources or translations are a single string, or contain anything but strings.
     """
+    sources = as_texts("sources", sources, allows_one=False)
+    translations = as_texts("translations", translations, allows_one=False)
     if len(sources) != len(translations):
         raise ValueError(
             f"`translations` must be as many as `sources` ({len(sources)}), got {len(translations)}: one for each."

@@ -11,6 +11,7 @@ from hf_vanilla.generation import (
     beam_search,
     forced_attention,
     labels_of_beams,
+    score_texts,
     word_alignments,
 )
 from hf_vanilla.models.translating import combine_subwords, word_numbers
@@ -201,6 +202,14 @@ def test_outputs_without_attention_are_rejected(model):
 def test_unequal_numbers_of_translations_are_rejected(text_model, tokenizer):
     with pytest.raises(ValueError, match=r"`translations` must be as many as `sources` \(3\), got 1"):
         word_alignments(text_model, tokenizer, SENTENCES, ["a man"])
+
+
+@pytest.mark.parametrize("function", [word_alignments, score_texts])
+def test_what_is_no_list_of_texts_is_named(text_model, tokenizer, function):
+    with pytest.raises(TypeError, match="`sources` must be a list of strings, got a single string"):
+        function(text_model, tokenizer, "a man", "a dog")
+    with pytest.raises(TypeError, match="`t.*s` must contain only strings, but number 1 is NoneType"):
+        function(text_model, tokenizer, ["a man"], [None])
 
 
 def test_alignment_rejects_training_mode(model):

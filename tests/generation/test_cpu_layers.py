@@ -39,6 +39,15 @@ def test_packed_linear_equals_plain_linear(shape, bias, dtype):
     assert_close(packed, linear(hidden_states), **tolerance)
 
 
+@packs_float32
+@torch.no_grad()
+def test_copy_computes_under_autocast(model):
+    batch, fast = reversal_batch(5), fast_model(model, rows=100)
+    with torch.autocast("cpu", torch.bfloat16):
+        # sums of bfloat16 products, at some layers of the copy of float32 ones
+        assert_close(fast(**batch).logits.float(), model(**batch).logits.float(), rtol=0.05, atol=0.05)
+
+
 def test_copy_computes_the_same(model):
     batch = reversal_batch(5)
     fast = fast_model(model, rows=100)
@@ -121,6 +130,9 @@ def test_changed_linear_maps_are_not_packed(model):
     with torch.no_grad():
         assert not fast(**reversal_batch(5)).logits.any()
     assert type(fast.model.decoder.layers[0].feed_forward.fc1).__name__ == "Adapter"
+    changed.lm_head.forward = lambda hidden_states: hidden_states[..., :1] * 0 + 3
+    changed.lm_head._forward_hooks.clear()
+    assert (for_cpu(changed.lm_head, 100)(torch.ones(50, 16)) == 3).all()
     double = copy.deepcopy(model).double()
     assert PackedLinear not in kinds(fast_model(double, rows=100)).values()
 

@@ -43,8 +43,10 @@ def hidden_states(model, tokenizer, text):
 
 
 @pytest.mark.parametrize("pooling", ["mean", "cls", "max", "tokens"])
+@pytest.mark.parametrize("side", ["left", "right"])
 @pytest.mark.parametrize("budget", [8, 4096], ids=["small-batches", "one-batch"])
-def test_pooling_ignores_padding(model, tokenizer, pooling, budget):
+def test_pooling_ignores_padding(model, tokenizer, pooling, budget, side, monkeypatch):
+    monkeypatch.setattr(tokenizer, "padding_side", side)
     found = extract_features(model, tokenizer, TEXTS, pooling=pooling, max_tokens_per_batch=budget)
     for text, vector in zip(TEXTS, found, strict=True):
         states = hidden_states(model, tokenizer, text)[-1][0]

@@ -113,7 +113,8 @@ def test_number_of_labels_must_be_one(task, items):
     with pytest.raises(error, match="`num_items_in_batch` must be a num"):
         model(**inputs, num_items_in_batch=items)
     expected = model(**inputs, num_items_in_batch=torch.tensor(3)).loss
-    torch.testing.assert_close(model(**inputs, num_items_in_batch=3).loss, expected, rtol=0, atol=0)
+    for number in (3, torch.tensor([3])):
+        torch.testing.assert_close(model(**inputs, num_items_in_batch=number).loss, expected, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("task", [task for task in TASKS if task != "choices"])

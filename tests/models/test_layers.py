@@ -478,6 +478,8 @@ def test_dropout_supports_second_forward_and_mapped_derivatives():
     assert torch.autograd.gradgradcheck(dropped, states)
     row_by_row = torch.func.vmap(torch.func.grad(lambda row: dropped(row).sum()), randomness="same")(states)
     torch.testing.assert_close(row_by_row[1], torch.func.grad(lambda row: dropped(row).sum())(states[1]))
+    one, other = torch.func.vmap(lambda row: dropout(row, 0.5, training=True), randomness="different")(states) != 0
+    assert not torch.equal(one, other)  # 20 units each
 
 
 @pytest.mark.parametrize("norm_position", ["post", "pre"])
@@ -575,6 +577,15 @@ def test_masked_attention_passes_gradcheck(all_masked):
         return layers.eager_attention_forward(nn.Module(), query, key, value, mask, scaling=0.5)[0]
 
     assert torch.autograd.gradcheck(attend, (query, key, value))
+
+
+@pytest.mark.parametrize("hidden", [-torch.inf, torch.finfo(torch.float16).min], ids=["-inf", "lowest"])
+def test_row_that_an_added_mask_hides_is_finite(hidden):
+    query = torch.full((2, 4, 3, 4), 8.0, dtype=torch.float16)
+    mask = torch.zeros(2, 1, 3, 3, dtype=torch.float16)
+    mask[1] = hidden
+    output = layers.eager_attention_forward(nn.Module(), query, -query, query, mask, scaling=0.5)[0]
+    assert (output == 8).all()  # the mean of equal values
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)

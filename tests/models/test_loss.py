@@ -6,7 +6,7 @@ import pytest
 import torch
 from reference import smoothed_loss
 from tiny_berts import tiny_bert
-from tiny_models import tiny_model
+from tiny_models import BATCH, tiny_model
 from torch import nn
 from torch._dynamo.testing import AotEagerAndRecordGraphs
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -275,6 +275,15 @@ def test_labelled_tokens_are_searched_once():
     assert torch.equal(labels, LABELS[LABELS != -100])
     assert torch.equal(selected, hidden_states[LABELS != -100])
     assert torch.equal(gradient, torch.autograd.grad(hidden_states[LABELS != -100], hidden_states, direction)[0])
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_hooks_of_the_projection_change_the_loss_of_training_too(tied):
+    model = tiny_model(tie_word_embeddings=tied, dropout=0.0, label_smoothing=0.0)
+    model.lm_head.register_forward_hook(lambda module, args, logits: logits * 0)
+    for training in (True, False):
+        loss = model.train(training)(**BATCH).loss
+        assert loss.item() == pytest.approx(math.log(model.config.vocab_size), rel=1e-6)  # of float32
 
 
 def test_frozen_row_keeps_its_values_and_has_no_gradient():

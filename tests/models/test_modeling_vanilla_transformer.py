@@ -334,6 +334,12 @@ def test_accumulated_batches_give_the_gradient_of_one_large_batch(training, part
     assert_same(gradients(model), expected, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int16, torch.int8], ids=str)
+def test_labels_may_have_any_integer_dtype(dtype):
+    model = tiny_model()
+    assert torch.equal(model(SOURCE, labels=LABELS.to(dtype)).loss, model(SOURCE, labels=LABELS).loss)
+
+
 @pytest.mark.promise("no labels")
 @pytest.mark.parametrize("training", [True, False], ids=["training", "evaluation"])
 @pytest.mark.parametrize("items", [None, 0, torch.tensor(0), 14], ids=["none", "zero", "zero as a tensor", "others'"])

@@ -346,8 +346,22 @@ def test_positions_that_jump_elsewhere_are_one_sequence_to_bert():
     torch.testing.assert_close(model(ids, position_ids=shuffled).logits[:, [1, 3, 2, 0]], expected, **TOLERANCE)
 
 
+@torch.no_grad()
+@pytest.mark.parametrize("family", MODELS)
+def test_offsets_divide_a_row_whose_positions_go_on(family):
+    model, ids, positions = MODELS[family](), torch.tensor([[5, 6, 7, 8, 9]]), torch.arange(5)[None]
+    given = {"input_ids": ids, "position_ids": positions, "cu_seq_lens_q": torch.tensor([0, 2, 5]), "use_cache": False}
+    given = {name: value for name, value in given.items() if family == "gpt" or name != "use_cache"}
+    expected = model(ids[:, 2:], position_ids=positions[:, 2:]).logits
+    torch.testing.assert_close(model(**given).logits[:, 2:], expected, **TOLERANCE)
+    masked = model(**given, output_hidden_states=True)  # not packed
+    torch.testing.assert_close(masked.logits[:, 2:], expected, **TOLERANCE)
+
+
 def test_offsets_of_several_rows_are_refused():
     for make_model in (tiny_bert, tiny_gpt):
+        with pytest.raises(TypeError, match="`cu_seq_lens_q` must be a tensor, got list"):
+            make_model().base_model(torch.tensor([[5, 6]]), cu_seq_lens_q=[0, 1, 2])
         with pytest.raises(ValueError, match="`cu_seq_lens_q`"):
             make_model().base_model(torch.tensor([[5, 6], [7, 8]]), cu_seq_lens_q=torch.tensor([0, 2, 4]))
 
