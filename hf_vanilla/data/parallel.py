@@ -328,7 +328,7 @@ def pairs_of_table(
     if isinstance(table, IterableDataset):
         return _pairs_of_stream(table, columns, where, BadRecords(on_bad_record, live=True))
     if columns[0] not in table.column_names and _TRANSLATION in table.column_names:
-        first = next((row for row in table[_TRANSLATION] if row is not None), {})
+        first: dict[str, Any] = next((row for row in table[_TRANSLATION] if row is not None), {})
         _check_columns(columns, list(first), f"the column {_TRANSLATION!r} of {where}")
         table = table.select_columns([_TRANSLATION]).flatten()
         columns = (f"{_TRANSLATION}.{columns[0]}", f"{_TRANSLATION}.{columns[1]}")
@@ -358,7 +358,7 @@ def _pairs_of_stream(table: IterableDataset, columns: tuple[str, str], where: st
     names = table.column_names or list(next(iter(table), {}))
     nested = columns[0] not in names and _TRANSLATION in names
     if nested:
-        first = next((row[_TRANSLATION] for row in table if row[_TRANSLATION] is not None), {})
+        first: dict[str, Any] = next((row[_TRANSLATION] for row in table if row[_TRANSLATION] is not None), {})
         _check_columns(columns, list(first), f"the column {_TRANSLATION!r} of {where}")
     else:
         _check_columns(columns, names, where)

@@ -109,7 +109,7 @@ def main() -> None:
     os.environ |= {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
     path = Path(arguments.output_file)
     base = f"{BASE} {arguments.options}".strip()
-    written = json.loads(path.read_text()) if path.exists() else {"base": base, "choices": {}}
+    written: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {"base": base, "choices": {}}
     if written.get("base") != base:
         raise ValueError(f"`output_file` ({path}) has results of other base options; give another file.")
     choices = written["choices"]
