@@ -81,6 +81,8 @@ def _set_defaults(parser: argparse.ArgumentParser, options: dict[str, Any]) -> N
     """Have a parser return these options where the command line has none."""
     parser.set_defaults(**options)
     for action in parser._actions:
+        if options.get(action.dest) is False and "no" in (action.choices or ()):
+            action.default = "no"  # which YAML 1.1, and so PyYAML, reads as false
         action.required = action.required and action.dest not in options
 
 

@@ -125,6 +125,9 @@ def test_options_of_a_yaml_file(tmp_path, capsys, monkeypatch):
     path.write_text("apples: 5\nlearning_rate: 3e-4  # a number\noutput_dir: 3e\nwarmup_steps: 2\n")
     own, training_args = parse_arguments(OwnArguments, OwnTrainingArguments, description=None)
     assert (own.apples, training_args.learning_rate, training_args.output_dir) == (5, 3e-4, "3e")
+    path.write_text("eval_strategy: no\nsave_strategy: steps\noutput_dir: x\n")
+    _, training_args = parse_arguments(OwnArguments, OwnTrainingArguments, description=None)
+    assert (training_args.eval_strategy, training_args.save_strategy) == ("no", "steps")
     for text, message in (
         ("apples: [1", "is no YAML file"),
         ("- apples", "one mapping"),
