@@ -19,6 +19,8 @@ from pyarrow import ArrowException
 from safetensors import SafetensorError
 from transformers.utils import logging
 
+from ..models.answering import SURROGATE
+
 
 logger = logging.get_logger(__name__)
 
@@ -399,7 +401,7 @@ def check_text(text: Any, where: str) -> None:
         return
     if not isinstance(text, str):
         raise TypeError(f"{where} must be a string, got {quoted(text)} ({type(text).__name__}).")
-    if any("\ud800" <= character <= "\udfff" for character in text):
+    if SURROGATE.search(text):
         raise ValueError(f"{where} must be valid Unicode, but has a lone surrogate: {quoted(text)}.")
 
 
