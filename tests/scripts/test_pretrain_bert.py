@@ -146,7 +146,7 @@ def test_embeddings_from_the_examples_and_muon(run_dir, corpus, tmp_path):
     assert bias.exp().sum() == pytest.approx(1, abs=0.1)  # frequencies
 
 
-def test_short_examples_teach_late_positions_when_shifted(run_dir, corpus, tmp_path):
+def test_short_examples_teach_late_positions_when_shifted(corpus, tmp_path):
     options = [*files_and_steps(corpus), "--weight_decay", 0, "--phase_shares", 1, 0, "--output_dir"]
     shifted = ["--shifted_positions", 0.5]
     train_and_resume(SCRIPT, [*options, tmp_path / "run", *shifted], tmp_path / "run")
