@@ -268,8 +268,10 @@ def _answer_positions(answers: Mapping[str, Sequence[Any]], spans: np.ndarray) -
     """Return the first and last token of the first answer, or (0, 0) if the window does not have all of it."""
     if not answers["text"]:
         return 0, 0
-    start = answers["answer_start"][0]
-    end = start + len(answers["text"][0])
+    text = answers["text"][0]
+    # White space has no token, so at the edge of a context no window would have all of " Ben".
+    start = answers["answer_start"][0] + len(text) - len(text.lstrip())
+    end = start + len(text.strip())
     tokens = np.flatnonzero((spans[:, 1] > start) & (spans[:, 0] < end) & (spans[:, 0] >= 0))
     context = np.flatnonzero(spans[:, 0] >= 0)
     if len(tokens) == 0 or spans[context[0], 0] > start or spans[context[-1], 1] < end:

@@ -144,6 +144,16 @@ def test_split_answer_has_no_positions(tokenizer):
             assert (window["start_positions"] > 0) is whole
 
 
+@pytest.mark.parametrize(("answer", "start"), [(" Ben", 0), ("dogs ", 13)])
+def test_white_space_around_an_answer_at_the_edge_of_its_context(tokenizer, answer, start):
+    context = " Ben has two dogs "
+    row = {"id": "1", "question": "who?", "context": context, "answers": {"text": [answer], "answer_start": [start]}}
+    (window,) = tokenize_questions(Dataset.from_list([row]), tokenizer, max_length=64, doc_stride=4)
+    spans = window["offset_mapping"]
+    found = context[spans[window["start_positions"]][0] : spans[window["end_positions"]][1]]
+    assert found == answer.strip()
+
+
 def test_question_without_room_for_context_is_named(tokenizer):
     with pytest.raises(ValueError, match="question 'q1' has 4 tokens"):
         tokenize_questions(Dataset.from_list(rows()), tokenizer, max_length=10, doc_stride=4)
