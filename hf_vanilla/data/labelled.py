@@ -27,6 +27,9 @@ REGRESSION = "regression"
 SINGLE_LABEL = "single_label_classification"
 MULTI_LABEL = "multi_label_classification"
 _WHOLE_NUMBER = re.compile(r"-?\d+")
+# All values of a list that has a 0 or 1 for every label, and what is said of it.
+_BITS = {0, 1, "0", "1", "0.0", "1.0"}
+_NO_BITS = "a list of labels must name those that apply, each once, not have a 0 or 1 for every label"
 
 
 def column_names(source: str | os.PathLike[str] | Dataset) -> list[str]:
@@ -189,7 +192,7 @@ def encode_labels(splits: Mapping[str, Dataset], *, regression: bool = False) ->
         `tuple[Labels, dict[str, list]]`: the meaning of the labels, and each split's labels for the model's loss.
 
     Raises:
-        ValueError: if a label is unknown, or there is only one class.
+        ValueError: if a label is unknown, a list has a 0 or 1 for every label, or there is only one class.
     """
     if regression:
         labels = infer_labels(splits["train"]["label"][:], regression=True)
@@ -259,7 +262,7 @@ class Labels:
             `list`: class ids, lists of 0.0 and 1.0, or floats.
 
         Raises:
-            ValueError: if a label is unknown; its row is named.
+            ValueError: if a label is unknown, or twice in a list; its row is named.
         """
         if self.problem_type == REGRESSION:
             return [_number(label, f"{where}, row {row}") for row, label in enumerate(labels, start=1)]
@@ -270,6 +273,8 @@ class Labels:
                 wanted = "a list of labels" if self.problem_type == MULTI_LABEL else "one label"
                 raise ValueError(f"{where}, row {row}: must have {wanted}, as the training data, got {quoted(label)}.")
             given = [str(each) for each in (label if isinstance(label, list) else [label])]
+            if len(set(given)) < len(given):
+                raise ValueError(f"{where}, row {row}: {_NO_BITS}; got {quoted(label)}.")
             for name in given:
                 if name not in numbers:
                     raise ValueError(
@@ -294,8 +299,8 @@ def infer_labels(labels: Sequence[Any], *, regression: bool = False) -> Labels:
         `Labels`: classes in sorted order, numbers by value.
 
     Raises:
-        ValueError: if there is only one class, all lists of labels are empty, or a label for regression is not a
-            number.
+        ValueError: if there is only one class, all lists of labels are empty, all have a 0 or 1 for every label,
+            or a label for regression is not a number.
     """
     if regression or all(_is_fraction(label) for label in labels):
         for row, label in enumerate(labels, start=1):
@@ -311,6 +316,8 @@ def infer_labels(labels: Sequence[Any], *, regression: bool = False) -> Labels:
         raise ValueError(f"There must be at least two classes, got only {quoted(names)}.")
     if not names:
         raise ValueError("There must be at least one label, but all lists of labels are empty.")
+    if is_multi and len(labels[0]) > 1 and values <= _BITS and len({len(label) for label in labels}) == 1:
+        raise ValueError(f"Row 1: {_NO_BITS}; got {quoted(labels[0])}.")
     return Labels(MULTI_LABEL if is_multi else SINGLE_LABEL, names)
 
 

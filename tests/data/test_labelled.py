@@ -63,6 +63,18 @@ def test_whole_numbers_can_be_a_regression():
     assert infer_labels(["1", "5"], regression=True).encode(["3"], "the data") == [3.0]
 
 
+@pytest.mark.parametrize(
+    "labels",
+    [[[0.0, 1.0, 0.0], [1.0, 0.0, 0.0]], [[0, 1], [1, 0]], [["0", "1"], ["1", "0"]], [["a"], ["b", "a", "b"]]],
+)
+def test_lists_of_a_0_or_1_for_every_label_are_refused(labels):
+    with pytest.raises(ValueError, match="a list of labels must name those that apply, each once, not have a 0 or 1"):
+        infer_labels(labels).encode(labels, "the data")
+    known = Labels("multi_label_classification", ["awe", "fear", "joy"])
+    with pytest.raises(ValueError, match=r"the test data, row 2: a list of labels must name .*; got \[0, 1, 0\]"):
+        known.encode([["joy"], [0, 1, 0]], "the test data")
+
+
 def test_bad_labels_are_named():
     with pytest.raises(ValueError, match=r"at least two classes, got only \['yes'\]"):
         infer_labels(["yes", "yes"])
