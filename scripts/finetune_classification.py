@@ -17,11 +17,11 @@ Your own files (.json, .jsonl, .csv, .tsv, .parquet), with the names of their co
         --seeds 1 2 3 --results_file results.json --output_dir runs/reviews
 
 Labels can be names or numbers, with a column `label_name` for their names; lists of them mean several labels of one
-text; fractions mean a regression. Without validation data a share of the training data is held out. With --seeds the
-training is repeated, and the median, best and worst of the main score are printed. --from_scratch starts from random
-weights of the same size, to measure the effect of pre-training. A GPT learns to predict the text too, with
---lm_loss_weight. Run the same command again to resume an interrupted one. All options can also be in a JSON or YAML
-file.
+text; numbers with fractions among them mean a regression. Without validation data a share of the training data is held
+out. With --seeds the training is repeated, and the median, best and worst of the main score are printed.
+--from_scratch starts from random weights of the same size, to measure the effect of pre-training. A GPT learns to
+predict the text too, with --lm_loss_weight. Run the same command again to resume an interrupted one. All options can
+also be in a JSON or YAML file.
 """
 
 from hf_vanilla_cli import answer_early

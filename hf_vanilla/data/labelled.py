@@ -289,7 +289,7 @@ class Labels:
 
 
 def infer_labels(labels: Sequence[Any], *, regression: bool = False) -> Labels:
-    """Infer the problem type: fractions mean regression, lists several labels, anything else classes.
+    """Infer the problem type: numbers with fractions among them mean regression, lists several labels, else classes.
 
     Args:
         labels (`Sequence`): The labels of the training data.
@@ -302,7 +302,7 @@ def infer_labels(labels: Sequence[Any], *, regression: bool = False) -> Labels:
         ValueError: if there is only one class, all lists of labels are empty, all have a 0 or 1 for every label,
             or a label for regression is not a number.
     """
-    if regression or all(_is_fraction(label) for label in labels):
+    if regression or _are_fractions(labels):
         for row, label in enumerate(labels, start=1):
             _number(label, f"Row {row}")
         return Labels(REGRESSION, ["score"])
@@ -321,15 +321,13 @@ def infer_labels(labels: Sequence[Any], *, regression: bool = False) -> Labels:
     return Labels(MULTI_LABEL if is_multi else SINGLE_LABEL, names)
 
 
-def _is_fraction(label: Any) -> bool:
-    """Return whether a label is a number with a decimal point, also as a string: 2.5 or "2.0"."""
-    if isinstance(label, str) and "." in label:
-        try:
-            float(label)
-        except ValueError:
-            return False
-        return True
-    return isinstance(label, float)
+def _are_fractions(labels: Sequence[Any]) -> bool:
+    """Return whether labels are numbers, also as strings, with a decimal point in one of them: 2.5 or "2.0"."""
+    try:
+        list(map(float, labels))
+    except (TypeError, ValueError):
+        return False
+    return any(isinstance(label, float) or "." in str(label) for label in labels)
 
 
 def _number(label: Any, where: str) -> float:

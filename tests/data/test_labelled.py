@@ -46,9 +46,21 @@ def test_rows_of_every_file_format(tmp_path, kind):
         (["²", "--1", "7"], "single_label_classification", ["7", "--1", "²"], [2, 1, 0]),
         (["1", "01", "001"], "single_label_classification", ["001", "01", "1"], [2, 1, 0]),
         ([0.5, 2.0], "regression", ["score"], [0.5, 2.0]),
+        (["5", "4.5", "-3"], "regression", ["score"], [5.0, 4.5, -3.0]),
+        (["1.5", "2", "b"], "single_label_classification", ["2", "1.5", "b"], [1, 0, 2]),
         ([["a", "b"], [], ["b"]], "multi_label_classification", ["a", "b"], [[1.0, 1.0], [0.0, 0.0], [0.0, 1.0]]),
     ],
-    ids=["names", "numbers", "strings", "odd digits", "equal values", "fractions", "lists"],
+    ids=[
+        "names",
+        "numbers",
+        "strings",
+        "odd digits",
+        "equal values",
+        "fractions",
+        "a fraction",
+        "a fraction and a name",
+        "lists",
+    ],
 )
 def test_problem_type_is_inferred(labels, problem_type, names, encoded):
     found = infer_labels(labels)
