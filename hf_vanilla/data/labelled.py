@@ -182,7 +182,8 @@ def with_class_names(rows: Dataset, column: str, where: str) -> tuple[list[Any],
 def encode_labels(splits: Mapping[str, Dataset], *, regression: bool = False) -> tuple["Labels", dict[str, list[Any]]]:
     """Find the meaning of the column `label`, and encode it.
 
-    The names of classes are those of a `ClassLabel` feature, those of a column `label_name`, or the labels.
+    The names of classes are those of a `ClassLabel` feature, those of a column `label_name`, or the labels. Beside
+    fractions or lists of labels, strings in `label_name` are ignored; lists of names replace lists of labels.
 
     Args:
         splits (`Mapping[str, Dataset]`): Rows with a `label` by name of the split, `train` among them.
@@ -201,8 +202,12 @@ def encode_labels(splits: Mapping[str, Dataset], *, regression: bool = False) ->
     names = named["train"][1]
     values = {name: given for name, (given, _) in named.items()}
     if names is None and all("label_name" in rows.column_names for rows in splits.values()):
-        names = _names_of_ids(splits["train"])
-        values = {name: rows["label_name"][:] for name, rows in splits.items()}
+        texts = {name: rows["label_name"][:] for name, rows in splits.items()}
+        train = values["train"]
+        if isinstance(train[0], list):
+            values = texts if isinstance(texts["train"][0], list) else values
+        elif not _are_fractions(train) or all(float(label).is_integer() for label in train):  # 1.0 can have a name
+            names, values = _names_of_ids(splits["train"]), texts
     if names is None:
         labels = infer_labels(values["train"])
     else:

@@ -209,3 +209,15 @@ def test_names_of_classes_keep_the_order_of_their_ids():
     secret = Dataset.from_dict({"label": [-1]}, features=Features({"label": ClassLabel(names=["no", "yes"])}))
     with pytest.raises(ValueError, match="the train data, row 1: 'label' must be one of the classes 0 to 1, got -1"):
         encode_labels({"train": secret})
+
+
+def test_names_are_for_labels_of_classes_alone():
+    def encoded(**columns):
+        labels, found = encode_labels({"train": Dataset.from_dict(columns)})
+        return labels.names, found["train"]
+
+    assert encoded(label=[4.5, 2.0], label_name=["4.5", "2.0"]) == (["score"], [4.5, 2.0])
+    assert encoded(label=[1.0, 0.0], label_name=["yes", "no"]) == (["no", "yes"], [1, 0])
+    lists, expected = [[0, 2], [1]], [[1, 0, 1], [0, 1, 0]]
+    assert encoded(label=lists, label_name=[["joy", "awe"], ["fear"]]) == (["awe", "fear", "joy"], expected)
+    assert encoded(label=lists, label_name=["joy, awe", "fear"]) == (["0", "1", "2"], expected)
