@@ -10,6 +10,7 @@ from PIL import Image as Pictures
 from script_runner import SCRIPTS, run_here
 
 from hf_vanilla import VanillaBertConfig, VanillaBertForPreTraining
+from hf_vanilla.command_line.finetuning import Table, load_splits
 from hf_vanilla.command_line.splits import DatasetArguments, hold_out_validation, load_hub_splits
 from hf_vanilla.data.labelled import encode_labels, load_rows
 from hf_vanilla.data.tokenization import train_wordpiece_tokenizer
@@ -101,6 +102,14 @@ def test_usual_columns_splits_and_class_names_are_found(bert, tmp_path, monkeypa
     assert set(json.loads((model / "scores.json").read_text())) == scored
     if names is not None:
         assert json.loads((model / "config.json").read_text())["id2label"] == names
+
+
+@pytest.mark.parametrize("secret", [-1, -1.0, "", None])
+def test_test_split_with_secret_labels_is_left_out(secret):
+    """-1.0 is that of GLUE's stsb."""
+    splits = {"train": [4.5, -1.0], "test": [secret] * 2}
+    tables = {name: Table(Dataset.from_dict({"label": labels}), name) for name, labels in splits.items()}
+    assert set(load_splits(tables, {"label_column": "label"})) == {"train"}
 
 
 def test_images_of_the_hub_keep_their_class_names(tmp_path, monkeypatch):
