@@ -73,9 +73,12 @@ class ClassificationMetrics:
         }
 
     def _score_several_labels(self, logits: np.ndarray, labels: np.ndarray) -> dict[str, float]:
-        predicted, labels = logits > 0, labels > 0.5
+        predicted, labels = (logits > 0).astype(int), (labels > 0.5).astype(int)
+        only = [1] if labels.shape[-1] == 1 else None  # else scikit-learn scores the absence of one label, too
         f1 = {
-            f"f1_{average}": float(self._sklearn.f1_score(labels, predicted, average=average, zero_division=0))
+            f"f1_{average}": float(
+                self._sklearn.f1_score(labels, predicted, labels=only, average=average, zero_division=0)
+            )
             for average in ("micro", "macro")
         }
         return {**f1, "accuracy": float((predicted == labels).all(-1).mean())}

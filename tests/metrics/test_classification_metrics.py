@@ -51,6 +51,14 @@ def test_metrics_of_several_labels():
     assert scores["f1_macro"] == pytest.approx((2 / 3 + 2 / 3) / 2)
 
 
+def test_one_label_has_one_f1():
+    logits, labels = np.array([[1.0], [1.0], [-1.0], [-1.0], [-1.0]]), np.array([[1.0], [0.0], [1.0], [0.0], [0.0]])
+    scores = ClassificationMetrics("multi_label_classification")(EvalPrediction(logits, labels))
+    assert scores == pytest.approx({"f1_micro": 1 / 2, "f1_macro": 1 / 2, "accuracy": 3 / 5})  # tp 1, fp 1, fn 1
+    scores = ClassificationMetrics("multi_label_classification")(EvalPrediction(-abs(logits), np.zeros((5, 1))))
+    assert (scores["f1_micro"], scores["f1_macro"]) == (0, 0)
+
+
 def test_metrics_of_regression():
     predicted, labels = np.array([[1.0], [2.0], [4.0], [3.0]]), np.array([1.0, 2.0, 3.0, 9.0])
     scores = ClassificationMetrics("regression")(EvalPrediction(predicted, labels))
