@@ -5,11 +5,11 @@ r"""Fine-tune BERT to tag words, such as the names in a sentence, from a checkpo
         --train_file train.jsonl --validation_file val.jsonl --tags_column ner_tags --output_dir runs/names
 
 Each row of the files (.json, .jsonl, .parquet, also as .gz) has a list of words and a list of their BIO tags; so has
-each of a dataset of the Hub (--dataset_name), where tags may be numbers with names. Columns of usual names are found.
-Without validation data a share of the training data is held out. With --seeds the training is repeated, and the
-median, best and worst F1 are printed. --from_scratch starts from random weights of the same size, to measure the
-effect of pre-training. Run the same command again to resume an interrupted one. All options can also be in a JSON or
-YAML file.
+each of a dataset of the Hub (--dataset_name), where tags may be numbers with names. Of other tags, such as parts of
+speech, each word counts by itself. Columns of usual names are found. Without validation data a share of the training
+data is held out. With --seeds the training is repeated, and the median, best and worst F1 are printed. --from_scratch
+starts from random weights of the same size, to measure the effect of pre-training. Run the same command again to
+resume an interrupted one. All options can also be in a JSON or YAML file.
 """
 
 from hf_vanilla_cli import answer_early

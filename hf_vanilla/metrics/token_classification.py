@@ -1,5 +1,6 @@
 """Metrics of named entity recognition, computed on whole entities."""
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,10 +14,16 @@ from ..models.checks import IGNORED_LABEL
 logger = logging.get_logger(__name__)
 # seqeval's rows that are not types.
 _AVERAGES = {"micro avg", "macro avg", "weighted avg"}
+# Prefixes of tags as seqeval knows them, also of BMES, BILOU and BMEWO, which it does not know.
+_LETTERS = {"B": "B", "I": "I", "E": "E", "S": "S", "M": "I", "L": "E", "U": "S", "W": "S"}
+_TAG = re.compile(f"([{''.join(_LETTERS)}])[-_](.+)")
 
 
 class EntityMetrics:
     """Metrics of BIO tags, computed by seqeval: `Trainer(..., compute_metrics=EntityMetrics(names))`.
+
+    The prefixes of BIOES, BMES, BILOU and BMEWO are known, too. Tags without a prefix, such as parts of speech, are
+    entities of one word each.
 
     Args:
         names (`Sequence[str]`): The tags, in the order of their ids.
@@ -33,6 +40,7 @@ class EntityMetrics:
         except ImportError as error:
             raise ImportError('These metrics need more packages: pip install "hf_vanilla[metrics]"') from error
         self.names = list(names)
+        self._tags = _tags_of_seqeval(self.names)
         self._seqeval: Any = seqeval.metrics
 
     def __call__(self, prediction: EvalPrediction) -> dict[str, float]:
@@ -51,7 +59,7 @@ class EntityMetrics:
         labels = np.asarray(prediction.label_ids)
         found, wanted = (
             [
-                [self.names[tag] for tag, label in zip(row, true, strict=True) if label != IGNORED_LABEL]
+                [self._tags[tag] for tag, label in zip(row, true, strict=True) if label != IGNORED_LABEL]
                 for row, true in zip(tags, labels, strict=True)
             ]
             for tags in (predicted, labels)
@@ -76,3 +84,17 @@ class EntityMetrics:
                 scores |= {f"{kind}_precision": float(row["precision"]), f"{kind}_recall": float(row["recall"])}
                 scores[f"{kind}_f1"] = float(row["f1-score"])
         return scores
+
+
+def _tags_of_seqeval(names: Sequence[str]) -> list[str]:
+    """Return the tags as seqeval reads them, which takes the first letter of any but O for that of a scheme."""
+    if set(names) <= {"O", *_LETTERS}:  # tags without types
+        return [_LETTERS.get(name, name) for name in names]
+    tags = []
+    for name in names:
+        found = _TAG.fullmatch(name)
+        if found:
+            tags.append(f"{_LETTERS[found[1]]}-{found[2]}")
+        else:
+            tags.append(name if name == "O" else f"B-{name}")
+    return tags

@@ -94,6 +94,22 @@ def test_metrics_count_whole_entities():
     assert scores["place_f1"] == 0
 
 
+def test_tags_of_no_scheme_count_word_by_word():
+    """Like parts of speech, whose first letters are no prefixes."""
+    metrics = EntityMetrics(["IN", "NN", "NOUN"])
+    scores = metrics(EvalPrediction(np.eye(3)[[[1, 1, 0, 1]]], np.array([[1, 1, 0, 2]])))
+    assert scores["f1"] == scores["accuracy"] == 3 / 4
+    assert (scores["NN_f1"], scores["NOUN_f1"], scores["IN_f1"]) == pytest.approx((4 / 5, 0, 1))
+
+
+@pytest.mark.parametrize("letters", ["BIES", "BMES", "BILU", "BMEW"])
+@pytest.mark.parametrize("kind", ["-x", "_x", ""])
+def test_tags_of_other_schemes_make_entities(letters, kind):
+    metrics = EntityMetrics(["O", *(letter + kind for letter in letters)])
+    scores = metrics(EvalPrediction(np.eye(5)[[[4, 0, 1, 2, 3]]], np.array([[4, 4, 1, 2, 3]])))
+    assert (scores["precision"], scores["recall"]) == pytest.approx((1, 2 / 3))
+
+
 @pytest.mark.parametrize(("found", "message"), [(0, "the model finds no entity"), (3, "none of the entities")])
 def test_a_tagger_that_is_never_right_is_a_warning(found, message, monkeypatch):
     messages = []
