@@ -56,6 +56,7 @@ from hf_vanilla.command_line.finetuning import (
     with_validation,
 )
 from hf_vanilla.command_line.options import run
+from hf_vanilla.data.files import quoted
 from hf_vanilla.data.labelled import encode_labels
 from hf_vanilla.data.tokenization import add_text_ends
 from hf_vanilla.metrics import ClassificationMetrics
@@ -168,12 +169,24 @@ def open_data(arguments: TaskArguments) -> tuple[dict[str, Table], dict[str, str
     return tables, columns
 
 
+def texts_of(rows: Dataset, column: str, split: str) -> list[str]:
+    """Read a column of texts; numbers are texts, too."""
+    values = rows[column][:]
+    for number, value in enumerate(values, start=1):
+        if isinstance(value, list | dict):
+            raise ValueError(
+                f"the {split} data, row {number}: `{column}_column` must be a text, not a list or an object; got "
+                f"{quoted(value)}."
+            )
+    return [str(value) for value in values]
+
+
 def encode(splits: dict[str, Dataset], labels: dict[str, list], tokenizer, max_length: int) -> dict[str, Dataset]:
     """Tokenize texts, and join the encoded labels."""
     encoded = {}
     for name, split in splits.items():
-        texts = [split[column][:] for column in ("text", "text_pair") if column in split.column_names]
-        rows = tokenizer(*(list(map(str, each)) for each in texts), truncation=True, max_length=max_length)
+        texts = [texts_of(split, column, name) for column in ("text", "text_pair") if column in split.column_names]
+        rows = tokenizer(*texts, truncation=True, max_length=max_length)
         truncated = sum(len(ids) == max_length for ids in rows["input_ids"])
         if truncated:
             logger.info(

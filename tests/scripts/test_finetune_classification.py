@@ -197,6 +197,19 @@ def test_unfit_options_end_before_any_training(folder, tmp_path, monkeypatch, ca
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.parametrize("column", ["text", "text_pair"])
+@pytest.mark.parametrize("value", [["good", "film"], {"en": "good film"}])
+def test_column_of_lists_or_objects_is_no_text(folder, tmp_path, monkeypatch, capsys, column, value):
+    row = {"text": "fine", "text_pair": 1, column: value}
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps({**row, "label": label}) + "\n" for label in ("a", "b")))
+    options = [
+        "--model_name_or_path", folder / "bert", "--train_file", tmp_path / "rows.jsonl", "--text_column", "text",
+        "--text_pair_column", "text_pair", *OPTIONS, "--output_dir", tmp_path / "run",
+    ]  # fmt: skip
+    assert run_here(monkeypatch, SCRIPT, *options) == 1
+    assert f"the train data, row 1: `{column}_column` must be a text, not a list" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [
