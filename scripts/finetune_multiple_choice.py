@@ -7,10 +7,11 @@ r"""Fine-tune BERT to choose the right ending, from a checkpoint or from scratch
 Each row of the files (.json, .jsonl, .parquet, also as .gz) has a beginning (`sent1` or `question`), a list of
 `endings` or `choices`, and as `label` the index of the right one, from 0. So has each of a dataset of the Hub
 (--dataset_name); of SWAG's columns, `sent2` is the start of each of `ending0` to `ending3`, and of those of ARC,
-`answerKey` is one of the labels of `choices`. Without validation data a share of the training data is held out. With
---seeds the training is repeated, and the median, best and worst accuracy are printed. --from_scratch starts from
-random weights of the same size, to measure the effect of pre-training. Run the same command again to resume an
-interrupted one. All options can also be in a JSON or YAML file.
+`answerKey` is one of the labels of `choices`. Rows with another number of endings than most are left out and counted.
+Without validation data a share of the training data is held out. With --seeds the training is repeated, and the
+median, best and worst accuracy are printed. --from_scratch starts from random weights of the same size, to measure the
+effect of pre-training. Run the same command again to resume an interrupted one. All options can also be in a JSON or
+YAML file.
 """
 
 from hf_vanilla_cli import answer_early
@@ -21,6 +22,7 @@ if __name__ == "__main__":  # before the slow imports
 
 import logging
 import sys
+from collections import Counter
 from dataclasses import dataclass, field
 
 from datasets import Dataset
@@ -104,18 +106,25 @@ def indexed(beginning: str, endings, label) -> tuple:
 def encode(name: str, rows: Dataset, arguments: TaskArguments, tokenizer) -> Dataset:
     """Pair the beginning with each ending."""
     columns: dict[str, list] = {"labels": []}
-    choices = None
+    examples = []
     for number, row in enumerate(rows, start=1):
         beginning, endings, label = indexed(row["text"], row["endings"], row["label"])
         if not isinstance(endings, list) or not all(isinstance(each, str) for each in endings):
             raise ValueError(f"{name}, row {number}: `endings_column` must be a list of strings, got {endings!r}.")
-        choices = choices or len(endings)
-        if len(endings) != choices:
-            raise ValueError(f"{name}, row {number}: there must be {choices} endings as in row 1, got {len(endings)}.")
-        if not isinstance(label, int) or not 0 <= label < choices:
+        if not isinstance(label, int) or not 0 <= label < len(endings):
             raise ValueError(
-                f"{name}, row {number}: `label_column` must be a whole number in [0, {choices}), got {label!r}."
+                f"{name}, row {number}: `label_column` must be a whole number in [0, {len(endings)}), got {label!r}."
             )
+        examples.append((beginning, endings, label))
+    choices, count = Counter(len(endings) for _, endings, _ in examples).most_common(1)[0]  # a batch has one number
+    if count < len(examples):
+        logger.warning(
+            f"{name}: {len(examples) - count:,} of {len(examples):,} rows do not have {choices} endings, as most do: "
+            "they are left out, neither trained on nor scored."
+        )
+    for beginning, endings, label in examples:
+        if len(endings) != choices:
+            continue
         encoded = tokenizer([beginning] * choices, endings, truncation=True, max_length=arguments.max_length)
         columns["labels"].append(int(label))
         for column, values in encoded.items():

@@ -8,6 +8,7 @@ import pytest
 from datasets import ClassLabel, Dataset, Features, Image, List, Value
 from PIL import Image as Pictures
 from script_runner import SCRIPTS, run_here
+from transformers import AutoTokenizer
 
 from hf_vanilla import VanillaBertConfig, VanillaBertForPreTraining
 from hf_vanilla.command_line.finetuning import Table, load_splits
@@ -72,7 +73,8 @@ def multiple_choice(folder):
 def choices_with_keys(folder):
     choices = {"text": ["trees", "books"], "label": ["A", "B"]}
     rows = [{"question": "anna likes", "choices": choices, "answerKey": key} for key in "ABABA"]
-    return publish(folder, train=rows, validation=rows[:2]), None, {"validation"}
+    odd = {**rows[0], "choices": {"text": ["trees", "books", "a lot"], "label": ["A", "B", "C"]}}
+    return publish(folder, train=[odd, *rows], validation=[*rows[:2], odd]), None, {"validation"}
 
 
 def question_answering(folder):
@@ -129,6 +131,16 @@ def test_endings_are_in_the_order_of_their_numbers():
     row = {"sent2": "it", **{f"ending{number}": f"is {number}" for number in range(12)}}
     (joined,) = module["with_endings"](module["Table"](Dataset.from_list([row]), "rows")).source
     assert joined["endings"] == [f"it is {number}" for number in range(12)]
+
+
+def test_rows_with_another_number_of_endings_are_left_out_and_counted(bert, caplog):
+    module = runpy.run_path(str(SCRIPTS / "finetune_multiple_choice.py"))
+    arguments = module["TaskArguments"](model_name_or_path=str(bert), train_file="rows.jsonl")
+    endings = (["trees", "books", "a lot"], ["books", "trees"], ["trees", "a lot"])
+    rows = Dataset.from_list([{"text": "anna likes", "endings": each, "label": 1} for each in endings])
+    encoded = module["encode"]("the test data", rows, arguments, AutoTokenizer.from_pretrained(bert))
+    assert [len(each) for each in encoded["input_ids"]] == [2, 2]
+    assert "the test data: 1 of 3 rows do not have 2 endings" in caplog.text
 
 
 @pytest.mark.parametrize("script", ["pretrain_bert", "pretrain_gpt"])
