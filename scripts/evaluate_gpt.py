@@ -17,7 +17,13 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging
 
 import hf_vanilla  # noqa: F401  (registers the models)
-from hf_vanilla.command_line.checks import check_files_exist, check_models, check_results_file, explained_loading
+from hf_vanilla.command_line.checks import (
+    check_device,
+    check_files_exist,
+    check_models,
+    check_results_file,
+    explained_loading,
+)
 from hf_vanilla.command_line.options import parse_arguments, run
 from hf_vanilla.command_line.report import write_report
 from hf_vanilla.data import load_documents
@@ -52,6 +58,7 @@ class EvaluationArguments:
         for note in self.notes:
             if "=" not in note:
                 raise ValueError(f"`notes` must be of the form name=value, got {note!r}.")
+        check_device(self.device)
 
 
 def main() -> None:

@@ -28,7 +28,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, TextStreamer, set_
 from transformers.utils import logging
 
 import hf_vanilla  # noqa: F401  (registers the models)
-from hf_vanilla.command_line.checks import check_models, explained_loading
+from hf_vanilla.command_line.checks import check_device, check_models, explained_loading
 from hf_vanilla.command_line.options import parse_arguments, run
 from hf_vanilla.data.files import read_lines
 
@@ -79,6 +79,7 @@ class GenerateArguments:
                 f"`num_return_sequences` ({self.num_return_sequences}) must be at most `num_beams` ({self.num_beams}) "
                 "without sampling."
             )
+        check_device(self.device)
 
     def search_options(self) -> dict[str, Any]:
         """Return the arguments of `generate`."""

@@ -28,7 +28,7 @@ import torch
 from accelerate import PartialState
 from accelerate.utils import gather_object
 
-from hf_vanilla.command_line.checks import check_models, explained_loading
+from hf_vanilla.command_line.checks import check_device, check_models, explained_loading
 from hf_vanilla.command_line.options import on_first_process, parse_arguments, run
 from hf_vanilla.data.files import STANDARD_STREAM, read_lines, replacing_file
 from hf_vanilla.generation import load_translator, score_texts
@@ -77,10 +77,7 @@ class ScoreArguments:
             raise ValueError(f"--max_tokens_per_batch must be at least 1, got {self.max_tokens_per_batch}.")
         if self.max_length is not None and self.max_length < 1:
             raise ValueError(f"--max_length must be at least 1, got {self.max_length}.")
-        try:
-            torch.device("cpu" if self.device == "auto" else self.device)
-        except RuntimeError as error:
-            raise ValueError(f"--device: {str(error).splitlines()[0]}") from None
+        check_device(self.device)
 
 
 def read_pairs(arguments: ScoreArguments) -> tuple[list[str], list[str]]:

@@ -31,7 +31,7 @@ import torch
 from accelerate import PartialState
 from accelerate.utils import gather_object
 
-from hf_vanilla.command_line.checks import check_models, explained_loading
+from hf_vanilla.command_line.checks import check_device, check_models, explained_loading
 from hf_vanilla.command_line.options import on_first_process, parse_arguments, run
 from hf_vanilla.data.files import read_lines, replacing_file
 from hf_vanilla.generation import SearchOptions, Translation, load_translator, translate
@@ -106,10 +106,7 @@ class TranslateArguments:
 
     def __post_init__(self) -> None:
         SearchOptions(**self.search_options())
-        try:
-            torch.device("cpu" if self.device == "auto" else self.device)
-        except RuntimeError as error:
-            raise ValueError(f"--device: {str(error).splitlines()[0]}") from None
+        check_device(self.device)
 
     def search_options(self) -> dict[str, Any]:
         """Return the options of the search."""

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import torch
 from transformers import AutoConfig
 
 from ..hub.folder import check_json_files
@@ -70,6 +71,25 @@ def check_files_exist(**files: str | list[str] | None) -> None:
         for path in [given] if isinstance(given, str) else given or []:
             if not Path(path).is_file():
                 raise ValueError(f"`{name}` must be an existing file, but there is no file {path}.")
+
+
+def check_device(device: str) -> None:
+    """Check early that a device exists here.
+
+    Args:
+        device (`str`): Such as `cpu` or `cuda:1`, or `auto`.
+
+    Raises:
+        ValueError: if torch does not know it, was built without it, or this machine has none.
+    """
+    if device == "auto":
+        return
+    try:
+        torch.empty(0, device=torch.device(device))
+    except (RuntimeError, AssertionError) as error:
+        rule = f"--device must be auto or a device of this machine, such as cpu, got {device!r}"
+        first = str(error).strip().partition("\n")[0]
+        raise ValueError(f"{rule}: {first}") from None
 
 
 @contextmanager

@@ -70,6 +70,13 @@ def test_evaluation_script_gives_the_same_scores(run_dir, corpus, tmp_path, monk
     assert names == {score.name for score in list_scores(results_of_folder(run_dir))}
 
 
+@pytest.mark.parametrize("device", ["gpu", "cuda:99"])
+def test_evaluation_script_refuses_devices_that_are_not_here(run_dir, corpus, monkeypatch, capsys, device):
+    options = ["--model", run_dir, "--files", corpus / "held_out.txt", "--device", device]
+    assert run_here(monkeypatch, "evaluate_gpt.py", *options) == 2
+    assert f"--device must be auto or a device of this machine, such as cpu, got {device!r}" in capsys.readouterr().err
+
+
 def test_changed_options_are_refused(run_dir, corpus, monkeypatch, capsys):
     options = [*files(corpus), "--output_dir", run_dir, "--block_length", 8]
     assert run_here(monkeypatch, SCRIPT, *options) == 1

@@ -105,7 +105,8 @@ def test_scores_equal_those_of_translations(run, folder, tmp_path):
         (["--source", "-", "--target", "-"], 2, "--source and --target can't both be standard input (-)"),
         (["--max_length", "0"], 2, "--max_length must be at least 1, got 0"),
         (["--max_tokens_per_batch", "0"], 2, "--max_tokens_per_batch must be at least 1, got 0"),
-        (["--device", "tpu9"], 2, "--device: Invalid device string: 'tpu9'"),
+        (["--device", "tpu9"], 2, "--device must be auto or a device of this machine, such as cpu, got 'tpu9': "),
+        (["--device", "cuda:99"], 2, "such as cpu, got 'cuda:99': "),
     ],
 )
 def test_score_names_bad_input(run, files, tmp_path, arguments, status, message):
