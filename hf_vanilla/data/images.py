@@ -53,7 +53,8 @@ def load_images(
     else:
         path = existing_path(path, "path")
         rows = load_rows(path, {"image_column": image_column, "label_column": label_column, **others})
-        if suffix_of(path) != ".parquet":
+        are_paths = getattr(rows.features["image"], "dtype", None) in ("string", "large_string")
+        if are_paths or suffix_of(path) != ".parquet":
             paths = [os.path.join(os.path.dirname(path), str(each)) for each in rows["image"][:]]
             rows = rows.remove_columns("image").add_column("image", paths)
     check_images(rows, str(path))

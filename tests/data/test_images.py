@@ -34,11 +34,14 @@ def test_names_of_folders_are_labels(folder):
     assert np.array_equal(np.asarray(rows[0]["image"]), PIXELS)
 
 
-@pytest.mark.parametrize("kind", ["paths", "parquet"])
+@pytest.mark.parametrize("kind", ["paths", "paths in parquet", "parquet"])
 def test_tables_have_images_or_their_paths(folder, kind):
     if kind == "paths":
         path = folder / "rows.jsonl"
         path.write_text(json.dumps({"file": "cat/2.png", "animal": "cat"}) + "\n")
+    elif kind == "paths in parquet":
+        path = folder / "rows.parquet"
+        Dataset.from_dict({"file": ["cat/2.png"], "animal": ["cat"]}).to_parquet(path)
     else:
         path = folder / "rows.parquet"
         rows = Dataset.from_dict({"file": [str(folder / "cat/2.png")], "animal": ["cat"]}).cast_column("file", Image())
