@@ -43,6 +43,7 @@ from transformers.modeling_utils import PreTrainedModel
 from transformers.utils import ModelOutput
 
 from ..models.checks import check_generation_options, check_input_ids
+from ..models.chunked_loss import CHUNK_LOGITS
 from ..models.translating import NOT_FOUND, length_penalty_of
 from .beam_decoders import BeamDecoder, decoder_for
 
@@ -65,7 +66,7 @@ OTHER_MODES: dict[str, tuple[Any, ...]] = {
 
 # The vocabulary is searched in runs of this many tokens: first for the best runs, then for the best tokens in them.
 RUN_LENGTH = 64
-# Number of logits that are normalized at once: 1 MiB.
+# Number of logits that are normalized at once on a CPU: 1 MiB.
 BLOCK_SIZE = 2**18
 # Share of finished sentences at which they are dropped: dropping copies all others.
 DROPPED_SHARE = 1 / 8
@@ -360,7 +361,8 @@ def log_sum_exp(logits: torch.Tensor) -> torch.Tensor:
         `torch.Tensor` of shape `(...)`: the result in float32.
     """
     log2_e, sums = math.log2(math.e), []
-    for rows in logits.flatten(0, -2).split(max(1, BLOCK_SIZE // logits.shape[-1])):
+    block_size = BLOCK_SIZE if logits.device.type == "cpu" else CHUNK_LOGITS
+    for rows in logits.flatten(0, -2).split(max(1, block_size // logits.shape[-1])):
         rows = rows.float()
         highest = rows.amax(-1, keepdim=True)
         powers = torch.add(highest * -log2_e, rows, alpha=log2_e).exp2_()

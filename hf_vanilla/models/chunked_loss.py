@@ -138,8 +138,10 @@ def _softmax_and_log_sum_exp(
 
 def _add_gradients(grad_weight: Tensor, grad_bias: Tensor | None, chunk: Tensor, probabilities: Tensor) -> None:
     """Add a chunk's part of the gradients of weight and bias that softmax(z) makes: in place, block by block."""
+    # A GPU's chunks are large: their sums are rounded too much, and can overflow, in 16 bits.
+    out_dtype = [torch.float32] if chunk.is_cuda and chunk.dtype in (torch.float16, torch.bfloat16) else []
     for block in _vocab_blocks(grad_weight):
-        grad_weight[block] += torch.mm(probabilities[:, block].t(), chunk)
+        grad_weight[block] += torch.mm(probabilities[:, block].t(), chunk, *out_dtype)
         if grad_bias is not None:
             grad_bias[block] += probabilities[:, block].sum(0, dtype=torch.float32)
 
@@ -196,6 +198,7 @@ def loss_and_gradients(
     schema="(Tensor hidden_states, Tensor weight, Tensor? bias, Tensor labels, Tensor? weights,"
     " float true_probability, float other_probability, int excluded_id, float entropy)"
     " -> (Tensor, Tensor, Tensor, Tensor)",
+    tags=(torch.Tag.cudagraph_unsafe,),  # it waits for the number of labels
 )
 def cross_entropy_and_gradients(
     hidden_states: Tensor,

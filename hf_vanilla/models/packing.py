@@ -315,7 +315,8 @@ class Packing(NamedTuple):
             positions = self.outputs if positions is None else positions[self.outputs]
         if positions is not None:
             cells = tokens.new_zeros(self.rows * self.length, tokens.shape[2])
-            tokens = cells.index_copy_(0, positions, tokens.squeeze(0))
+            # the layers of a model on several GPUs end on another one
+            tokens = cells.index_copy_(0, positions.to(tokens.device), tokens.squeeze(0))
         return tokens.view(self.rows, self.length, -1)
 
     def attend(
@@ -820,7 +821,9 @@ def runs_varlen(model: PreTrainedModel, hidden_states: Tensor) -> bool:
         return device.type in VARLEN_DEVICES
     if device.type != "meta" and torch.is_autocast_enabled(device.type):  # which has no autocast
         dtype = torch.get_autocast_dtype(device.type)
-    return model.config._attn_implementation == "sdpa" and varlen_kernel(device, dtype) is not None
+    kernel = varlen_kernel(device, dtype) if model.config._attn_implementation == "sdpa" else None
+    layers: Any = model.layers  # compiled ones can't have the gradient of the other kernel
+    return kernel == FLASH or (kernel is not None and not any(map(_is_compiled, layers)))
 
 
 def is_flash(implementation: str) -> bool:

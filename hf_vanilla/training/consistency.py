@@ -9,12 +9,12 @@ import torch
 from transformers.configuration_utils import PreTrainedConfig
 
 from ..models.checks import has_label
-from ..models.chunked_loss import SmoothedTarget
+from ..models.chunked_loss import CHUNK_LOGITS, SmoothedTarget
 from ..models.configuration_vanilla_transformer import VanillaTransformerConfig
 from ..models.loss import cross_entropy_sum, mean_loss, smoothed_target
 
 
-# Number of logits of a prediction that are worked on at once: 1 MiB in float32.
+# Number of logits of a prediction that are worked on at once on a CPU: 1 MiB in float32.
 BLOCK_SIZE = 2**18
 
 
@@ -103,7 +103,7 @@ class _ConsistencySum(torch.autograd.Function):
     ) -> torch.Tensor:
         loss_sum = torch.zeros((), dtype=torch.float32, device=first.device)
         gradients = torch.empty_like(first), torch.empty_like(second)
-        step = max(1, BLOCK_SIZE // first.shape[1])
+        step = max(1, (BLOCK_SIZE if first.device.type == "cpu" else CHUNK_LOGITS) // first.shape[1])
         for start in range(0, len(first), step):
             block = slice(start, start + step)
             log_p, log_q = (logits[block].float().log_softmax(-1) for logits in (first, second))  # (rows, vocab)

@@ -274,7 +274,7 @@ class RepeatableCollator:
         for example in examples:
             checksum = zlib.crc32(np.asarray(example["input_ids"], dtype=np.int64).tobytes(), checksum & 0xFFFFFFFF)
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(checksum)
+            torch.default_generator.manual_seed(checksum)  # not the GPUs', which are in the middle of a step
             return self.collator(examples)
 
 

@@ -130,11 +130,13 @@ class VanillaTrainer(VerifiedCheckpointTrainer, Seq2SeqTrainer):
         _check_training_data(train_dataset, args)
         if isinstance(train_dataset, datasets.IterableDataset) and args.max_tokens_per_batch is not None:
             kwargs["train_dataset"] = stream_of_tokens(train_dataset, args)
+        accelerator_config: Any = args.accelerator_config
         if args.max_tokens_per_batch is not None:
             # accelerate before 1.14 refuses batches of unequal size otherwise. These samplers give every process the
             # same number of batches anyway; those of the stock trainer do not, and so need even batches.
-            accelerator_config: Any = args.accelerator_config
             accelerator_config.even_batches = False
+        if args.device.type == "cuda" and args.dataloader_pin_memory:  # or each batch would wait for the step before
+            accelerator_config.non_blocking = True
         super().__init__(model, args, data_collator, **kwargs)
         if data_collator is None and isinstance(self.processing_class, PreTrainedTokenizerBase):
             self.data_collator = DataCollatorForSeq2Seq(self.processing_class, model=self.model)

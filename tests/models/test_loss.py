@@ -161,6 +161,8 @@ def test_custom_operator_passes_opcheck(bias):
     arguments = (hidden_states.flatten(0, 1), *parameters, LABELS.flatten(), None, *TARGETS["t2t"])
     checks = torch.library.opcheck(chunked_loss.cross_entropy_and_gradients, arguments)
     assert set(checks.values()) == {"SUCCESS"}
+    operator = chunked_loss.cross_entropy_and_gradients._opoverload
+    assert torch.Tag.cudagraph_unsafe in operator.tags
 
 
 def test_loss_does_not_synchronise_with_the_device():

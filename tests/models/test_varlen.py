@@ -384,6 +384,21 @@ def test_torch_has_the_operators_with_the_expected_arguments(monkeypatch):
     packing.has_operator.cache_clear()
 
 
+def test_compiled_layers_take_no_kernel_whose_gradient_is_not_traced(monkeypatch):
+    model, states = tiny_bert().bert, torch.empty(1, 2, 12, device="meta")
+    monkeypatch.setattr(packing, "varlen_kernel", lambda *_: EFFICIENT)
+    assert packing.runs_varlen(model, states)
+    model.layers[0].compile(backend="eager")  # which happens at the first call
+    assert not packing.runs_varlen(model, states)
+    monkeypatch.setattr(packing, "varlen_kernel", lambda *_: FLASH)
+    assert packing.runs_varlen(model, states)
+
+
+def test_tokens_are_put_back_on_the_device_of_the_last_layer():
+    packed = packing.Packing(2, 3, torch.tensor([0, 1, 3]))  # made on the device of the embeddings
+    assert packed.unpack(torch.empty(1, 3, 4, device="meta")).shape == (2, 3, 4)
+
+
 @pytest.mark.parametrize(
     ("name", "is_warned"),
     [("flash_attention_3", True), ("kernels-community/vllm-flash-attn3", True), ("flash_attention_2", False)],

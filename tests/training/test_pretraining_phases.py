@@ -244,13 +244,16 @@ def test_step_on_a_gpu_waits_for_nothing(tmp_path, monkeypatch):
     assert batch["mask_sizes"]["labels"][0] == (batch["labels"] != -100).sum()
 
 
-def test_masks_depend_on_the_batch_alone():
+def test_masks_depend_on_the_batch_alone(monkeypatch):
+    gpus = []
+    monkeypatch.setattr(torch.cuda, "manual_seed_all", gpus.append)
     collator = RepeatableCollator(DataCollatorForLanguageModeling(tiny_tokenizer(), mlm_probability=0.5), seed=1)
     rows = [{"input_ids": row} for row in examples(6, LONG)["input_ids"]]
     torch.manual_seed(5)
     before = torch.get_rng_state()
     first = collator(rows)["labels"]
     assert torch.equal(torch.get_rng_state(), before)
+    assert gpus == [5]  # a batch is collated in the middle of the step before
     torch.manual_seed(6)
     assert torch.equal(collator(rows)["labels"], first)
     assert not torch.equal(collator(rows[::-1])["labels"].flip(0), first)
