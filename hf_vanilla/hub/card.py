@@ -110,6 +110,9 @@ class CardFacts:
         limits (`str`, *optional*): Where the model fails, and what not to use it for. As `training_data`.
         example (`str`, *optional*): A text, or the path of a picture, to try it with.
         base_model (`str`, *optional*): The model that was fine-tuned.
+
+    Raises:
+        TypeError: if a field has another type.
     """
 
     title: str | None = None
@@ -121,6 +124,14 @@ class CardFacts:
     limits: str | None = None
     example: str | None = None
     base_model: str | None = None
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            if name in ("language", "datasets"):
+                if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
+                    raise TypeError(f"`{name}` of the card must be a list of strings, got {value!r}.")
+            elif value is not None and not isinstance(value, str):
+                raise TypeError(f"`{name}` of the card must be a string, got {value!r}.")
 
 
 def missing_facts(facts: CardFacts | None) -> list[str]:

@@ -11,7 +11,7 @@ import io
 import json
 import os
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from transformers.utils import CONFIG_NAME, logging
 from .card import CardFacts, make_card
 from .client import first_line, full_repo_id, known_tokens, retry, status_code
 from .folder import FileHash, check_folder, contains_token, hash_file, is_weight_file, replace_file
+from .results import list_scores
 
 
 logger = logging.get_logger(__name__)
@@ -268,6 +269,8 @@ def _card_files(
         return {}
     if contains_token(io.BytesIO(made["README.md"]), known_tokens(token)):
         raise ValueError("The model card would contain a token of the Hub; remove it from `facts` or `results`.")
+    if results is not None and not list_scores(results):
+        raise ValueError("`results` must have scores, as the results files of the scripts do; found none.")
     there = {name: (folder / name).read_bytes() for name in made if (folder / name).is_file()}
     return {name: content for name, content in made.items() if there.get(name) != content}
 
@@ -276,6 +279,12 @@ def _check_model_type(
     api: HfApi, folder: Path, repo_id: str, head: str | None, remote: dict[str, FileHash], hashes: dict[str, FileHash]
 ) -> None:
     """Raise if the repository has a model of another type, whose files would be mixed with the new ones."""
+    if (_is_adapter(hashes) and CONFIG_NAME in remote) or (_is_adapter(remote) and CONFIG_NAME in hashes):
+        kinds = ("an adapter", "a model") if _is_adapter(hashes) else ("a model", "an adapter")
+        raise ValueError(
+            f"`repo_id` {repo_id} has {kinds[1]}, whose weights would be deleted, and {folder} is {kinds[0]}. Give "
+            "another repository."
+        )
     if CONFIG_NAME not in remote or CONFIG_NAME not in hashes:
         return
     if hashes[CONFIG_NAME].matches(remote[CONFIG_NAME]):
@@ -287,6 +296,11 @@ def _check_model_type(
             f"`repo_id` {repo_id} has a model of type {theirs}, and {folder} one of type {ours}: the files of both "
             "would be mixed. Give another repository."
         )
+
+
+def _is_adapter(names: Collection[str]) -> bool:
+    """Tell whether files are those of an adapter of PEFT alone."""
+    return CONFIG_NAME not in names and "adapter_config.json" in names
 
 
 def _model_type(path: Path) -> str | None:

@@ -165,6 +165,9 @@ class ResilientPushTrainer(CleanCheckpointTrainer):
                 self._repo_id(),
             ]
             command += [] if revision is None else ["--revision", revision]
+            is_private = self.args.hub_private_repo if private is None else private
+            if self.hub_model_id is None and is_private:  # the repository is yet to be created
+                command += ["--private", "true"]
             reason = " ".join([str(error), *getattr(error, "__notes__", ())])
             logger.warning(
                 f"The model could not be pushed to the Hub ({reason}). It is in {folder}; to push it later: "

@@ -113,7 +113,7 @@ def list_scores(results: dict[str, Any], seed: str | None = None) -> list[Score]
     Returns:
         `list[Score]`: the scores.
     """
-    if "bleu" in results:
+    if not results.keys().isdisjoint(TRANSLATION_SCORES):
         dataset = results.get("notes", {}).get("test_set", "test")
         return [_score(dataset, name, results[name]) for name in TRANSLATION_SCORES if name in results]
     if "files" in results:

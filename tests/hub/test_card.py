@@ -113,7 +113,20 @@ def test_every_kind_of_results_has_scores():
     assert list_scores(SEEDS, "7") == list_scores(SEEDS)
     assert [score.value for score in list_scores(PRETRAINING)] == [2.5, 0.25, 0.82]
     assert [score.metric for score in list_scores(PRETRAINING)] == ["loss", "accuracy", "accuracy"]
+    assert [score.name for score in list_scores({"chrf": 40.0, "ter": 30.0})] == ["chrF", "TER"]
     assert list_scores({}) == []
+
+
+@pytest.mark.parametrize(
+    ("facts", "message"),
+    [
+        ({"limits": ["Captions only."]}, "`limits` of the card must be a string, got"),
+        ({"language": "en"}, "`language` of the card must be a list of strings, got 'en'"),
+    ],
+)
+def test_facts_of_other_types_are_named(facts, message):
+    with pytest.raises(TypeError, match=message):
+        CardFacts(**facts)
 
 
 @pytest.mark.parametrize(

@@ -14,8 +14,10 @@ from hub_server import TOKEN
 from hub_testing import REPO, assert_published, lie_about_weights, run_as_user, save_model
 from huggingface_hub import HfApi, constants
 from huggingface_hub.errors import HfHubHTTPError
+from peft import LoraConfig, get_peft_model
 
 from hf_vanilla import (
+    VanillaBertForMaskedLM,
     VanillaBertForPreTraining,
     VanillaTransformerConfig,
     VanillaTransformerForConditionalGeneration,
@@ -338,6 +340,23 @@ def test_check_of_the_model_type_is_retried(hub, folder, waits):
     assert publish(folder, REPO).uploaded == ("config.json",)
     hub.api.upload_file(path_or_fileobj=b"{}", path_in_repo="config.json", repo_id=REPO)
     assert publish(folder, REPO).uploaded == ("config.json",)
+
+
+@pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")
+def test_adapter_does_not_replace_a_model(hub, folder, tmp_path):
+    publish(folder, REPO)
+    adapted = get_peft_model(VanillaBertForMaskedLM.from_pretrained(folder), LoraConfig(target_modules=["dense"]))
+    adapted.save_pretrained(tmp_path / "adapter")
+    with pytest.raises(ValueError, match="alice/tiny has a model, whose weights would be deleted, and .* an adapter"):
+        publish(tmp_path / "adapter", REPO)
+    publish(tmp_path / "adapter", "alice/adapter")
+    with pytest.raises(ValueError, match="alice/adapter has an adapter, .* is a model. Give another"):
+        publish(folder, "alice/adapter")
+
+
+def test_results_without_scores_are_refused(hub, folder):
+    with pytest.raises(ValueError, match="`results` must have scores"):
+        publish(folder, REPO, results={"ranking": []})
 
 
 def test_model_of_another_type_is_not_overwritten(hub, folder, tmp_path):
