@@ -181,10 +181,12 @@ def draw_positions(arguments: PlotArguments) -> Any:
         with explained_loading("model", arguments.model):
             model = AutoModel.from_pretrained(arguments.model)
         tables = ("embed_positions", "position_embeddings")
-        learned = [module for name, module in model.named_modules() if name.endswith(tables)]
+        learned = [each for name, each in model.named_parameters() if name.removesuffix(".weight").endswith(tables)]
         if learned:
-            table = learned[0].weight[: arguments.length]
+            table = learned[0].flatten(0, -2)[: arguments.length]  # ViT's has a dimension for the batch, too
             return plot_position_encodings(table, title=arguments.title or "learned position embeddings")
+        if not hasattr(model.config, "position_type"):
+            raise ValueError(f"`model` must have position encodings, but {arguments.model} has none that are known.")
         d_model, kind = model.config.d_model, model.config.position_type
     table = sinusoidal_positions(torch.arange(arguments.length), d_model, kind)
     return plot_position_encodings(table, title=arguments.title or f"{kind} position encodings, width {d_model}")

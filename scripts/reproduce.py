@@ -42,6 +42,7 @@ DATA_FILE = re.compile(
     r"(?<![\w./-])(?:enwiki_sample|glue|kenlm|multi30k|multiple_choice|ner|novels_pd|squad_v1\.1|tatoeba_en_zh"
     r"|wikitext2_eval)/[\w./-]+"
 )
+SCRIPT = re.compile(r" scripts/([\w/]+\.py)")
 STATE_FILE = "reproduced.json"  # what is done, and the seconds of each command
 
 
@@ -306,7 +307,7 @@ def runnable(command: str, data_dir: Path) -> str:
         if command.startswith(f"{program} "):
             command = replacement + command.removeprefix(program)
             break
-    return re.sub(r" scripts/([\w/]+\.py)", lambda found: f" {shlex.quote(str(SCRIPTS / found[1]))}", command, count=1)
+    return SCRIPT.sub(lambda found: f" {shlex.quote(str(SCRIPTS / found[1]))}", command, count=1)
 
 
 def options_of_results(name: str, minutes: float) -> str:
@@ -414,10 +415,15 @@ def main() -> None:
     if arguments.dry_run:
         show_commands(names, data_dir, folder)
         return
+    scripts = [each for recipe in names for command in RECIPES[recipe].commands for each in SCRIPT.findall(command)]
+    if not all((SCRIPTS / each).is_file() for each in scripts):
+        raise ValueError(f"The installed package lacks a script of {name}: run this in the project's repository.")
     missing = [each for recipe in names for each in data_files(RECIPES[recipe]) if not (data_dir / each).exists()]
     if missing:
         raise ValueError(f"`data_dir` ({data_dir}) must have {', '.join(missing)}.")
     reproduce(name, data_dir, folder)
+    if not RECORDED.is_dir():
+        sys.stderr.write("The recorded scores are in the project's repository, not in the installed package.\n")
     recorded, measured = read_json(RECORDED / f"{name}.json"), read_json(folder / results_path(name))
     sys.stdout.write("\n".join(rows(recorded, measured)) + "\n")
 

@@ -424,6 +424,9 @@ def build_trainer(model, tokenizer, target_tokenizer, data, training_args, bleu_
     }
     if target_tokenizer is not tokenizer:
         kwargs["callbacks"].append(SaveTargetTokenizer(target_tokenizer))
+    wanted = (training_args.metric_for_best_model or "").removeprefix("eval_")
+    if wanted in ("bleu", "chrf") and not training_args.predict_with_generate:
+        raise ValueError(f"`metric_for_best_model` {wanted} needs `predict_with_generate`, which is off.")
     if training_args.predict_with_generate and "validation" in data:
         kwargs["compute_metrics"] = TranslationMetrics(
             target_tokenizer, tokenize=bleu_tokenize, num_examples=len(data["validation"])

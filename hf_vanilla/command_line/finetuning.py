@@ -14,7 +14,7 @@ from transformers import AutoConfig, AutoTokenizer, PreTrainedModel, PreTrainedT
 from ..data.files import find_column
 from ..data.labelled import column_names, load_rows
 from ..training import FinetuningArguments, FinetuningTask, lock_run_folder, seeds_report, train_with_seeds
-from ..training.arguments import LOSSES
+from ..training.checkpoints import LOSSES
 from .checks import check_files_exist, check_models, check_results_file, explained_loading, without_load_report
 from .options import parse_arguments, set_up_logging
 from .report import show_report, write_report

@@ -108,11 +108,13 @@ def load_hub_splits(arguments: DatasetArguments, *, streaming: bool = False) -> 
 
     loaded = load()
     names = {"train": arguments.train_split, "validation": arguments.validation_split}
+    # Split names are chosen only of what is not in use, as in train+validation[:50%].
+    unused = loaded.keys() - {part.partition("[")[0].strip() for part in arguments.train_split.split("+")}
     if arguments.validation_split is None and arguments.validation_share is None:
-        names["validation"] = next((name for name in VALIDATION_SPLITS if name in loaded), None)
+        names["validation"] = next((name for name in VALIDATION_SPLITS if name in unused), None)
     if hasattr(arguments, "test_split"):
-        usual = "test" if "test" in loaded and "test" not in names.values() else None
-        names["test"] = arguments.test_split or usual
+        unused -= {part.partition("[")[0].strip() for part in (names["validation"] or "").split("+")}
+        names["test"] = arguments.test_split or ("test" if "test" in unused else None)
     splits = {}
     for split, name in names.items():
         if name in loaded:

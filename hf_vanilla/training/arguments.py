@@ -18,6 +18,7 @@ from transformers.utils import logging
 from ..data.batching import check_integer
 from ..data.files import check_choice
 from ..precision import FASTEST, fastest_precision
+from .checkpoints import LOSSES
 from .policies import MAX_ROLLBACKS, MAX_SKIPS_IN_A_ROW, StopOnDivergenceCallback, check_on_nan
 from .runs import saved_option
 
@@ -222,6 +223,8 @@ class EarlyStoppingArguments(MuonArguments):
             if SaveStrategy(self.save_strategy) != SaveStrategy.BEST:
                 self.save_strategy: Any = strategy.value
                 self.save_steps: float = self.eval_steps or self.logging_steps
+        if self.greater_is_better is None and (self.metric_for_best_model or "").removeprefix("eval_") in LOSSES:
+            self.greater_is_better: bool | None = False  # transformers knows names that end in loss alone
         super().__post_init__()
 
 
@@ -364,10 +367,6 @@ def add_early_stopping(trainer: Trainer) -> None:
     patience = getattr(trainer.args, "early_stopping_patience", 0)
     if patience > 0:
         trainer.add_callback(EarlyStoppingCallback(patience))
-
-
-# Scores of which lower is better.
-LOSSES = ("loss", "mse")
 
 
 @dataclass

@@ -318,6 +318,13 @@ class VerifiedCheckpointTrainer(MuonTrainer, ResilientPushTrainer):
         found = (each for each in self.callback_handler.callbacks if isinstance(each, callback_class))
         return next(found, None)
 
+    def _determine_best_metric(self, metrics: dict[str, float], trial: Any) -> bool:
+        """Compare the model with the best so far."""
+        try:
+            return super()._determine_best_metric(metrics, trial)
+        except KeyError as error:  # its text names the argument and the metrics
+            raise ValueError(*error.args) from None
+
     def _get_output_dir(self, trial: Any) -> str:
         """Return the folder of checkpoints, which is another one while one is written."""
         return self._staging or super()._get_output_dir(trial)

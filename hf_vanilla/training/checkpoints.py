@@ -23,6 +23,8 @@ from .manifest import MANIFEST_FILE, damage_of_files, read_manifest
 logger = logging.get_logger(__name__)
 
 
+# Scores of which lower is better.
+LOSSES = ("loss", "mse")
 # Files and folders that a checkpoint has for resuming, in addition to the trainer's state.
 _TO_RESUME = re.compile(r"optimizer|rng_state|global_step")
 # In the state of a trainer whose checkpoints are complete with their manifests only.
@@ -60,7 +62,7 @@ def best_checkpoints(
         count (`int`): Number of checkpoints.
         metric (`str`, *optional*, defaults to `"eval_loss"`): Name of the metric, with or without `eval_`.
         greater_is_better (`bool`, *optional*): Whether higher values are better. The default is the rule of
-            `TrainingArguments`: yes, unless the name ends in `loss`.
+            `TrainingArguments`, yes, unless the name ends in `loss`, and no for `mse`.
 
     Returns:
         `list[Path]`: `count` folders, by ascending step. Of two equal values, that of the later checkpoint is better.
@@ -73,7 +75,7 @@ def best_checkpoints(
     if not metric.startswith("eval_"):
         metric = f"eval_{metric}"
     if greater_is_better is None:
-        greater_is_better = not metric.endswith("loss")
+        greater_is_better = not metric.endswith("loss") and metric.removeprefix("eval_") not in LOSSES
     state = read_json_object(list(checkpoints.values())[-1] / TRAINER_STATE_NAME)
     values = _metric_by_step(state, metric)
     measured = [step for step in checkpoints if math.isfinite(values.get(step, math.nan))]

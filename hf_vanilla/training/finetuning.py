@@ -16,9 +16,9 @@ from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState,
 from transformers.utils import logging
 
 from ..data.files import replacing_file
-from .arguments import LOSSES, FinetuningArguments, add_early_stopping
+from .arguments import FinetuningArguments, add_early_stopping
 from .checkpointing import VerifiedCheckpointTrainer
-from .checkpoints import checkpoint_to_resume
+from .checkpoints import LOSSES, checkpoint_to_resume
 from .policies import add_policies
 from .runs import check_and_save_options, decisive_options, save_final_model, train_to_end
 
@@ -100,6 +100,8 @@ def train_with_seeds(
     Args:
         task (`FinetuningTask`): What to train.
         args (`FinetuningArguments`): The training arguments; the seed and its subfolder of `output_dir` are filled in.
+            With `push_to_hub` the repository is `hub_model_id`, by default of the name of `output_dir`; of several
+            seeds each has one of its own, as `my-model-seed-1`.
         seeds (`Sequence[int]`): The seeds.
         task_options (`Mapping[str, Any]`, *optional*): What decides the scores in addition to `args`: model, data and
             so on. The default trains all seeds anew.
@@ -114,6 +116,9 @@ def train_with_seeds(
     for seed in seeds:
         folder = Path(str(args.output_dir)) / f"seed-{seed}"
         changes: dict[str, Any] = {"output_dir": str(folder), "seed": seed}
+        if args.push_to_hub:  # by default all would be pushed to a repository of the folder's name, seed-1
+            name = args.hub_model_id or folder.parent.absolute().name
+            changes["hub_model_id"] = name if len(seeds) == 1 else f"{name}-seed-{seed}"
         seed_args = replace(args, **changes)
         checkpoint = None
         if task_options is not None:

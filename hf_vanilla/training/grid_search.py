@@ -10,7 +10,8 @@ from transformers import PreTrainedModel, set_seed
 from transformers.trainer_utils import IntervalStrategy
 from transformers.utils import logging
 
-from .arguments import LOSSES, FinetuningArguments
+from .arguments import FinetuningArguments
+from .checkpoints import LOSSES
 from .finetuning import FinetuningTask, median_best_worst
 from .policies import add_policies
 

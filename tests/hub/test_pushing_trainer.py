@@ -22,11 +22,13 @@ from hf_vanilla import VanillaBertForMaskedLM
 from hf_vanilla.hub import check_folder, publish
 from hf_vanilla.training import (
     FinetuningArguments,
+    FinetuningTask,
     OrderedEvaluationTrainer,
     ResilientPushTrainer,
     VanillaTrainer,
     VanillaTrainingArguments,
     save_final_model,
+    train_with_seeds,
 )
 
 
@@ -332,6 +334,27 @@ def test_final_push_waits_for_the_hub(hub, folder, tmp_path, waits):
     (tmp_path / "run" / "notes.txt").write_text("new")
     assert trainer.push_to_hub("again", blocking=False).result().oid == hub.api.repo_info(REPO).sha
     assert hub.titles()[0] == "again"
+
+
+@pytest.mark.parametrize(
+    ("seeds", "given", "names"), [((1, 2), "tiny", ["tiny-seed-1", "tiny-seed-2"]), ((3,), None, ["run"])]
+)
+def test_each_seed_has_a_repository_of_its_own(hub, folder, tmp_path, seeds, given, names):
+    def trainer(args):
+        return ResilientPushTrainer(VanillaBertForMaskedLM.from_pretrained(folder), args, train_dataset=ROWS)
+
+    args = training_args(tmp_path, FinetuningArguments, hub_model_id=given, max_steps=1)
+    train_with_seeds(FinetuningTask(trainer, {"validation": ROWS}, "runtime"), args, seeds)
+    for name in names:
+        assert hub.api.file_exists(f"alice/{name}", "model.safetensors")
+
+
+def test_a_private_repository_stays_private_when_it_is_pushed_later(hub, folder, tmp_path, caplog):
+    hub.fail(*({"method": method, "path": "/api/", "status": 503, "times": 9999} for method in ("GET", "POST")))
+    trainer = make_trainer(folder, tmp_path, max_steps=1, hub_private_repo=True)
+    trainer.train()
+    trainer.push_to_hub()
+    assert caplog.messages[-1].endswith("--private true")
 
 
 @pytest.mark.slow

@@ -172,6 +172,15 @@ def test_pairs_have_splits_and_a_validation_share(tmp_path):
         module["load_data"](module["DataArguments"](**columns, validation_share=0.3, streaming=True))
 
 
+@pytest.mark.parametrize("train_split", ["train+validation", "train+validation[:50%]+test"])
+def test_splits_in_use_are_not_chosen_for_validation_or_test(tmp_path, train_split):
+    rows = [{"text": "a"}] * 2
+    folder = publish(tmp_path / "a", train=rows, validation=rows, test=rows)
+    arguments = DatasetArguments(dataset_name=str(folder), train_split=train_split)
+    arguments.test_split = None  # of the scripts for fine-tuning
+    assert set(load_hub_splits(arguments)) == {"train"} | ({"test"} if "test" not in train_split else set())
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

@@ -14,6 +14,7 @@ sys.path[:0] = [str(Path(__file__).parents[1] / "generation"), str(Path(__file__
 from text_translator import SENTENCES, save_translator  # noqa: E402
 from tiny_berts import tiny_bert  # noqa: E402
 
+from hf_vanilla import VanillaVitConfig, VanillaVitModel  # noqa: E402
 from hf_vanilla.data.tokenization import train_wordpiece_tokenizer  # noqa: E402
 
 
@@ -23,6 +24,10 @@ def folder(tmp_path_factory):
     save_translator(root / "translator")
     tiny_bert("masked-lm").save_pretrained(root / "bert")
     train_wordpiece_tokenizer(["a b c"] * 2, 11, show_progress=False).save_pretrained(root / "bert")
+    vit = dict(
+        image_size=8, patch_size=2, hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=9
+    )
+    VanillaVitModel(VanillaVitConfig(**vit)).save_pretrained(root / "vit")
     log = [{"loss": 3.0 - step, "learning_rate": 0.1, "step": step} for step in (1, 2)]
     (root / "trainer_state.json").write_text(json.dumps({"log_history": log}))
     losses = {"width": 4, "loss": [3.0, None, 2.5], "tokens": [5, 0, 7]}
@@ -45,6 +50,7 @@ def folder(tmp_path_factory):
         ["positions", "--length", 9, "--d_model", 6],
         ["positions", "--model", "translator"],
         ["positions", "--model", "bert"],
+        ["positions", "--model", "vit"],
         ["schedule", "--max_steps", 9, "--warmup_steps", 2, 4],
         ["curve", "--run", "."],
         ["position-losses", "--results", "old.json", "new.json", "--labels", "old", "new"],

@@ -57,6 +57,7 @@ def test_missing_checkpoints_raise(tmp_path, choose):
         ("eval_bleu", "bleu", None, [200, 300]),
         ("eval_bleu", "eval_bleu", None, [200, 300]),
         ("eval_ter", "ter", False, [100, 400]),
+        ("eval_mse", "mse", None, [100, 400]),
     ],
 )
 def test_best_checkpoints_are_best_by_the_metric(tmp_path, metric, given, greater_is_better, expected):

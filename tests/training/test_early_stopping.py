@@ -63,3 +63,14 @@ def test_bad_patience_is_named(kind, changes, message, tmp_path):
     options = {"early_stopping_patience": 2, "eval_strategy": "epoch", **changes}
     with pytest.raises(ValueError, match=message):
         kind(str(tmp_path), **options)
+
+
+def test_a_lower_mse_is_better(tmp_path):
+    options = {"early_stopping_patience": 2, "eval_strategy": "epoch"}
+    assert FinetuningArguments(str(tmp_path), metric_for_best_model="eval_mse", **options).greater_is_better is False
+    assert FinetuningArguments(str(tmp_path), metric_for_best_model="f1", **options).greater_is_better is True
+
+
+def test_a_metric_that_is_not_measured_is_named(tmp_path):
+    with pytest.raises(ValueError, match="`metric_for_best_model` .* 'eval_blue', .* available .*'eval_loss'"):
+        trained(arguments(tmp_path, metric_for_best_model="blue"))
