@@ -5,7 +5,7 @@ r"""Evaluate a causal language model on unseen documents: perplexity per word an
 
 Each file is evaluated separately. Every token of a document is predicted once, its end too; a document longer than the
 context is read in windows that overlap. Words are separated by white space, bytes are those of UTF-8, so that models
-with different vocabularies can be compared, n-gram models included (scripts/benchmark/ngram_baseline.py).
+with different vocabularies can be compared, n-gram models included (in a clone, scripts/benchmark/ngram_baseline.py).
 """
 
 import json

@@ -5,8 +5,8 @@ Plain text has blank lines between documents; in .jsonl, .csv and .parquet files
 
     python scripts/pretrain_bert.py \
         --train_files encyclopedia.jsonl.gz novels.txt --validation_files held_out.jsonl.gz \
-        --preset mini --vocab_size 16000 --max_tokens_per_batch 16384 --max_steps 20000 --precision fastest \
-        --output_dir runs/bert
+        --preset mini --vocab_size 16000 --max_tokens_per_batch 16384 --max_steps 20000 --warmup_steps 1000 \
+        --precision fastest --output_dir runs/bert
 
 A dataset of the Hub: --dataset_name wikimedia/wikipedia --dataset_config_name 20231101.simple --validation_share 0.01.
 Further pre-training of any BERT on text of your domain: --model_name_or_path google-bert/bert-base-uncased.

@@ -6,8 +6,8 @@ Two text files, line N of one being the translation of line N of the other:
     python scripts/train_translation.py \
         --train_source_file train.en --train_target_file train.de \
         --validation_source_file val.en --validation_target_file val.de \
-        --vocab_size 10000 --max_tokens_per_batch 4096 --max_steps 10000 --precision fastest \
-        --output_dir runs/en-de
+        --vocab_size 10000 --max_tokens_per_batch 4096 --max_steps 10000 --warmup_steps 3000 \
+        --precision fastest --output_dir runs/en-de
 
 A dataset of the Hub: --dataset_name wmt14 --dataset_config_name de-en --source_column en --target_column de.
 A JSON, CSV or Parquet file: --train_file train.jsonl --source_column en --target_column de.
@@ -229,7 +229,7 @@ class TranslationTrainingArguments(VanillaTrainingArguments):
             name = "early_stopping_patience" if self.early_stopping_patience > 0 else "load_best_model_at_end"
             raise ValueError(
                 f"`average_last` can't be combined with `{name}`: one takes the last checkpoints, the "
-                "other the best; leave one out. scripts/average_checkpoints.py --best averages the best ones."
+                f"other the best; leave one out. {command_of_script('average_checkpoints')} --best averages the best."
             )
         if self.save_total_limit is not None and self.save_total_limit < self.average_last:
             raise ValueError(

@@ -371,7 +371,7 @@ def add_early_stopping(trainer: Trainer) -> None:
 
 @dataclass
 class FinetuningArguments(EarlyStoppingArguments):
-    """[`EarlyStoppingArguments`] with defaults from the paper's grid.
+    """Training arguments of a fine-tuning; the defaults are near those of BERT's paper.
 
     Args:
         output_dir (`str`): Folder of the models, with a subfolder for each seed.
