@@ -49,6 +49,7 @@ from .beam_decoders import BeamDecoder, decoder_for
 
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
     from transformers.generation.streamers import BaseStreamer
 
 # Options of transformers' other generation modes, with the values that disable them.
@@ -87,13 +88,15 @@ def beam_search(
     length_penalty_type: str = "power",
     max_length_offset: int | None = None,
     streamer: "BaseStreamer | None" = None,
+    tokenizer: "PreTrainedTokenizerBase | None" = None,
     **model_kwargs: Any,
 ) -> SearchOutput | torch.Tensor:
     """Beam search, to be passed to `generate()` as its `custom_generate`.
 
     All of `generate()`'s options for beams work as usual: `early_stopping`, `max_length`, `min_length`,
     `num_return_sequences`, logits processors, stopping criteria, `output_scores`, `output_attentions` and so on.
-    `num_beams=1` is greedy search. The paper's search is
+    `num_beams=1` is greedy search. Processors get log probabilities, as in transformers' beam search; in its greedy
+    search they get logits, so that a `repetition_penalty` weighs otherwise. The paper's search is
 
     ```python
     model.generate(
@@ -118,6 +121,7 @@ def beam_search(
         streamer (`BaseStreamer`, *optional*): Gets the new token of each sentence, of shape `(batch,)`, after each
             step; only for `num_beams=1`. `generate()` of other libraries' models doesn't pass it on, so bind it, too:
             `model.generate(..., streamer=streamer, custom_generate=partial(beam_search, streamer=streamer))`.
+        tokenizer (`PreTrainedTokenizerBase`, *optional*): For `stop_strings`, of which `generate()` makes a criterion.
         **model_kwargs: The model's inputs as prepared by `generate()`: `encoder_outputs`, `attention_mask` and so on.
 
     Returns:

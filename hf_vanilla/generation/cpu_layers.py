@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from transformers import GenerationConfig
 from transformers.configuration_utils import PreTrainedConfig
 from transformers.modeling_utils import PreTrainedModel
 from transformers.utils import logging
@@ -246,7 +247,7 @@ def for_cpu(
     twin: Any = copy.copy(module)
     copies[id(module)] = twin
     for name, value in vars(module).items():
-        if isinstance(value, dict | PreTrainedConfig):  # of its own: parameters, buffers, modules, hooks, config
+        if isinstance(value, dict | PreTrainedConfig | GenerationConfig):  # parameters, modules, hooks, configs
             vars(twin)[name] = copies.setdefault(id(value), copy.copy(value))
     for name, parameter in module._parameters.items():
         if parameter is not None:

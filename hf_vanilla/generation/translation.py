@@ -100,8 +100,8 @@ def translate(
         ValueError: if the model is in training mode, or an option is unknown, fixed or out of its range.
     """
     texts = as_texts("texts", texts, allows_one=False)
-    search_options = SearchOptions.from_kwargs(**options)
     target_tokenizer = tokenizer if target_tokenizer is None else target_tokenizer
+    search_options = SearchOptions.from_kwargs(**options).with_tokenizer(target_tokenizer)
 
     def search(ids: list[list[int]]) -> list[list[Translation]]:
         fast = fast_model(model, sum(len(sequence) for sequence in ids))

@@ -222,7 +222,7 @@ def label_loss(
 
     Args:
         config (`PreTrainedConfig`): The model's config. If its `problem_type` is unset, one output is regression,
-            integers are classes, and other numbers are several labels at once.
+            integers are classes, and other numbers are several labels at once; it is then set.
         logits (`torch.Tensor` of shape `(batch, num_labels)`): Scores.
         labels (`torch.Tensor` of shape `(batch,)` or `(batch, num_labels)`, *optional*): Classes, or one number for
             each score.
@@ -242,6 +242,8 @@ def label_loss(
     if config.problem_type is None and config.num_labels > 1:
         is_several = labels.is_floating_point() or labels.dtype == torch.bool
         problem_type = "multi_label_classification" if is_several else "single_label_classification"
+    if config.problem_type is None and not hides_values():
+        config.problem_type = problem_type  # what is saved tells a pipeline how to read the logits
     if problem_type == "single_label_classification":
         return classification_loss(logits, labels, num_items_in_batch)
     is_flat = logits.shape[-1] == 1 and labels.shape == logits.shape[:-1]

@@ -128,6 +128,7 @@ class VanillaGptModel(VanillaGptPreTrainedModel):
         use_cache: bool | None = None,
         keep_padding: bool = False,
         read_positions: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> BaseModelOutputWithPast:
         """Compute what is known at each token from it and those before.
@@ -147,6 +148,8 @@ class VanillaGptModel(VanillaGptPreTrainedModel):
                 on the tokens, as in transformers. It is undefined and costs time; otherwise it is 0.
             read_positions (`torch.Tensor` of shape `(batch, length)`, *optional*): Not 0 where `last_hidden_state` is
                 read, by default everywhere; elsewhere it may be 0.
+            token_type_ids (`torch.LongTensor` of shape `(batch, length)`, *optional*): Tokens whose embeddings are
+                added, as by transformers' GPT and GPT-2; the paper has none.
             **kwargs: transformers' `output_attentions`, `output_hidden_states`, `return_dict`; `cu_seq_lens_q` and
                 `max_length_q` of a row that holds several sequences.
 
@@ -162,6 +165,9 @@ class VanillaGptModel(VanillaGptPreTrainedModel):
             raise TypeError(f"`past_key_values` must be a `Cache`, got {type(past_key_values).__name__}.")
         inputs_embeds = checked_embeddings(self.embed_tokens, input_ids, inputs_embeds)
         batch, length, _ = inputs_embeds.shape
+        if token_type_ids is not None:
+            check_input_ids("token_type_ids", token_type_ids, self.config.vocab_size)
+            inputs_embeds = inputs_embeds + self.embed_tokens(token_type_ids.view(batch, length))
         past_length = 0 if past_key_values is None else past_key_values.get_seq_length()
         sequence_ids = None
         if attention_mask is None and past_key_values is None:
@@ -329,7 +335,11 @@ class VanillaGptForCausalLM(VanillaGptWithProjection, StreamingGenerationMixin):
         hidden_states = outputs.last_hidden_state
         if shift_labels is None:
             kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
-            hidden_states = hidden_states[:, kept]
+            index: Any = (slice(None), kept)
+            if isinstance(kept, Tensor) and kept.dim() == 2:  # each row's, by number or mask
+                numbered = (torch.arange(len(kept), device=kept.device)[:, None], kept)
+                index = kept if kept.dtype == torch.bool else numbered
+            hidden_states = hidden_states[index]
         options: Any = {"training": self.training, "num_items_in_batch": num_items_in_batch, "count": count}
         loss, logits = token_loss(self.lm_head, hidden_states, shift_labels, **options)
         return CausalLMOutputWithPast(loss, logits, outputs.past_key_values, outputs.hidden_states, outputs.attentions)
@@ -401,7 +411,9 @@ class VanillaGptClassifier(VanillaGptWithProjection):
         """
         check_arguments(num_items_in_batch, labels=labels)
         inputs = {"input_ids": input_ids, "attention_mask": attention_mask, "position_ids": position_ids}
-        rows, batch = flatten_texts({**inputs, "inputs_embeds": inputs_embeds}, self.text_axes)
+        cast(dict, kwargs).pop("use_cache", None)
+        inputs |= {"inputs_embeds": inputs_embeds, "token_type_ids": cast(dict, kwargs).pop("token_type_ids", None)}
+        (*rows, token_type_ids), batch = flatten_texts(inputs, self.text_axes)
         input_ids, attention_mask, _, inputs_embeds = rows
         given: Any = input_ids if inputs_embeds is None else inputs_embeds
         check_attention_mask("attention_mask", attention_mask, *given.shape[:2])
@@ -422,7 +434,8 @@ class VanillaGptClassifier(VanillaGptWithProjection):
             sizes, kwargs = step_sizes(kwargs, is_token, tokens)
             count = sizes["next_labels"].total if "next_labels" in sizes else None
         reads = Reads(is_read, None if count is None else texts + count)
-        outputs = self.transformer(*rows, use_cache=False, return_dict=True, read_positions=reads, **kwargs)
+        options: Any = {"use_cache": False, "return_dict": True, "token_type_ids": token_type_ids}
+        outputs = self.transformer(*rows, read_positions=reads, **options, **kwargs)
         hidden_states = outputs.last_hidden_state
         numbers = torch.arange(texts, device=hidden_states.device)
         extracted = hidden_states[numbers, last.to(hidden_states.device)].unflatten(0, batch)

@@ -26,7 +26,8 @@ class TranslationPipeline(SelfContainedPipeline):
     - those of [`SearchOptions`], such as `num_beams`, `n_best` and `max_tokens_per_batch` (in place of the
       `batch_size` of other pipelines), and further ones of `generate()`, such as `early_stopping`. `generate()` has
       only its own length penalty, length^alpha, so GNMT's ranks the `num_beams` hypotheses that this search finds: the
-      scores are exact, but a hypothesis that only GNMT's penalty would have kept is missing.
+      scores are exact, but a hypothesis that only GNMT's penalty would have kept is missing. `max_length_offset`
+      counts from the longest source of a batch.
     - `return_alignments`: whether each translation has an `alignment`, pairs of numbers of a source and a target word.
     - `target_tokenizer`, only for the constructor: the tokenizer of the target, if it is another one. By default the
       one in the model's folder; on the Hub that of the main branch, as transformers does not give a pipeline the
@@ -86,7 +87,7 @@ class TranslationPipeline(SelfContainedPipeline):
 
     def _translate(self, texts: list[str], with_alignments: bool, options: dict[str, Any]) -> list[list[Translation]]:
         """Translate with the search of transformers."""
-        search_options = SearchOptions.from_kwargs(**options)
+        search_options = SearchOptions.from_kwargs(**options).with_tokenizer(self.target_tokenizer)
 
         def translate_batch(ids: list[list[int]]) -> list[list[Translation]]:
             found = search_and_rank(self.model, ids, search_options)

@@ -543,12 +543,16 @@ class StreamingGenerationMixin(GenerationMixin):
     def _extract_generation_mode_kwargs(
         self, custom_generate: Any, kwargs: dict[str, Any], synced_gpus: Any, assistant_model: Any, streamer: Any
     ) -> dict[str, Any]:
-        """Pass a streamer to a `custom_generate` that takes one: transformers does not, so it would never end."""
+        """Pass streamer and tokenizer to a `custom_generate` that takes them, as transformers does not.
+
+        Without it a streamer would never end, and `stop_strings` would find no tokenizer.
+        """
+        given = {"streamer": streamer, "tokenizer": kwargs.get("tokenizer")}
         extracted = super()._extract_generation_mode_kwargs(
             custom_generate, kwargs, synced_gpus, assistant_model, streamer
         )
-        takes_streamer = callable(custom_generate) and "streamer" in inspect.signature(custom_generate).parameters
-        return {**extracted, "streamer": streamer} if takes_streamer and streamer is not None else extracted
+        taken = inspect.signature(custom_generate).parameters if callable(custom_generate) else {}
+        return {**extracted, **{name: each for name, each in given.items() if name in taken and each is not None}}
 
     def _expand_inputs_for_generation(
         self, expand_size: int = 1, *args: Any, **kwargs: Any

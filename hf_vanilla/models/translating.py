@@ -17,7 +17,7 @@ import inspect
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import torch
@@ -402,13 +402,26 @@ class SearchOptions:
         """
         names = [each.name for each in fields(cls) if each.name != "generate_kwargs"]
         own = {name: options.pop(name) for name in names if name in options}
-        known = {*vars(GenerationConfig()), *inspect.signature(GenerationMixin.generate).parameters, "tokenizer"}
+        known = {*vars(GenerationConfig()), *inspect.signature(GenerationMixin.generate).parameters}
         if unknown := [name for name in options if name not in known | FIXED_OPTIONS.keys()]:
             raise ValueError(
                 f"`{unknown[0]}` is not an option of translations; these are {', '.join(names)}, and the options of "
                 "`generate()`."
             )
         return cls(**own, generate_kwargs=options)
+
+    def with_tokenizer(self, tokenizer: PreTrainedTokenizerBase) -> "SearchOptions":
+        """Add the tokenizer that `stop_strings` need.
+
+        Args:
+            tokenizer (`PreTrainedTokenizerBase`): The tokenizer of the target.
+
+        Returns:
+            `SearchOptions`: the options.
+        """
+        if "stop_strings" not in self.generate_kwargs:
+            return self
+        return replace(self, generate_kwargs={**self.generate_kwargs, "tokenizer": tokenizer})
 
 
 def check_not_fixed(options: Iterable[str]) -> None:

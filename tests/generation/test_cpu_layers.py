@@ -140,3 +140,8 @@ def test_changed_linear_maps_are_not_packed(model):
 def test_other_models_are_not_copied():
     other = nn.Linear(2, 3)
     assert fast_model(other, rows=100) is other  # type: ignore[arg-type]
+
+
+def test_copy_has_its_own_generation_config(model):
+    fast_model(model, 9).generation_config.num_beams = 4
+    assert model.generation_config.num_beams != 4

@@ -86,6 +86,13 @@ def test_batches_have_a_number_of_tokens(model, tokenizer, searches, max_tokens_
 
 
 @pytest.mark.promise("empty batch or sentence")
+def test_stop_strings_end_a_translation(model, tokenizer):
+    options = dict(num_beams=1, max_length_offset=9)
+    assert translate(model, tokenizer, SENTENCES[:1], **options)[0][0].text == "ein mann rennt ."
+    [[ended]] = translate(model, tokenizer, SENTENCES[:1], stop_strings=["mann"], **options)
+    assert ended.text == "ein mann"
+
+
 def test_texts_without_words_have_empty_translations(model, tokenizer):
     found = translate(model, tokenizer, ["", "x", " \t\u3000", "\n"], max_length_offset=1, n_best=2)
     assert texts_of([found[0], found[2], found[3]]) == [[""], [""], [""]]

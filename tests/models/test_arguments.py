@@ -163,6 +163,20 @@ def test_masks_and_padding_of_another_kind_are_refused(make, argument, error, me
         model(torch.full((2, 5), 7), **argument)
 
 
+@pytest.mark.parametrize(
+    ("labels", "problem_type"),
+    [
+        (torch.tensor([0, 2]), "single_label_classification"),
+        (torch.tensor([[0.0, 1.0, 1.0], [1.0, 0.0, 1.0]]), "multi_label_classification"),
+    ],
+)
+def test_a_pipeline_learns_what_the_labels_were(labels, problem_type, tmp_path):
+    model = tiny_bert("classes", num_labels=3, problem_type=None)
+    model(torch.tensor([[5, 6], [7, 8]]), labels=labels)
+    model.save_pretrained(tmp_path)
+    assert type(model.config).from_pretrained(tmp_path).problem_type == problem_type
+
+
 @pytest.mark.parametrize("problem_type", ["regression", "multi_label_classification"])
 def test_transposed_labels_are_refused(problem_type):
     model = tiny_bert("classes", num_labels=3, problem_type=problem_type)

@@ -139,3 +139,24 @@ def test_activations_of_openai_checkpoints_are_those_of_transformers(norm, tmp_p
         native = saved(norm, tmp_path / str(number), **{field: name})
         model = hf_vanilla.VanillaGptForCausalLM.from_pretrained(tmp_path / str(number)).eval()
         torch.testing.assert_close(model(IDS).logits, native(IDS).logits, **TOLERANCE)
+
+
+def test_token_types_are_added(norm, tmp_path):
+    native = saved(norm, tmp_path, "ForSequenceClassification", num_labels=5)
+    types = {"token_type_ids": IDS.flip(1)}
+    model = hf_vanilla.VanillaGptForSequenceClassification.from_pretrained(tmp_path)
+    padded = {**TEXT, **types}
+    torch.testing.assert_close(model(**padded, use_cache=False).logits, native(**padded).logits, **TOLERANCE)
+    assert not torch.allclose(model(**TEXT).logits, native(**padded).logits)
+    model.transformer(**TEXT, **types)
+    with pytest.raises(ValueError, match="`token_type_ids`"):
+        model(**TEXT, token_type_ids=IDS + 1000)
+
+
+@pytest.mark.parametrize("kept", [torch.tensor([[2, 4], [1, 3]]), torch.arange(2 * IDS.shape[1]).view(2, -1) % 3 == 1])
+def test_logits_to_keep_of_each_row(norm, kept, tmp_path):
+    native = saved(norm, tmp_path)
+    model = hf_vanilla.VanillaGptForCausalLM.from_pretrained(tmp_path)
+    logits = native(IDS).logits
+    expected = logits[kept] if kept.dtype == torch.bool else logits[torch.arange(2)[:, None], kept]
+    torch.testing.assert_close(model(IDS, logits_to_keep=kept).logits, expected, **TOLERANCE)
