@@ -73,6 +73,8 @@ def main() -> None:
     for name in ("max_steps", "max_tokens_per_batch"):
         if (getattr(training_args, name) or 0) < 1:
             raise ValueError(f"`{name}` is missing; give it as --{name}.")
+    if getattr(training_args, "consistency_weight", 0) > 0 or getattr(training_args, "teacher_forcing_ratio", 1) < 1:
+        raise ValueError("`consistency_weight` and `teacher_forcing_ratio` can't be estimated; leave them out.")
     accumulated = training_args.gradient_accumulation_steps  # batches of an update
     choice = fastest_precision(training_args.device)
     has_bfloat16 = choice.dtype == torch.bfloat16 or choice.gflops is not None

@@ -459,6 +459,10 @@ def main() -> None:
     )
     set_up_logging(training_args)
     check_streaming(data_args, training_args)
+    if data_args.streaming and training_args.max_tokens_per_batch is None:
+        raise ValueError(
+            "`streaming` needs `max_tokens_per_batch`, by which the stream is mixed, batched and resumed."
+        )
     check_output_dir(training_args.output_dir)
     check_models(
         model_name_or_path=model_args.model_name_or_path, tokenizer_name_or_path=model_args.tokenizer_name_or_path

@@ -83,6 +83,7 @@ class ManifestCallback(TrainerCallback):
             self._check_resumed(folder, model)
             # The trainer forgets one that is no longer where it was, and it could be removed.
             state.best_model_checkpoint = find_best_checkpoint(state, folder.parent)
+            state.compute_steps(args, state.max_steps)  # those of the options, not of the checkpoint
         self.resumed = None
         # A checkpoint whose state has this mark is complete only with its manifest.
         state.stateful_callbacks[MANIFEST_MARK] = {"args": {"force": self.force}, "attributes": {}}
@@ -350,6 +351,9 @@ class VerifiedCheckpointTrainer(MuonTrainer, ResilientPushTrainer):
         self._staging, self._disk_full = str(staging), None
         best = self.state.best_model_checkpoint
         try:
+            for callback in self.callback_handler.callbacks:
+                if isinstance(callback, ExportableState):  # the state of a resumed run may not know it
+                    self.state.stateful_callbacks.setdefault(type(callback).__name__, {})
             with self._full_disk_noted():
                 super()._save_checkpoint(model, trial)
                 self._name_best_checkpoint(staging / name, Path(run_dir, name))

@@ -15,7 +15,7 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 from torch import distributed
-from transformers import Trainer, TrainerState, TrainingArguments
+from transformers import EarlyStoppingCallback, Trainer, TrainerState, TrainingArguments
 from transformers.tokenization_utils_base import FULL_TOKENIZER_FILE
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.utils import CONFIG_NAME, logging
@@ -267,7 +267,9 @@ def train_to_end(trainer: Trainer, checkpoint: str | os.PathLike[str] | None = N
         trainer (`Trainer`): The trainer; all processes must call this.
         checkpoint (`str`, *optional*): The checkpoint to resume from.
     """
-    if checkpoint is None or not has_all_updates(checkpoint, trainer.args):
+    if checkpoint is None or not (
+        has_all_updates(checkpoint, trainer.args) or _patience_is_over(checkpoint, trainer.args)
+    ):
         keep_manifests(trainer)
         with stopping_on_signals(trainer, getattr(trainer.args, "stop_grace", 25.0)):
             try:
@@ -409,9 +411,22 @@ def _stopped_early(state: dict[str, Any], args: TrainingArguments) -> bool:
     if getattr(args, "early_stopping_patience", 0) == 0:
         return False
     has_ended = any("train_runtime" in entry for entry in state.get("log_history", []))
+    return has_ended and _has_length(state, args)
+
+
+def _has_length(state: dict[str, Any], args: TrainingArguments) -> bool:
+    """Whether a state is that of a run of this length."""
     if args.max_steps > 0:
-        return has_ended and state.get("max_steps") == args.max_steps
-    return has_ended and state.get("num_train_epochs") == math.ceil(args.num_train_epochs)
+        return state.get("max_steps") == args.max_steps
+    return state.get("num_train_epochs") == math.ceil(args.num_train_epochs)
+
+
+def _patience_is_over(checkpoint: str | os.PathLike[str], args: TrainingArguments) -> bool:
+    """Whether early stopping has ended a run of this length at a checkpoint."""
+    state = read_json_object(Path(checkpoint) / TRAINER_STATE_NAME)
+    stopping = state.get("stateful_callbacks", {}).get(EarlyStoppingCallback.__name__)
+    in_vain = stopping["attributes"]["early_stopping_patience_counter"] if isinstance(stopping, dict) else 0
+    return 0 < getattr(args, "early_stopping_patience", 0) <= in_vain and _has_length(state, args)
 
 
 def _read_options(path: Path) -> dict[str, Any]:

@@ -118,8 +118,23 @@ class StopOnSignalCallback(TrainerCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """End the training, which has just saved."""
-        if not self._is_stopping:
-            return
+        if self._is_stopping:
+            self._end(args, state)
+
+    def on_log(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        logs: dict[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """End a training that an evaluation or a checkpoint after an epoch has stopped, before it looks finished."""
+        if self._is_stopping and "train_runtime" in (logs or {}):
+            self._end(args, state)
+
+    def _end(self, args: TrainingArguments, state: TrainerState) -> NoReturn:
+        """Say what was saved, and end the process."""
         wait_for_manifests()
         if self._group is not None:
             distributed.barrier(self._group)  # a launcher kills the others once one has ended
@@ -164,7 +179,9 @@ class StopOnSignalCallback(TrainerCallback):
             shared = torch.tensor(request)
             distributed.all_reduce(shared, distributed.ReduceOp.MAX, group=self._group)
             request = int(shared)
-        self._received = request % _OVERDUE
+        received = request % _OVERDUE
+        if received and not self._received:  # by another process; one that came in the meantime is kept
+            self._received, self._received_at = received, time.monotonic()
         return request >= _OVERDUE if overdue else request > 0
 
     def _receive(self, number: int, frame: FrameType | None) -> None:

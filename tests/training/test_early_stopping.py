@@ -7,6 +7,7 @@ from hf_vanilla.training import (
     VanillaTrainingArguments,
     is_finished,
     save_final_model,
+    train_to_end,
 )
 
 
@@ -42,6 +43,28 @@ def test_a_resumed_run_has_the_patience_that_was_left(tmp_path):
     trained(arguments(tmp_path))
     trainer = trained(arguments(tmp_path), str(tmp_path / "checkpoint-2"))
     assert trainer.state.global_step == 3
+
+
+def test_a_run_killed_before_its_final_model_trains_no_more(tmp_path):
+    trained(arguments(tmp_path))
+    model = tiny_model()
+    trainer = VanillaTrainer(
+        model,
+        arguments(tmp_path),
+        tiny_collator(model),
+        train_dataset=tiny_pairs(),
+        eval_dataset=tiny_pairs(9, seed=6),
+    )
+    train_to_end(trainer, str(tmp_path / "checkpoint-3"))
+    assert trainer.state.global_step == 3
+
+
+def test_patience_can_be_added_to_a_run_and_new_intervals_count(tmp_path):
+    trained(arguments(tmp_path, early_stopping_patience=0, max_steps=4, save_steps=2))
+    options = dict(max_steps=12, eval_steps=3, early_stopping_patience=1)
+    trainer = trained(arguments(tmp_path, **options), str(tmp_path / "checkpoint-4"))
+    assert trainer.state.global_step == 9  # evaluated at 6, the best, and in vain at 9
+    assert (tmp_path / "checkpoint-9" / "model.safetensors").is_file()
 
 
 def test_progress_resets_the_patience(tmp_path):

@@ -13,8 +13,16 @@ import run_with_signals
 import torch
 import transformers
 from packaging.version import Version
+from tiny_translation import tiny_collator, tiny_model, tiny_pairs
 
-from hf_vanilla.training import StopOnSignalCallback, checkpoint_to_resume, why_not_resumable
+from hf_vanilla.training import (
+    StopOnSignalCallback,
+    VanillaTrainer,
+    VanillaTrainingArguments,
+    checkpoint_to_resume,
+    train_to_end,
+    why_not_resumable,
+)
 
 
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", run_with_signals.__file__)
@@ -84,6 +92,29 @@ def test_signal_saves_and_ends_within_the_grace(tmp_path, expected, number, plac
     assert found == (None if step is None else str(tmp_path / f"checkpoint-{step}"))
     actual = weights_after(tmp_path, kind=kind)
     assert all(torch.equal(actual[name], weight) for name, weight in expected[kind].items())
+
+
+@pytest.mark.promise("SIGTERM or Ctrl-C")
+def test_signal_after_an_epoch_ends_the_training(tmp_path):
+    """The trainer leaves its loop there as at the end of all epochs."""
+
+    def send_once(*args, **kwargs):
+        del callback.on_evaluate
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    callback = transformers.TrainerCallback()
+    callback.on_evaluate = send_once
+    arguments = VanillaTrainingArguments(
+        str(tmp_path), num_train_epochs=3, save_strategy="epoch", eval_strategy="epoch", save_total_limit=1,
+        use_cpu=True, disable_tqdm=True, report_to="none", dataloader_pin_memory=False,
+    )  # fmt: skip
+    model, pairs = tiny_model(), tiny_pairs(9)
+    trainer = VanillaTrainer(
+        model, arguments, tiny_collator(model), train_dataset=pairs, eval_dataset=pairs, callbacks=[callback]
+    )
+    with pytest.raises(SystemExit, match="143"):
+        train_to_end(trainer)
+    assert checkpoint_to_resume(tmp_path) == str(tmp_path / "checkpoint-2")
 
 
 @pytest.mark.promise("SIGTERM or Ctrl-C")
