@@ -197,6 +197,9 @@ def squad() -> dict[str, Recipe]:
     }
 
 
+WIKITEXT = (
+    "zcat wikitext2_eval/test.raw.txt.gz | awk '/^ = [^=]/ {print \"\"; next} /^ = =/ {next} NF' > wikitext2.test.txt"
+)
 ENWIKI_TEST = {"enwiki_sample.test.jsonl.gz": Extract("enwiki_sample/test.jsonl.gz")}
 PAIR = "--text_column sentence1 --text_pair_column sentence2 "
 RECIPES = {
@@ -231,9 +234,24 @@ RECIPES = {
             "--phase_lengths 32 128 512 --phase_shares 0.15 0.75 0.1 --max_tokens_per_batch 2048 --bf16 "
             "--learning_rate 7e-4 --warmup_steps 1000 --max_steps 18000 --eval_strategy steps --eval_steps 6000 "
             "--logging_steps 100 --save_steps 1000 --save_total_limit 2 --seed 1 --output_dir runs/bert",
-            "zcat wikitext2_eval/test.raw.txt.gz | awk '/^ = [^=]/ {print \"\"; next} /^ = =/ {next} NF' > "
-            "wikitext2.test.txt",
+            WIKITEXT,
             "python scripts/evaluate_bert.py --model runs/bert --files enwiki_sample.test.jsonl.gz wikitext2.test.txt",
+        ],
+        ENWIKI_TEST,
+    ),
+    "bert_mini_two_hours": Recipe(
+        [
+            "torchrun --nproc_per_node 2 scripts/pretrain_bert.py --train_files enwiki_sample/train.jsonl.gz "
+            "novels_pd/train.jsonl.gz --validation_files enwiki_sample/validation.jsonl.gz --preset mini "
+            "--vocab_size 8000 --hidden_dropout_prob 0 --attention_probs_dropout_prob 0 --repeats 2 "
+            "--phase_lengths 32 128 512 --phase_shares 0.05 0.84 0.11 --mixed_phases 2 --shifted_positions 0.25 "
+            "--mlm_probability 0.25 --max_tokens_per_batch 4096 --bf16 --muon --initial_embeddings examples "
+            "--learning_rate 1e-3 --lr_scheduler_type linear --warmup_steps 300 --max_steps 14400 "
+            "--validation_lengths 128 512 --eval_strategy steps --eval_steps 4800 --logging_steps 50 "
+            "--save_steps 1200 --save_total_limit 2 --seed 1 --output_dir runs/bert",
+            WIKITEXT,
+            "python scripts/evaluate_bert.py --model runs/bert --max_length 128 512 --by_position 8 --files "
+            "enwiki_sample.test.jsonl.gz wikitext2.test.txt",
         ],
         ENWIKI_TEST,
     ),
