@@ -85,7 +85,6 @@ def test_batches_have_a_number_of_tokens(model, tokenizer, searches, max_tokens_
     assert [size for _, size in searches] == sizes
 
 
-@pytest.mark.promise("empty batch or sentence")
 def test_stop_strings_end_a_translation(model, tokenizer):
     options = dict(num_beams=1, max_length_offset=9)
     assert translate(model, tokenizer, SENTENCES[:1], **options)[0][0].text == "ein mann rennt ."
@@ -93,6 +92,7 @@ def test_stop_strings_end_a_translation(model, tokenizer):
     assert ended.text == "ein mann"
 
 
+@pytest.mark.promise("empty batch or sentence")
 def test_texts_without_words_have_empty_translations(model, tokenizer):
     found = translate(model, tokenizer, ["", "x", " \t\u3000", "\n"], max_length_offset=1, n_best=2)
     assert texts_of([found[0], found[2], found[3]]) == [[""], [""], [""]]
