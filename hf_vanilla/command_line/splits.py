@@ -82,6 +82,11 @@ def check_streaming(data_args: Any, training_args: TrainingArguments) -> None:
         raise ValueError("`preprocessing_num_workers` is not for `streaming`; give `dataloader_num_workers`.")
 
 
+def _names_in(split: str) -> set[str]:
+    """Return the names in a split such as train+validation[:50%]."""
+    return {part.partition("[")[0].strip() for part in split.split("+")}
+
+
 def load_hub_splits(arguments: DatasetArguments, *, streaming: bool = False) -> dict[str, Any]:
     """Load the splits of the dataset that the options name.
 
@@ -108,12 +113,11 @@ def load_hub_splits(arguments: DatasetArguments, *, streaming: bool = False) -> 
 
     loaded = load()
     names = {"train": arguments.train_split, "validation": arguments.validation_split}
-    # Split names are chosen only of what is not in use, as in train+validation[:50%].
-    unused = loaded.keys() - {part.partition("[")[0].strip() for part in arguments.train_split.split("+")}
+    unused = loaded.keys() - _names_in(arguments.train_split)  # what may be chosen for validation and test
     if arguments.validation_split is None and arguments.validation_share is None:
         names["validation"] = next((name for name in VALIDATION_SPLITS if name in unused), None)
     if hasattr(arguments, "test_split"):
-        unused -= {part.partition("[")[0].strip() for part in (names["validation"] or "").split("+")}
+        unused -= _names_in(names["validation"] or "")
         names["test"] = arguments.test_split or ("test" if "test" in unused else None)
     splits = {}
     for split, name in names.items():

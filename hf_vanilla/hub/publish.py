@@ -19,7 +19,7 @@ from typing import Any
 from huggingface_hub import CommitOperationAdd, CommitOperationCopy, CommitOperationDelete, HfApi, hf_hub_download
 from huggingface_hub.errors import HfHubHTTPError, HTTPError, RevisionNotFoundError
 from huggingface_hub.hf_api import RepoFile
-from transformers.utils import CONFIG_NAME, logging
+from transformers.utils import ADAPTER_CONFIG_NAME, CONFIG_NAME, logging
 
 from .card import CardFacts, make_card
 from .client import first_line, full_repo_id, known_tokens, retry, status_code
@@ -300,7 +300,7 @@ def _check_model_type(
 
 def _is_adapter(names: Collection[str]) -> bool:
     """Tell whether files are those of an adapter of PEFT alone."""
-    return CONFIG_NAME not in names and "adapter_config.json" in names
+    return CONFIG_NAME not in names and ADAPTER_CONFIG_NAME in names
 
 
 def _model_type(path: Path) -> str | None:
