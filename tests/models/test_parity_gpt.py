@@ -11,6 +11,7 @@ import hf_vanilla
 
 
 TOLERANCE = dict(rtol=1e-5, atol=1e-5)  # float32, products of other shapes
+EXACT = dict(rtol=1e-6, atol=1e-6, check_dtype=False)  # float64 but for the losses, which are float32
 pytestmark = pytest.mark.parametrize("norm", NATIVE)
 
 
@@ -27,15 +28,15 @@ def saved(norm, folder, head="LMHeadModel", **overrides):
 )
 @pytest.mark.parametrize("kernel", ["eager", "sdpa"])
 def test_logits_loss_and_gradients_equal_those_of_transformers(norm, sizes, kernel, tmp_path):
-    native = saved(norm, tmp_path / "native", **sizes).train()
+    native = saved(norm, tmp_path / "native", **sizes).double().train()
     model_class = hf_vanilla.VanillaGptForCausalLM
-    model = model_class.from_pretrained(tmp_path / "native", attn_implementation=kernel)
+    model = model_class.from_pretrained(tmp_path / "native", attn_implementation=kernel, dtype=torch.float64)
     with torch.no_grad():
         torch.testing.assert_close(
-            model.eval()(**TEXT).logits[MASK != 0], native(**TEXT).logits[MASK != 0], **TOLERANCE
+            model.eval()(**TEXT).logits[MASK != 0], native(**TEXT).logits[MASK != 0], **EXACT
         )
     actual, expected = model.train()(**TEXT, labels=LABELS).loss, native(**TEXT, labels=LABELS).loss
-    torch.testing.assert_close(actual, expected, **TOLERANCE)
+    torch.testing.assert_close(actual, expected, **EXACT)
     for each, loss in ((model, actual), (native, expected)):
         loss.backward()
         for parameter in each.parameters():  # saved as weights, gradients get the names of checkpoints
@@ -44,7 +45,7 @@ def test_logits_loss_and_gradients_equal_those_of_transformers(norm, sizes, kern
     ours, theirs = (load_file(tmp_path / type(each).__name__ / "model.safetensors") for each in (model, native))
     assert ours.keys() == theirs.keys()
     for name, gradient in theirs.items():
-        torch.testing.assert_close(ours[name], gradient, **TOLERANCE, msg=lambda text, name=name: f"{name}: {text}")
+        torch.testing.assert_close(ours[name], gradient, **EXACT, msg=lambda text, name=name: f"{name}: {text}")
         assert gradient.abs().sum() > 0
 
 

@@ -14,6 +14,7 @@ from hf_vanilla import VanillaVitForImageClassification
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "vanilla_vit"
 TOLERANCE = dict(rtol=1e-5, atol=1e-5)
+EXACT = dict(rtol=1e-6, atol=1e-6, check_dtype=False)  # float64 but for the losses, which are float32
 WEIGHTS = "model.safetensors"
 # image size, patch size, width, heads, inner width
 ODD_SIZES = {
@@ -41,9 +42,9 @@ def original_gradients(model, folder):
 @pytest.mark.parametrize("images", [IMAGES, OTHER_SIZE], ids=["own-size", "interpolated"])
 @pytest.mark.parametrize("task", TASKS)
 def test_outputs_and_gradients_equal_those_of_transformers(task, images, kernel, tmp_path):
-    native, inputs = native_vit(task), inputs_of(task, images)
+    native, inputs = native_vit(task).double(), inputs_of(task, images.double())
     native.save_pretrained(tmp_path / "native")
-    model = TASKS[task][0].from_pretrained(tmp_path / "native", attn_implementation=kernel)
+    model = TASKS[task][0].from_pretrained(tmp_path / "native", attn_implementation=kernel, dtype=torch.float64)
     gradients = []
     for each in (model, native):
         outputs = each.train()(**inputs)
@@ -53,11 +54,11 @@ def test_outputs_and_gradients_equal_those_of_transformers(task, images, kernel,
     actual, expected = gradients
     assert set(actual.keys()) == set(expected.keys())
     for name in expected:
-        torch.testing.assert_close(actual[name], expected[name], **TOLERANCE)
+        torch.testing.assert_close(actual[name], expected[name], **EXACT)
     ours, theirs = (original_gradients(each, tmp_path / str(place)) for place, each in enumerate((model, native)))
     assert ours.keys() == theirs.keys()
     for name, gradient in ours.items():
-        torch.testing.assert_close(gradient, theirs[name], **TOLERANCE, msg=lambda text, name=name: f"{name}: {text}")
+        torch.testing.assert_close(gradient, theirs[name], **EXACT, msg=lambda text, name=name: f"{name}: {text}")
         assert gradient.abs().sum() > 0 or "key.bias" in name, name
 
 
