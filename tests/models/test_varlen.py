@@ -154,7 +154,7 @@ def test_packed_training_equals_padded(family, kernel_calls, fed_positions, as_o
     actual, fed = loss_and_gradients(model, inputs), sum(fed_positions)
     assert len(kernel_calls) == CALLS.get(family, 2)
     as_on_a_cpu()
-    torch.testing.assert_close(actual, loss_and_gradients(model, inputs), **TOLERANCE)
+    torch.testing.assert_close(actual, loss_and_gradients(model, inputs), rtol=1e-4, atol=2e-5)  # sums of other orders
     assert fed < sum(fed_positions) - fed or family == "bert answers"
 
 
