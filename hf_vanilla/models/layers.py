@@ -236,8 +236,8 @@ def eager_attention_forward(
     if attention_mask is not None and attention_mask.dtype == torch.bool:
         scores = scores.masked_fill(~attention_mask, torch.finfo(scores.dtype).min)
     elif attention_mask is not None:
-        scores = scores + attention_mask
-        scores = scores.clamp(min=torch.finfo(scores.dtype).min)  # -inf in a mask, or an overflow of float16
+        # not -inf, which a mask may have, or an overflow of float16
+        scores = (scores + attention_mask).clamp(min=torch.finfo(scores.dtype).min)
     weights = nn.functional.softmax(scores, dim=-1)
     kept = drop(weights, dropout, module.training).to(value.dtype)
     return torch.matmul(kept, value).transpose(1, 2), weights  # the output as (batch, query_len, heads, d_v)
