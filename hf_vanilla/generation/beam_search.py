@@ -42,7 +42,7 @@ from transformers.generation import (
 from transformers.modeling_utils import PreTrainedModel
 from transformers.utils import ModelOutput
 
-from ..models.checks import check_generation_options, check_input_ids
+from ..models.checks import check_generation_options, check_input_ids, check_not_nan
 from ..models.chunked_loss import CHUNK_LOGITS
 from ..models.translating import NOT_FOUND, length_penalty_of
 from .beam_decoders import BeamDecoder, decoder_for
@@ -131,7 +131,8 @@ def beam_search(
 
     Raises:
         ValueError: if an option is out of its range or of another generation mode, an id is outside the vocabulary,
-            a streamer is combined with several beams, or `max_length_offset` is given for a decoder-only model.
+            a streamer is combined with several beams, `max_length_offset` is given for a decoder-only model, or the
+            model gives nan.
         TypeError: if ids or numbers of beams are not integers.
 
     Source: Vaswani et al. 2017, 6.1; Wu et al. 2016, 7.
@@ -514,6 +515,7 @@ def _output(
     for beams in finished:
         histories[beams.sentences, :, :, : beams.length] = beams.hypotheses[:, : config.num_return_sequences]
         scores[beams.sentences] = beams.hypothesis_scores[:, : config.num_return_sequences]
+        check_not_nan(torch.cat((beams.scores, beams.hypothesis_scores)))
     sequences, parents = histories.flatten(0, 1).unbind(1)  # (batch * returned, length)
     parents = parents[:, prompt_length:]
     generated = int((parents >= 0).sum(-1).max()) if count else 0

@@ -14,7 +14,14 @@ from transformers.generation import GenerateBeamEncoderDecoderOutput
 from transformers.modeling_utils import PreTrainedModel
 from transformers.utils import ModelOutput
 
-from ..models.checks import IGNORED_LABEL, as_texts, check_arguments, check_evaluation_mode, check_input_ids
+from ..models.checks import (
+    IGNORED_LABEL,
+    as_texts,
+    check_arguments,
+    check_evaluation_mode,
+    check_input_ids,
+    check_not_nan,
+)
 from ..models.text_batches import batches_by_length, default_max_length, padded, padded_inputs, token_ids
 from ..models.translating import length_penalty_of
 from .beam_search import log_sum_exp
@@ -66,8 +73,8 @@ def score(
         A target without tokens has score 0.
 
     Raises:
-        ValueError: if the model is in training mode, `labels` and `input_ids` have different batch sizes, a label is
-            outside the vocabulary, or `length_penalty_type` is unknown.
+        ValueError: if the model is in training mode or gives nan, `labels` and `input_ids` have different batch sizes,
+            a label is outside the vocabulary, or `length_penalty_type` is unknown.
     """
     length_penalty_of(1, length_penalty, length_penalty_type)
     check_evaluation_mode(model)
@@ -82,6 +89,7 @@ def score(
     logits = model(**inputs, return_dict=True).logits  # (batch, tgt_len, vocab)
     token_log_probs = logits.gather(2, targets[..., None]).squeeze(2) - log_sum_exp(logits)  # (batch, tgt_len)
     token_log_probs = token_log_probs.masked_fill(~is_scored, 0.0)
+    check_not_nan(token_log_probs)
     token_counts = is_scored.sum(1)
     penalty = length_penalty_of(token_counts.clamp(min=1), length_penalty, length_penalty_type)
     return ScoreOutput(token_log_probs.sum(1) / penalty, token_counts, token_log_probs)
@@ -153,8 +161,8 @@ def score_texts(
         `list[TextScore]`: one for each pair, in order.
 
     Raises:
-        ValueError: if there are not as many targets as sources, the model is in training mode, or
-            `length_penalty_type` is unknown.
+        ValueError: if there are not as many targets as sources, the model is in training mode or gives nan,
+            `max_length` is below 1, or `length_penalty_type` is unknown.
         TypeError: if sources or targets are a single string, or contain anything but strings.
     """
     sources = as_texts("sources", sources, allows_one=False)

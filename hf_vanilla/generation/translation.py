@@ -9,7 +9,7 @@ from transformers import AutoModelForSeq2SeqLM, PreTrainedTokenizerBase
 from transformers.modeling_utils import PreTrainedModel
 
 from ..models.checks import as_texts
-from ..models.text_batches import TARGET_TOKENIZER, load_tokenizers, map_batches
+from ..models.text_batches import check_target_tokenizer, load_tokenizers, map_batches
 from ..models.translating import SearchOptions, Translation, decode_n_best, source_batch, translate_texts
 from ..precision import FASTEST, INT8, is_int8, resolve_dtype
 from .beam_search import beam_search
@@ -53,12 +53,7 @@ def load_translator(
     if is_int8(dtype) or (allow_int8 and is_faster_with_int8(model)):
         model = fast_model(model, SearchOptions.max_tokens_per_batch, INT8)
     tokenizer, target_tokenizer = load_tokenizers(model_name_or_path)
-    source_size = getattr(model.config, "source_vocab_size", None)
-    if source_size not in (None, model.config.vocab_size) and target_tokenizer is tokenizer:
-        raise ValueError(
-            f"{model_name_or_path} has two vocabularies, of {source_size} and {model.config.vocab_size} entries, and "
-            f"needs a target tokenizer in its subfolder {TARGET_TOKENIZER}, but has none."
-        )
+    check_target_tokenizer(model.config, tokenizer, target_tokenizer)
     return model, tokenizer, target_tokenizer
 
 

@@ -320,6 +320,22 @@ def as_texts(name: str, given: Any, *, allows_one: bool = True) -> list[str]:
     return texts
 
 
+def check_not_nan(log_probs: Tensor) -> None:
+    """Check that a model's log probabilities are numbers: with nan, a search would find empty texts.
+
+    Args:
+        log_probs (`torch.Tensor`): The log probabilities, or sums of them.
+
+    Raises:
+        ValueError: if one is nan.
+    """
+    if log_probs.isnan().any():
+        raise ValueError(
+            "The model's log probabilities are nan: its weights are, or its numbers are too large for its type; load "
+            'it with `dtype="float32"`, or train it again.'
+        )
+
+
 def position_limit(config: PreTrainedConfig) -> int | None:
     """Return the number of positions in a model's table.
 

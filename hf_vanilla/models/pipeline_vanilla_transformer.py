@@ -7,8 +7,9 @@ from transformers import PreTrainedTokenizerBase
 
 from .checks import as_texts
 from .self_contained import SelfContainedPipeline
-from .text_batches import TARGET_TOKENIZER, load_target_tokenizer, map_batches
+from .text_batches import TARGET_TOKENIZER, check_target_tokenizer, load_target_tokenizer, map_batches
 from .translating import (
+    MAX_SCORES_MEMORY,
     SearchOptions,
     Translation,
     check_not_fixed,
@@ -42,9 +43,11 @@ class TranslationPipeline(SelfContainedPipeline):
     ) -> None:
         check_not_fixed(options)
         super().__init__(*arguments, **options)
-        if target_tokenizer is None and self.tokenizer.name_or_path:  # empty for a tokenizer that was never saved
-            target_tokenizer = load_target_tokenizer(self.tokenizer.name_or_path)
+        places = (self.tokenizer.name_or_path, self.model.name_or_path)  # empty for what was never saved
+        for place in places if target_tokenizer is None else ():
+            target_tokenizer = target_tokenizer or (load_target_tokenizer(place) if place else None)
         self.target_tokenizer = self.tokenizer if target_tokenizer is None else target_tokenizer
+        check_target_tokenizer(self.model.config, self.tokenizer, self.target_tokenizer)
 
     def __call__(self, texts: str | Sequence[str], **options: Any) -> list:
         """Translate.
@@ -73,7 +76,12 @@ class TranslationPipeline(SelfContainedPipeline):
         Args:
             save_directory (`str`): Folder to write to.
             **kwargs: Passed on to the model's `save_pretrained`.
+
+        Raises:
+            ValueError: if it is to push to the Hub, too.
         """
+        if kwargs.get("push_to_hub"):
+            raise ValueError("`push_to_hub` must not be given here; `pipeline.push_to_hub(repo_id)` pushes all.")
         self.model.save_pretrained(save_directory, **kwargs)
         self.tokenizer.save_pretrained(save_directory)
         if self.target_tokenizer is not self.tokenizer:
@@ -89,9 +97,15 @@ class TranslationPipeline(SelfContainedPipeline):
         """Translate with the search of transformers."""
         search_options = SearchOptions.from_kwargs(**options).with_tokenizer(self.target_tokenizer)
 
-        def translate_batch(ids: list[list[int]]) -> list[list[Translation]]:
-            found = search_and_rank(self.model, ids, search_options)
-            return decode_n_best(self.target_tokenizer, *found, search_options.n_best)
+        def translate_batch(ids: list[list[int]]) -> list[list[Translation]]:  # the longest first
+            steps = len(ids[0]) + search_options.max_length_offset
+            memory = 4 * search_options.num_beams * self.model.config.vocab_size * steps  # of one text, in bytes
+            size = max(1, MAX_SCORES_MEMORY // memory)
+            found = []
+            for part in (ids[start : start + size] for start in range(0, len(ids), size)):
+                outputs = search_and_rank(self.model, part, search_options)
+                found += decode_n_best(self.target_tokenizer, *outputs, search_options.n_best)
+            return found
 
         return translate_texts(
             self.model,

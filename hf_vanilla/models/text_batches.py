@@ -9,6 +9,7 @@ from huggingface_hub.errors import HFValidationError
 from huggingface_hub.utils import validate_repo_id
 from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
+from transformers.configuration_utils import PreTrainedConfig
 from transformers.modeling_utils import PreTrainedModel
 from transformers.utils import cached_file, logging
 
@@ -31,6 +32,10 @@ DEFAULT_MAX_LENGTH = 1024
 
 # Shorter texts count as this many tokens: their translations take memory, too.
 MIN_COUNTED_LENGTH = 8
+
+
+# Texts that are tokenized at once: until then, a tokenizer's own result takes many times the memory of the ids.
+TEXTS_AT_ONCE = 10_000
 
 
 def load_tokenizers(name_or_path: str | os.PathLike) -> tuple[PreTrainedTokenizerBase, PreTrainedTokenizerBase]:
@@ -68,6 +73,28 @@ def load_target_tokenizer(name_or_path: str | os.PathLike) -> PreTrainedTokenize
     if cached_file(name_or_path, config, _raise_exceptions_for_missing_entries=False) is None:
         return None
     return AutoTokenizer.from_pretrained(name_or_path, subfolder=TARGET_TOKENIZER)
+
+
+def check_target_tokenizer(
+    config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase, target_tokenizer: PreTrainedTokenizerBase
+) -> None:
+    """Check that a model with two vocabularies has two tokenizers.
+
+    Args:
+        config (`PreTrainedConfig`): The model's config.
+        tokenizer (`PreTrainedTokenizerBase`): The tokenizer of the source.
+        target_tokenizer (`PreTrainedTokenizerBase`): That of the target.
+
+    Raises:
+        ValueError: if they are one object.
+    """
+    source_size = getattr(config, "source_vocab_size", None)
+    if source_size is not None and not config.share_encoder_decoder_embeddings and target_tokenizer is tokenizer:
+        raise ValueError(
+            f"{config._name_or_path or 'The model'} has two vocabularies, of {source_size} and {config.vocab_size} "
+            f"entries, but one tokenizer; save the target's in its subfolder {TARGET_TOKENIZER}. If both share one, "
+            "set `source_vocab_size` to null in config.json."
+        )
 
 
 def default_max_length(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> int:
@@ -109,9 +136,15 @@ def encode_texts(
     Returns:
         `tuple[list[dict[str, list]], int]`: for each text its `input_ids`, and with offsets its `offset_mapping` and
         `special_tokens_mask`; and the number of truncated texts.
+
+    Raises:
+        ValueError: if `max_length` is below 1.
+        TypeError: if it is no integer.
     """
-    if not texts:
-        return [], 0
+    if not isinstance(max_length, int):
+        raise TypeError(f"`max_length` must be an integer, got {max_length!r}.")
+    if max_length < 1:
+        raise ValueError(f"`max_length` must be at least 1, got {max_length}.")
     options = dict(
         split_special_tokens=True,
         return_attention_mask=False,
@@ -119,8 +152,10 @@ def encode_texts(
         return_special_tokens_mask=with_offsets,
         verbose=False,
     )
-    columns = tokenizer(list(texts), **options)
-    encoded = [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
+    encoded: list[dict[str, list]] = []
+    for start in range(0, len(texts), TEXTS_AT_ONCE):
+        columns = tokenizer(list(texts[start : start + TEXTS_AT_ONCE]), **options)
+        encoded += [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
     too_long = [number for number, text in enumerate(encoded) if len(text["input_ids"]) > max_length]
     for number in too_long:
         # The tokenizer itself truncates, so that the text still ends in its special tokens.

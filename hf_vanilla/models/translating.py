@@ -16,6 +16,7 @@ source word the sum. Attention to `</s>` belongs to no word, so rows may sum to 
 import inspect
 import math
 import re
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
@@ -24,7 +25,14 @@ import torch
 from transformers import GenerationConfig, GenerationMixin, PreTrainedTokenizerBase
 from transformers.modeling_utils import PreTrainedModel
 
-from .checks import IGNORED_LABEL, as_texts, check_arguments, check_evaluation_mode, position_limit
+from .checks import (
+    IGNORED_LABEL,
+    as_texts,
+    check_arguments,
+    check_evaluation_mode,
+    check_not_nan,
+    position_limit,
+)
 from .text_batches import (
     batches_by_length,
     default_max_length,
@@ -84,6 +92,7 @@ def word_alignments(
     heads: Sequence[int] | None = None,
     threshold: float | None = None,
     max_length: int | None = None,
+    max_target_length: int | None = None,
     max_tokens_per_batch: int = 4096,
 ) -> list[WordAlignment]:
     """Align the words of sentences with those of their translations, from any source.
@@ -108,6 +117,7 @@ def word_alignments(
             default each target word is aligned to the one source word that it attends to most.
         max_length (`int`, *optional*): Most tokens of a sentence; words after them are not aligned. The model's limit
             by default.
+        max_target_length (`int`, *optional*): The same for translations; `max_length` by default.
         max_tokens_per_batch (`int`, defaults to 4096): Most tokens of a batch, padding included, source and target
             together.
 
@@ -115,8 +125,8 @@ def word_alignments(
         `list[WordAlignment]`: one for each pair, empty where a side has no words.
 
     Raises:
-        ValueError: if there are not as many translations as sources, the model is in training mode, or `layer` or a
-            head does not exist.
+        ValueError: if there are not as many translations as sources, the model is in training mode, `layer` or a head
+            does not exist, or a length is below 1.
         TypeError: if sources or translations are a single string, or contain anything but strings.
     """
     sources = as_texts("sources", sources, allows_one=False)
@@ -130,7 +140,8 @@ def word_alignments(
     sources = [without_lone_surrogates(text) for text in sources]
     translations = [without_lone_surrogates(text) for text in translations]
     encoded_sources, _ = encode_texts(tokenizer, sources, max_length, with_offsets=True)
-    encoded_targets, _ = encode_texts(target_tokenizer, translations, max_length, with_offsets=True)
+    max_target_length = max_length if max_target_length is None else max_target_length
+    encoded_targets, _ = encode_texts(target_tokenizer, translations, max_target_length, with_offsets=True)
     lengths = [
         len(source["input_ids"]) + len(target["input_ids"])
         for source, target in zip(encoded_sources, encoded_targets, strict=True)
@@ -274,6 +285,8 @@ def combine_subwords(
     return attention.new_zeros(shape).index_add_(0, target, summed) / subwords[:, None]
 
 
+# Most bytes of the log probabilities of all steps, which transformers keeps.
+MAX_SCORES_MEMORY = 2**30
 # The score of a hypothesis that was not found, as in transformers.
 NOT_FOUND = -1e9
 
@@ -284,6 +297,7 @@ FIXED_OPTIONS = {
     "max_length": "give `max_length_offset`, how many tokens longer than its source a translation may be",
     "num_return_sequences": "give `n_best`",
     "batch_size": "give `max_tokens_per_batch`",
+    "generation_config": "give its options themselves",
     "do_sample": "leave it out, as translations are searched for and not sampled",
     "output_scores": "leave it out, as every translation has its score",
     "output_logits": "leave it out, as every translation has its score",
@@ -471,7 +485,13 @@ def translate_texts(
         pairs = [(text, each) for text, row in zip(texts, rows, strict=True) for each in row]
         sources, targets = [text for text, _ in pairs], [each.text for _, each in pairs]
         alignments = word_alignments(
-            model, tokenizers[0], sources, targets, target_tokenizer=tokenizers[1], max_length=max_length
+            model,
+            tokenizers[0],
+            sources,
+            targets,
+            target_tokenizer=tokenizers[1],
+            max_length=max_length,
+            max_target_length=position_limit(model.config) or sys.maxsize,
         )
         for (_, each), alignment in zip(pairs, alignments, strict=True):
             each.alignment = alignment
@@ -530,6 +550,9 @@ def search_and_rank(
     Returns:
         `tuple[torch.LongTensor, torch.Tensor]`: sequences of shape `(batch * n_best, tgt_len)` and their scores of
         shape `(batch * n_best,)`, -inf where none was found.
+
+    Raises:
+        ValueError: if the model gives nan.
     """
     num_beams, alpha = options.num_beams, options.length_penalty
     outputs = model.generate(
@@ -538,7 +561,7 @@ def search_and_rank(
         num_return_sequences=num_beams,
         do_sample=False,
         return_dict_in_generate=True,
-        output_scores=True,
+        output_scores=num_beams > 1,
         output_logits=num_beams == 1,
         **({} if num_beams == 1 else {"length_penalty": alpha}),
         **options.generate_kwargs,
@@ -552,6 +575,8 @@ def search_and_rank(
         lengths = (outputs.beam_indices >= 0).sum(1)  # (batch * num_beams,)
         sums = outputs.sequences_scores * length_penalty_of(lengths.clamp(min=1), alpha, "power")
         is_found = torch.minimum(outputs.sequences_scores, sums) > NOT_FOUND / 2
+    for step in outputs.scores or outputs.logits:  # (batch * num_beams, vocab)
+        check_not_nan(step)
     scores = sums / length_penalty_of(lengths.clamp(min=1), alpha, options.length_penalty_type)
     scores = scores.masked_fill(~is_found, -torch.inf).view(-1, num_beams)
     scores, order = scores.sort(dim=1, descending=True, stable=True)

@@ -1,13 +1,18 @@
 """Translation of lists of texts: order, lengths, unusual texts, two vocabularies, and bad options."""
 
+from functools import partial
+
 import pytest
 import torch
 from text_translator import SENTENCES, save_translator, text_model, text_tokenizer
+from transformers import pipeline
 
 from hf_vanilla import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
 from hf_vanilla.data.tokenization import train_tokenizer
 from hf_vanilla.generation import beam_search, load_translator, score_texts, translate, word_alignments
 from hf_vanilla.generation.cpu_layers import PackedLinear, can_pack
+from hf_vanilla.models import text_batches
+from hf_vanilla.models.pipeline_vanilla_transformer import TranslationPipeline
 from hf_vanilla.models.text_batches import batches_by_length, default_max_length, encode_texts
 
 
@@ -218,6 +223,7 @@ def test_batches_have_similar_lengths():
         ({"length_penalty": float("inf")}, "`length_penalty` must be finite, got inf"),
         ({"max_source_length": 0}, "`max_source_length` must be at least 1, got 0"),
         ({"max_new_tokens": 9}, "`max_new_tokens` is not an option of translations; give `max_length_offset`"),
+        ({"generation_config": None}, "`generation_config` is not an option of translations; give its options"),
         ({"length_penalty_type": "wu"}, '`length_penalty_type` must be "gnmt" or "power", got \'wu\''),
     ],
 )
@@ -252,12 +258,58 @@ def test_translate_rejects_training_mode(tokenizer):
         translate(text_model(0).train(), tokenizer, SENTENCES)
 
 
-def test_two_vocabularies_need_two_tokenizers(tmp_path):
+@pytest.mark.parametrize("source_size", [290, 300])
+def test_two_vocabularies_need_two_tokenizers(tmp_path, source_size):
     config = VanillaTransformerConfig(
-        vocab_size=300, source_vocab_size=290, d_model=16, d_ff=24, num_heads=4, encoder_layers=1, decoder_layers=1,
-        share_encoder_decoder_embeddings=False,
+        vocab_size=300, source_vocab_size=source_size, d_model=16, d_ff=24, num_heads=4, encoder_layers=1,
+        decoder_layers=1, share_encoder_decoder_embeddings=False,
     )  # fmt: skip
     VanillaTransformerForConditionalGeneration(config).save_pretrained(tmp_path)
-    train_tokenizer(["a b c"], 265, show_progress=False).save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match=r"two vocabularies, of 290 and 300 entries, .*subfolder target_tokenizer"):
+    tokenizer = train_tokenizer(["a b c"], 265, show_progress=False)
+    tokenizer.save_pretrained(tmp_path)
+    sizes = f"two vocabularies, of {source_size} and 300 entries, .*subfolder target_tokenizer"
+    with pytest.raises(ValueError, match=sizes):
         load_translator(str(tmp_path))
+    for task in ("translation", "vanilla-translation"):
+        with pytest.raises(ValueError, match=sizes):
+            pipeline(task, model=str(tmp_path), trust_remote_code=True, device=-1)
+    tokenizer.save_pretrained(tmp_path / "target_tokenizer")
+    own = TranslationPipeline(model=load_translator(str(tmp_path))[0], tokenizer=text_tokenizer(), device=-1)
+    assert len(own.target_tokenizer) == len(tokenizer)  # in the folder of the model
+
+
+@pytest.mark.parametrize("num_beams", [1, 3])
+def test_a_model_that_gives_nan_finds_nothing_and_says_so(tokenizer, num_beams):
+    broken = text_model(0)
+    with torch.no_grad():
+        broken.model.decoder.layers[1].feed_forward.fc1.bias[3] = float("nan")
+    own = TranslationPipeline(model=broken, tokenizer=tokenizer, device=-1)
+    for search in (partial(translate, broken, tokenizer), own):
+        with pytest.raises(ValueError, match="log probabilities are nan"):
+            search(SENTENCES, num_beams=num_beams)
+    with pytest.raises(ValueError, match="log probabilities are nan"):
+        score_texts(broken, tokenizer, SENTENCES, SENTENCES)
+
+
+def test_limit_of_the_source_does_not_cut_the_target(model, tokenizer):
+    options = {"max_source_length": 5, "min_new_tokens": 15}
+    [[found]] = translate(model, tokenizer, SENTENCES[:1], with_alignments=True, **options)
+    assert len(tokenizer(found.text)["input_ids"]) > 9
+    [wanted] = word_alignments(model, tokenizer, SENTENCES[:1], [found.text], max_length=5, max_target_length=99)
+    torch.testing.assert_close(found.alignment.matrix, wanted.matrix)
+    assert (found.alignment.matrix.sum(1) > 0).all()
+
+
+def test_length_of_texts_is_checked(model, tokenizer):
+    for length, error in ((0, ValueError), (-1, ValueError), (2.5, TypeError)):
+        with pytest.raises(error, match="`max_length` must be"):
+            score_texts(model, tokenizer, SENTENCES, SENTENCES, max_length=length)
+        with pytest.raises(error, match="`max_target_length` must be|`max_length` must be"):
+            word_alignments(model, tokenizer, SENTENCES, SENTENCES, max_target_length=length)
+
+
+def test_many_texts_are_tokenized_in_parts(tokenizer, monkeypatch):
+    texts = [*SENTENCES, "x", ""]
+    wanted = encode_texts(tokenizer, texts, 9, with_offsets=True)
+    monkeypatch.setattr(text_batches, "TEXTS_AT_ONCE", 2)
+    assert encode_texts(tokenizer, texts, 9, with_offsets=True) == wanted

@@ -130,6 +130,22 @@ def test_checkpoint_pipeline_makes_batches_of_a_number_of_tokens(own, monkeypatc
     assert [len(call.kwargs["input_ids"]) for call in generate.call_args_list] == sizes
 
 
+def test_checkpoint_pipeline_bounds_the_memory_of_scores(own, monkeypatch):
+    wanted = own(SENTENCES)
+    generate = Mock(wraps=own.model.generate)
+    monkeypatch.setattr(own.model, "generate", generate)
+    monkeypatch.setattr(pipeline_vanilla_transformer, "MAX_SCORES_MEMORY", 2 * 4 * 4 * 275 * 80)
+    found = own(SENTENCES)
+    assert [each["translation_text"] for each in found] == [each["translation_text"] for each in wanted]
+    assert [len(call.kwargs["input_ids"]) for call in generate.call_args_list] == [2, 1]
+
+
+def test_checkpoint_pipeline_saves_without_pushing(own, tmp_path):
+    with pytest.raises(ValueError, match=r"`push_to_hub` must not be given here; `pipeline.push_to_hub\(repo_id\)`"):
+        own.save_pretrained(tmp_path / "saved", push_to_hub=True, repo_id="me/translator")
+    assert not (tmp_path / "saved").exists()
+
+
 @torch.no_grad()
 def test_checkpoint_pipeline_ranks_by_the_gnmt_penalty(own, folder):
     model, tokenizer = own.model, own.tokenizer
