@@ -94,7 +94,7 @@ release: $(INSTALLED)  ## Build sdist and wheel into dist/, check them, and run 
 	$(VENV_PYTHON) -m twine check --strict dist/*
 	$(VENV_PYTHON) -m venv release_output
 	release_output/bin/python -m pip install --quiet -c constraints.txt torch
-	release_output/bin/python -m pip install --quiet -c constraints.txt "$$(echo $(CURDIR)/dist/*.whl)[viz]"
+	release_output/bin/python -m pip install --quiet -c constraints.txt "$$(echo dist/*.whl)[viz]"
 	cd release_output && bin/hf-vanilla --version && $(OFFLINE) bin/hf-vanilla demo
 
 # search_agreement.py and translation_types.py need a trained model, ngram_baseline.py KenLM, pretraining_choices.py

@@ -30,6 +30,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
+
 from hf_vanilla.command_line.options import parse_arguments, run, take_task
 from hf_vanilla.data.files import replacing_file
 from hf_vanilla.hub.results import list_scores, read_json
@@ -43,6 +45,8 @@ DATA_FILE = re.compile(
     r"|wikitext2_eval)/[\w./-]+"
 )
 SCRIPT = re.compile(r" scripts/([\w/]+\.py)")
+PROCESSES = re.compile(r"torchrun --nproc_per_node (\d+) ")
+PIPE = " | "
 STATE_FILE = "reproduced.json"  # what is done, and the seconds of each command
 
 
@@ -314,11 +318,17 @@ def data_files(recipe: Recipe) -> list[str]:
 
 
 def runnable(command: str, data_dir: Path) -> str:
-    """Write a command with this interpreter, the scripts of this folder, and the data."""
+    """Write a command with this interpreter, the scripts of this folder, and the data.
+
+    Processes take a free port, and the CPU if there are too few GPUs for them.
+    """
+    processes = PROCESSES.match(command)
+    has_too_few_gpus = processes is not None and 0 < torch.cuda.device_count() < int(processes[1])
+    hidden_gpus = "env CUDA_VISIBLE_DEVICES= " if has_too_few_gpus else ""
     command = DATA_FILE.sub(lambda found: shlex.quote(str(data_dir / found[0])), command)
     python = shlex.quote(sys.executable)
     for program, replacement in (
-        ("torchrun", f"{python} -m torch.distributed.run"),
+        ("torchrun", f"{hidden_gpus}{python} -m torch.distributed.run --standalone"),
         ("hf-vanilla", f"{python} -m hf_vanilla_cli"),
         ("python", python),
     ):
@@ -350,8 +360,8 @@ def lines_of(name: str, data_dir: Path, seconds: dict[str, float]) -> list[str]:
 
 def run_line(line: str, folder: Path) -> None:
     """Run a command in a folder. Ctrl-C and SIGTERM reach it, and it may save a checkpoint before it ends."""
-    is_pipe = " | " in line
-    process = subprocess.Popen(line if is_pipe else shlex.split(line), shell=is_pipe, cwd=folder)
+    command = ["bash", "-o", "pipefail", "-c", line] if PIPE in line else shlex.split(line)
+    process = subprocess.Popen(command, cwd=folder)
     earlier = signal.signal(signal.SIGTERM, lambda *_: process.terminate())
     try:
         status = process.wait()
@@ -436,6 +446,8 @@ def main() -> None:
     scripts = [each for recipe in names for command in RECIPES[recipe].commands for each in SCRIPT.findall(command)]
     if not all((SCRIPTS / each).is_file() for each in scripts):
         raise ValueError(f"The installed package lacks a script of {name}: run this in the project's repository.")
+    if shutil.which("bash") is None and any(PIPE in command for each in names for command in RECIPES[each].commands):
+        raise ValueError(f"The commands of {name} have pipes, and so need bash; install it.")
     missing = [each for recipe in names for each in data_files(RECIPES[recipe]) if not (data_dir / each).exists()]
     if missing:
         raise ValueError(f"`data_dir` ({data_dir}) must have {', '.join(missing)}.")

@@ -82,12 +82,13 @@ def fingerprint(*arguments) -> str:
     It includes the grid and the seeds, and size and modification time of files and of a model's weights.
     """
     fields = {name: value for each in arguments for name, value in dataclasses.asdict(each).items()}
+    fields = {name: value for name, value in fields.items() if name not in NON_SEMANTIC}
     stamps = []
     for value in fields.values():
         path = Path(value) if isinstance(value, str) else None
         for file in [path, *path.glob("*.safetensors")] if path is not None and path.exists() else []:
             stamps.append([file.name, file.stat().st_size, file.stat().st_mtime_ns] if file.is_file() else [])
-    decisive = [[name, repr(value)] for name, value in fields.items() if name not in NON_SEMANTIC]
+    decisive = [[name, repr(value)] for name, value in fields.items()]
     return hashlib.sha256(json.dumps([decisive, stamps]).encode()).hexdigest()[:16]
 
 

@@ -2,7 +2,8 @@
 
 Tests name their faults by the marker `promise`. As a program, it runs them and writes `scoreboard.json`,
 `scoreboard.md` and the table of invariances in the README of the models: `make scoreboard`. Arguments go to pytest, so
-that `-k disk` renews a part of the results. `--stock` also tries the faults on transformers' own classes.
+that `-k disk` renews a part of the results; machine and versions are those of the last run of all tests. `--stock`
+also tries the faults on transformers' own classes.
 """
 
 import ast
@@ -215,14 +216,16 @@ def with_invariances(text, record):
 
 
 def main():
-    """Run the marked tests, keep earlier results of those not run, and write record and tables."""
+    """Run the marked tests, keep earlier results of those not run, and write record and tables if any has run."""
     import pytest
 
     arguments = [each for each in sys.argv[1:] if each != "--stock"]
     tests = [] if any(Path(each).exists() for each in arguments) else [str(TESTS)]
     record = json.loads(RECORD.read_text()) if RECORD.exists() else {"tests": {}, "invariances": {}, "stock": {}}
     recorder = Recorder()
-    pytest.main([*tests, "-m", "promise", "--no-showlocals", *arguments], plugins=[recorder])
+    code = pytest.main([*tests, "-m", "promise", "--no-showlocals", *arguments], plugins=[recorder])
+    if code not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED) or not recorder.outcomes:
+        return int(code) or 1
     if "--stock" in sys.argv:
         import stock_faults
 
@@ -232,11 +235,12 @@ def main():
     for what, cells in recorder.seen.items():
         record["invariances"].setdefault(what, {}).update(cells)
     record["tests"] = {test: results.get(test, "skipped") for test in marks}
-    record |= {"machine": machine(), "versions": {name: version(name) for name in VERSIONS}}
+    if recorder.outcomes.keys() >= marks.keys() or "machine" not in record:
+        record |= {"machine": machine(), "versions": {name: version(name) for name in VERSIONS}}
     RECORD.write_text(json.dumps(record, indent=1, sort_keys=True) + "\n")
     TABLE.write_text(scoreboard(record), encoding="utf-8")
     README.write_text(with_invariances(README.read_text(encoding="utf-8"), record), encoding="utf-8")
-    return int("failed" in record["tests"].values())
+    return int(code != pytest.ExitCode.OK or "failed" in record["tests"].values())
 
 
 if __name__ == "__main__":

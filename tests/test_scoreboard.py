@@ -1,6 +1,10 @@
 """The scoreboard names exactly the marked tests, and its tables are those of the record."""
 
 import json
+import shutil
+import subprocess
+import sys
+from importlib.metadata import version
 
 import pytest
 import scoreboard
@@ -35,3 +39,25 @@ def test_tables_are_those_of_the_record():
 )
 def test_state_tells_gaps_and_failures(outcomes, state):
     assert scoreboard.state_of(scoreboard.Row("group", "promise", missing="a gap"), outcomes) == state
+
+
+def test_versions_are_those_of_the_last_run_of_all_tests(tmp_path):
+    for name in ("tests", "hf_vanilla/models"):
+        (tmp_path / name).mkdir(parents=True)
+    shutil.copy(scoreboard.__file__, tmp_path / "tests")
+    (tmp_path / "hf_vanilla" / "models" / "README.md").touch()
+    (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = promise(faults)\n")
+    test = "@pytest.mark.promise('pickle')\ndef test_{}(): pass\n"
+    (tmp_path / "tests" / "test_some.py").write_text("import pytest\n" + test.format("one") + test.format("two"))
+    earlier = {"invariances": {}, "machine": "another", "stock": {}, "tests": {}, "versions": {"torch": "1.0"}}
+    (tmp_path / "tests" / "scoreboard.json").write_text(json.dumps(earlier))
+
+    def record_after(code, *options):
+        command = [sys.executable, str(tmp_path / "tests" / "scoreboard.py"), "-p", "no:cacheprovider", *options]
+        assert subprocess.run(command, cwd=tmp_path, capture_output=True, check=False).returncode == code
+        return json.loads((tmp_path / "tests" / "scoreboard.json").read_text())
+
+    assert record_after(5, "-k", "thre") == earlier  # no test has run
+    partial = {"test_some.py::test_one": "passed", "test_some.py::test_two": "skipped"}
+    assert record_after(0, "-k", "one") == {**earlier, "tests": partial}
+    assert record_after(0)["versions"] == {name: version(name) for name in scoreboard.VERSIONS}

@@ -20,10 +20,11 @@ def python_documentation(limit: int | None = None) -> list[str]:
     Returns:
         `list[str]`: the documents, longest first.
     """
-    modules = sorted(Path(sysconfig.get_paths()["stdlib"]).glob("**/*.py"))
+    library = Path(sysconfig.get_paths()["stdlib"])
+    modules = sorted(path.relative_to(library) for path in library.glob("**/*.py"))
     modules = [path for path in modules if "site-packages" not in path.parts and "test" not in str(path)]
     texts = [topics[name] for name in sorted(topics)]
-    texts += [_docstrings_of(path) for path in tqdm(modules, desc="reading docstrings", unit="file")]
+    texts += [_docstrings_of(library / path) for path in tqdm(modules, desc="reading docstrings", unit="file")]
     texts = [text for text in texts if len(text) >= MIN_DOCUMENT_LENGTH]
     return sorted(texts, key=len, reverse=True)[:limit]
 

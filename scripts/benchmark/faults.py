@@ -1,5 +1,6 @@
 """Shared by the soak: tiny trainings in forked processes, kills of them, and damages of their checkpoints."""
 
+import ctypes
 import os
 import random
 import re
@@ -32,6 +33,7 @@ CALLS = (
     "ftruncate ?creat ?link linkat ?symlink symlinkat ?copy_file_range ?sendfile ?chmod fchmod ?utimensat"
 )
 LIMIT = 300  # seconds: a run that takes longer hangs
+PR_SET_PTRACER, PR_SET_PTRACER_ANY = 0x59616D61, ctypes.c_ulong(-1)  # of Linux's prctl
 GRACE = 3.0  # seconds between SIGTERM and SIGKILL for the other ranks; torchrun has 30
 WEIGHTS = "model.safetensors"
 UPDATES = "--max_steps 9 --save_steps 2 --warmup_steps 2 --logging_steps 5 --disable_tqdm true --use_cpu"
@@ -154,11 +156,18 @@ def run_forked(function: Callable[[], Any], log: Path, environment: dict[str, st
         `int`: the process.
     """
     sys.stdout.flush()  # otherwise the child writes the same again
+    ready, begun = os.pipe()
     process = os.fork()
     if process:
+        os.close(begun)
+        os.read(ready, 1)  # until the process can be traced, or has ended
+        os.close(ready)
         return process
     code = 1
     try:
+        os.close(ready)
+        allow_tracing()
+        os.close(begun)
         output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         os.dup2(output, 1)
         os.dup2(output, 2)
@@ -178,6 +187,12 @@ def run_forked(function: Callable[[], Any], log: Path, environment: dict[str, st
         os._exit(code)
 
 
+def allow_tracing() -> None:
+    """Have other processes than the parent trace this one, which Yama, a security module of Linux, forbids."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PTRACER, PR_SET_PTRACER_ANY, 0, 0, 0)  # an error without Yama
+
+
 def run_training(command: list[str], ranks: int, kills: list[Kill] | None = None) -> Ending:
     """Run a training script to its end, or until it is killed; then the other ranks get SIGTERM, as from torchrun.
 
@@ -188,6 +203,9 @@ def run_training(command: list[str], ranks: int, kills: list[Kill] | None = None
 
     Returns:
         `Ending`: how it ended.
+
+    Raises:
+        ValueError: if strace can't trace it.
     """
 
     def script() -> None:
@@ -207,13 +225,19 @@ def run_training(command: list[str], ranks: int, kills: list[Kill] | None = None
         processes.append(run_forked(script, log, environment, gate))
     started = time.monotonic()
     tracers, waiting = [], sorted(kills or [], key=lambda kill: kill.delay)
-    while waiting and waiting[0].delay == 0:
-        kill = waiting.pop(0)
-        tracers.append((kill.rank, attach(processes[kill.rank], kill, log.with_suffix(f".trace{kill.rank}"))))
-    os.write(opened, bytes(ranks))
-    for kill in waiting:
-        time.sleep(kill.delay)
-        tracers.append((kill.rank, attach(processes[kill.rank], kill, log.with_suffix(f".trace{kill.rank}"))))
+    try:
+        while waiting and waiting[0].delay == 0:
+            kill = waiting.pop(0)
+            tracers.append((kill.rank, attach(processes[kill.rank], kill, log.with_suffix(f".trace{kill.rank}"))))
+        os.write(opened, bytes(ranks))
+        for kill in waiting:
+            time.sleep(kill.delay)
+            tracers.append((kill.rank, attach(processes[kill.rank], kill, log.with_suffix(f".trace{kill.rank}"))))
+    except ValueError:
+        for process in processes:  # which may wait at the gate
+            os.kill(process, signal.SIGKILL)
+            os.waitpid(process, 0)
+        raise
     codes = wait_for_ranks(processes, started + LIMIT)
     os.close(gate)
     os.close(opened)
@@ -233,15 +257,23 @@ def attach(process: int, kill: Kill, output: Path) -> subprocess.Popen:
 
     Returns:
         `subprocess.Popen`: strace.
+
+    Raises:
+        ValueError: if strace ends although the process has not; with what strace says.
     """
     injected = ["-e", f"inject={kill.call}:signal=SIGKILL:when={kill.number}"] if kill.number else []
     trace = f"trace={','.join(CALLS.split())}"
     command = ["strace", "-f", "-y", "-s", "0", "-o", str(output), "-e", trace, *injected, "-p", str(process)]
-    output.touch()
-    tracer = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    output.write_text("")
+    errors = Path(f"{output}.errors")
+    with errors.open("w") as file:
+        tracer = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=file)
     status = Path(f"/proc/{process}/status")
     while tracer.poll() is None and "\nTracerPid:\t0\n" in status.read_text():
         time.sleep(0.001)
+    if tracer.poll() is not None and not output.read_text() and "\nState:\tZ" not in status.read_text():
+        reason = " ".join(errors.read_text(errors="replace").split()) or "no message"
+        raise ValueError(f"strace can't trace a training; give 0 --kills and --damages, or allow it: {reason}")
     return tracer
 
 

@@ -41,6 +41,7 @@ from measuring import (
     now,
     prepare,
     product_ceiling,
+    reason_of,
     spread,
     training_operations,
     write_results,
@@ -138,11 +139,6 @@ def first_turn(build: Build, share: float) -> Callable[[], float] | None:
     except torch.OutOfMemoryError:
         return None
     return measure
-
-
-def reason_of(error: Exception) -> str:
-    """Return class and first line of an error."""
-    return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0][:200]}"
 
 
 def free_memory() -> None:
@@ -666,11 +662,12 @@ def measure_rows(arguments: GpuArguments, wanted: list[str], rows: dict[str, Any
         left.remove(name)
         set_seed(0)
         is_usable = True
+        if torch.cuda.is_available():
+            torch.cuda.reset_peak_memory_stats()
         try:
             rows[name] = ROWS[name].measure(Setting(arguments.quick, arguments.repeats, end))
             if torch.cuda.is_available():
                 rows[name]["peak_memory_gb"] = round(torch.cuda.max_memory_allocated() / 1e9, 2)
-                torch.cuda.reset_peak_memory_stats()
         except Exception as error:  # one row must not cost the others
             rows[name] = {"failed": reason_of(error)}
             is_usable = not isinstance(error, torch.AcceleratorError)

@@ -10,6 +10,7 @@ also fitted to the time of one token, which is linear in the length because of t
 
 import sys
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -117,6 +118,23 @@ def fit(sizes: tuple[int, ...], seconds: list[float]) -> dict[str, Any]:
     }
 
 
+def check_picture(picture: str) -> None:
+    """Check early that a picture can be drawn, and make its folder.
+
+    Args:
+        picture (`str`): Its file.
+
+    Raises:
+        ValueError: if matplotlib does not know its kind.
+    """
+    from matplotlib.figure import Figure
+
+    kinds = Figure().canvas.get_supported_filetypes()
+    if Path(picture).suffix.removeprefix(".").lower() not in kinds:
+        raise ValueError(f"`picture` must end in one of {', '.join(f'.{kind}' for kind in kinds)}; got {picture!r}.")
+    Path(picture).absolute().parent.mkdir(parents=True, exist_ok=True)
+
+
 def draw(curves: dict[str, Any], picture: str) -> None:
     """Draw all curves with their lines."""
     from matplotlib.figure import Figure
@@ -132,9 +150,11 @@ def draw(curves: dict[str, Any], picture: str) -> None:
 
 
 def main() -> None:
-    """Measure all curves, fit lines, draw, report."""
+    """Measure all curves, fit lines, report, draw."""
     (arguments,) = parse_arguments(GrowthArguments, description=__doc__)
     prepare(arguments)
+    if arguments.picture is not None:
+        check_picture(arguments.picture)
     wanted = {name: sizes[:3] if arguments.quick else sizes for name, sizes in CURVES.items()}
     curves = {}
     progress = tqdm([(name, size) for name, sizes in wanted.items() for size in sizes], unit="point")
@@ -149,9 +169,9 @@ def main() -> None:
             of_one = fit(sizes, [each / size for size, each in zip(sizes, lowest, strict=True)])
             curves[name]["of_one"] = of_one
             print(f"  of one token: within {of_one['largest_error_of_the_line']:.0%} of a line")
+    write_results(arguments, "growth of costs, bfloat16", curves=curves, others=MIDDLE, d_model=WIDTH)
     if arguments.picture is not None:
         draw(curves, arguments.picture)
-    write_results(arguments, "growth of costs, bfloat16", curves=curves, others=MIDDLE, d_model=WIDTH)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import torch
 from datasets import Dataset
@@ -250,22 +250,30 @@ def language_documents(text_file: str | None, limit: int) -> Dataset:
     return documents.select(range(min(limit, len(documents))))
 
 
-def run_child(command: list[str]) -> str:
+def run_child(command: list[str], stdin: IO[str] | None = None, stdout: IO[str] | None = None) -> str:
     """Run a command, and return its output.
 
     Args:
         command (`list[str]`): The command.
+        stdin (`IO[str]`, *optional*): A file for its standard input.
+        stdout (`IO[str]`, *optional*): A file for its standard output.
 
     Returns:
-        `str`: its standard output.
+        `str`: its standard output; empty if that is in a file.
 
     Raises:
         ValueError: if it fails, with the last line of its errors.
     """
-    finished = subprocess.run(command, capture_output=True, text=True, check=False)
+    output = subprocess.PIPE if stdout is None else stdout
+    finished = subprocess.run(command, stdin=stdin, stdout=output, stderr=subprocess.PIPE, text=True, check=False)
     if finished.returncode:
         raise ValueError(f"{' '.join(command)} failed: {(finished.stderr.strip().splitlines() or ['no message'])[-1]}")
-    return finished.stdout
+    return finished.stdout or ""
+
+
+def reason_of(error: Exception) -> str:
+    """Return class and first line of an error."""
+    return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0][:200]}"
 
 
 def ctranslate2_is_installed() -> bool:

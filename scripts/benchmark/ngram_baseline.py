@@ -10,7 +10,6 @@ before and after a document. Perplexity per word and bits per byte are those of 
 """
 
 import re
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterable
@@ -18,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from measuring import run_child
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from hf_vanilla.command_line.checks import check_files_exist, check_models, check_results_file
@@ -81,24 +81,15 @@ def score_files(arguments: BaselineArguments) -> dict[str, Any]:
         folder = Path(name)
         texts = load_documents(data_files=arguments.train_files, text_column=arguments.text_column)["text"][:]
         trained = write_tokens(folder / "train", texts, tokenizer)
-        estimate: list[str | Path] = [
-            programs / "lmplz",
-            "-o",
-            str(arguments.order),
-            "-S",
-            arguments.memory,
-            "-T",
-            folder / "sorting",
-        ]
+        estimate = [str(programs / "lmplz"), "-o", str(arguments.order), "-S", arguments.memory]
         with (folder / "train").open() as source, (folder / "model").open("w") as target:
-            subprocess.run(estimate, stdin=source, stdout=target, check=True)
+            run_child([*estimate, "-T", str(folder / "sorting")], source, target)
         files = {}
         for path in arguments.files:
             texts = load_documents(data_files=[path], text_column=arguments.text_column)["text"][:]
             tokens = write_tokens(folder / "test", texts, tokenizer)
             with (folder / "test").open() as source:
-                query: list[str | Path] = [programs / "query", "-v", "sentence", folder / "model"]
-                answer = subprocess.run(query, stdin=source, stdout=subprocess.PIPE, text=True, check=True).stdout
+                answer = run_child([str(programs / "query"), "-v", "sentence", str(folder / "model")], source)
             scores = corpus_scores(total_nats(answer.splitlines()), tokens, texts)
             files[path] = {name: round(value, 4) for name, value in scores.items()}
     smoothing = f"{arguments.order}-gram, modified Kneser-Ney, interpolated, unpruned (KenLM)"

@@ -6,9 +6,11 @@ r"""What each choice in the pre-training of a miniature BERT gives: short traini
 
 Each training has 3.7 million tokens, on one core. It is scored on the validation documents by pairs of 128 and of 512
 tokens with 15 % of them masked, whatever share it was trained with. The same command again trains what is not in the
-file yet; --only names some of the choices. Two commands with other --output_dir and --output_file share a machine.
+file yet, and resumes a training that was stopped, whose `minutes` are null; --only names some of the choices. Two
+commands with other --output_dir and --output_file share a machine.
 """
 
+import hashlib
 import json
 import os
 import shlex
@@ -22,6 +24,7 @@ from measuring import run_child
 from hf_vanilla.command_line.checks import check_files_exist, check_results_file
 from hf_vanilla.command_line.options import parse_arguments, run
 from hf_vanilla.command_line.report import write_report
+from hf_vanilla.training import decisive_options
 
 
 SCRIPTS = Path(__file__).resolve().parent.parent
@@ -31,7 +34,7 @@ BASE = (
     "--max_tokens_per_batch 4096 --precision bfloat16 --muon --initial_embeddings examples --mlm_probability 0.25 "
     "--learning_rate 1e-3 --warmup_steps 150 --max_steps 900 --seed 1"
 )
-# Options that replace those of the base.
+# Options that replace those of the base and of --options.
 CHOICES = {
     "base": "",
     "another seed": "--seed 2",
@@ -67,7 +70,12 @@ class ChoicesArguments:
     train_files: list[str] = field(metadata={"help": "Documents to train on."})
     validation_files: list[str] = field(metadata={"help": "Documents to score on."})
     only: list[str] = field(default_factory=list, metadata={"help": "Names of choices. Default: all."})
-    options: str = field(default="", metadata={"help": "Options of pretrain-bert that all trainings have, last."})
+    options: str = field(
+        default="",
+        metadata={
+            "help": "Options of pretrain-bert for all trainings; they replace those of the base, not a choice's."
+        },
+    )
     output_dir: str = field(
         default="benchmark_output/pretraining_choices", metadata={"help": "Folder of the trainings."}
     )
@@ -81,12 +89,19 @@ class ChoicesArguments:
                 raise ValueError(f"`only` must be of {', '.join(CHOICES)}; got {name!r}.")
 
 
-def measure(name: str, arguments: ChoicesArguments) -> dict[str, Any]:
+def folder_of(name: str, output_dir: str, setting: dict[str, Any]) -> Path:
+    """Return the folder of a training, whose name has a checksum of all options and data."""
+    checksum = hashlib.sha256(json.dumps([setting, CHOICES[name]]).encode()).hexdigest()[:8]
+    return Path(output_dir) / f"{name.replace(' ', '_').replace('%', 'percent').replace(',', '')}_{checksum}"
+
+
+def measure(name: str, arguments: ChoicesArguments, setting: dict[str, Any]) -> dict[str, Any]:
     """Train with a choice, and return its scores at both lengths."""
-    folder = Path(arguments.output_dir) / name.replace(" ", "_").replace("%", "percent").replace(",", "")
-    options = [*shlex.split(BASE), *shlex.split(CHOICES[name]), "--train_files", *arguments.train_files]
+    folder = folder_of(name, arguments.output_dir, setting)
+    is_resumed = any(folder.glob("checkpoint-*"))
+    options = [*shlex.split(f"{setting['base']} {CHOICES[name]}"), "--train_files", *arguments.train_files]
     options += ["--output_dir", str(folder), *shlex.split("--save_steps 300 --save_total_limit 1 --disable_tqdm true")]
-    run_child([sys.executable, str(SCRIPTS / "pretrain_bert.py"), *options, *shlex.split(arguments.options)])
+    run_child([sys.executable, str(SCRIPTS / "pretrain_bert.py"), *options])
     scores = folder / "scores.json"
     files = ["--files", *arguments.validation_files, "--max_length", *map(str, LENGTHS), "--results_file", str(scores)]
     run_child([sys.executable, str(SCRIPTS / "evaluate_bert.py"), "--model", str(folder), *files])
@@ -98,7 +113,7 @@ def measure(name: str, arguments: ChoicesArguments) -> dict[str, Any]:
         for score in SCORES:
             means[f"{score}_{length}"] = round(sum(each[score] * each["pairs"] for each in found) / pairs, 4)
     seconds = json.loads((folder / "train_results.json").read_text())["train_runtime"]
-    return {"options": CHOICES[name], **means, "minutes": round(seconds / 60, 1)}
+    return {"options": CHOICES[name], **means, "minutes": None if is_resumed else round(seconds / 60, 1)}
 
 
 def main() -> None:
@@ -108,17 +123,19 @@ def main() -> None:
     check_results_file(arguments.output_file)
     os.environ |= {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
     path = Path(arguments.output_file)
-    base = f"{BASE} {arguments.options}".strip()
-    written: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {"base": base, "choices": {}}
-    if written.get("base") != base:
-        raise ValueError(f"`output_file` ({path}) has results of other base options; give another file.")
-    choices = written["choices"]
+    files = {"train_files": arguments.train_files, "validation_files": arguments.validation_files}
+    setting = {"base": f"{BASE} {arguments.options}".strip(), "data": decisive_options(files)}
+    written: dict[str, Any] = json.loads(path.read_text()) if path.exists() else setting
+    for key, what in (("base", "base options"), ("data", "data")):
+        if written.get(key) != setting[key]:
+            raise ValueError(f"`output_file` ({path}) has results of other {what}; give another file.")
+    choices = written.get("choices", {})
     for name in arguments.only or CHOICES:
         if choices.get(name, {}).get("options") == CHOICES[name]:
             continue
-        choices[name] = measure(name, arguments)
+        choices[name] = measure(name, arguments, setting)
         print(f"{name}: {choices[name]}", flush=True)
-        write_report(str(path), {"base": base, "choices": choices})
+        write_report(str(path), {**setting, "choices": choices})
 
 
 if __name__ == "__main__":

@@ -155,7 +155,7 @@ class Trainings:
             `tuple[Path, dict[str, Any]]`: its folder; its `calls` by rank, and its `seconds`.
 
         Raises:
-            ValueError: if it fails.
+            ValueError: if it fails, or strace has recorded no calls of it.
         """
         run_dir = self.folder / f"undisturbed_{training.name}_{training.ranks}"
         facts = run_dir.with_suffix(".json")
@@ -166,6 +166,8 @@ class Trainings:
             if any(code != 0 for code in ending.codes):
                 raise ValueError(f"The undisturbed training {training} has failed: {ending.log[-2000:]}")
             calls = [faults.recorded_calls(ending.traces[rank], run_dir) for rank in range(training.ranks)]
+            if not all(calls):
+                raise ValueError(f"strace has recorded no calls of {training} that change files of {run_dir}.")
             facts.write_text(json.dumps({"calls": calls, "seconds": ending.seconds}))
         return run_dir, json.loads(facts.read_text())
 
@@ -256,7 +258,7 @@ def draw_kill(rng: random.Random, facts: dict[str, Any]) -> Kill:
 
 def outcome_of(ending: Ending) -> tuple[str, str | None]:
     """Return what a run has done with the checkpoints it found, and the name of the one that it resumed from."""
-    resumed = re.search(r"Resuming from \S*?(checkpoint-\d+)", ending.log)
+    resumed = re.search(r"Resuming from .*(checkpoint-\d+);", ending.log)
     if "is finished: it has all" in ending.log:
         return "was finished", None
     return ("resumed", resumed[1]) if resumed else ("started anew", None)
@@ -364,7 +366,7 @@ def main() -> None:
     tqdm.monitor_interval = 0
     StandardTqdm.set_lock(threading.RLock())  # its own is shared with forks, and a killed one may have it
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    folder = Path(arguments.folder).absolute()
+    folder = Path(arguments.folder).resolve()  # without links, as in the traces
     folder.mkdir(parents=True, exist_ok=True)
     log = CaseLog(folder / "cases.jsonl", arguments.seed)
     if arguments.kills + arguments.damages > 0:

@@ -1,6 +1,7 @@
 """The benchmarks' own arithmetic, and one of them from end to end."""
 
 import importlib
+import itertools
 import json
 import subprocess
 import sys
@@ -197,6 +198,20 @@ def test_fit_finds_line_and_exponent(script):
     assert square["exponent_of_the_upper_half"] == pytest.approx(2.0)
 
 
+def test_growth_is_written_before_it_is_drawn(script, tmp_path, monkeypatch, capsys):
+    growth, file, seen = script("growth"), tmp_path / "growth.json", []
+    monkeypatch.setattr(torch, "set_num_threads", lambda threads: None)
+    monkeypatch.setattr(growth, "measure", lambda repeats, name, size: [0.5 + size])
+    monkeypatch.setattr(growth, "draw", lambda curves, picture: seen.append(file.exists()))
+    for picture, code in (("curves.jpgg", 1), ("curves.png", 0)):
+        options = ["--quick", "--output_file", str(file), "--picture", str(tmp_path / "new" / picture)]
+        monkeypatch.setattr("sys.argv", ["growth.py", *options])
+        assert run(growth.main) == code
+        assert file.exists() == (code == 0)
+    assert "`picture` must end in one of " in capsys.readouterr().err
+    assert seen == [True]
+
+
 def test_difference_counts_hypotheses_and_scores(script):
     agreement = script("search_agreement")
     one = [([5, 6], -1.0), ([7], -2.0), ([8, 9], -0.5)]
@@ -256,6 +271,25 @@ def test_types_are_compared_at_their_best_and_alike(script):
     without = pairs_of({**ordered, "CTranslate2": []}, has_targets=False)
     assert {other for _, other, _ in without.values()} == {"MarianMTModel.generate, float32"}
     assert {target for *_, target in without.values()} == {None}
+
+
+def test_failure_of_ctranslate2_leaves_the_other_sides(script, tmp_path, monkeypatch, capsys):
+    decoding, file = script("translation_decoding"), tmp_path / "row.json"
+
+    def fail(*arguments):
+        raise RuntimeError("Library libcublas.so is not found\nor cannot be loaded")
+
+    monkeypatch.setattr(torch, "set_num_threads", lambda threads: None)
+    monkeypatch.setattr(decoding, "ctranslate2_sides", fail)
+    (tmp_path / "pairs.jsonl").write_text('{"source": "a b", "target": "c"}\n{"source": "d", "target": "e f"}\n')
+    options = ["--quick", "--repeats", "1", "--parallel_file", tmp_path / "pairs.jsonl", "--output_file", file]
+    monkeypatch.setattr("sys.argv", ["translation_decoding.py", *map(str, options)])
+    assert run(decoding.main) == 0
+    written, reason = json.loads(file.read_text()), "RuntimeError: Library libcublas.so is not found"
+    assert written["work"] == "beam-4 translation of 2 sentences"
+    assert {side.partition(", ")[0] for side in written["sides"]} == {"MarianMTModel.generate", "ours"}
+    assert written["settings"]["left_out"] == {"CTranslate2": reason}
+    assert f"CTranslate2 is left out, {reason}\n" in capsys.readouterr().out
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of ctranslate2's own imports
@@ -345,7 +379,7 @@ def test_quick_run_writes_its_figures(tmp_path, name):
     assert len(written["sides"]) >= 2
 
 
-def test_ngram_baseline_scores_documents(script, tmp_path, monkeypatch):
+def test_ngram_baseline_scores_documents(script, tmp_path, monkeypatch, capsys):
     """With programs that give each document, a line of its ids, as many decades as it has tokens and an end."""
     for name, code in (("lmplz", "cat"), ("query", 'awk \'{print "Total: -" NF + 1 " OOV: 0"}\'')):
         (tmp_path / name).write_text(f"#!/bin/sh\n{code}\n")
@@ -364,6 +398,44 @@ def test_ngram_baseline_scores_documents(script, tmp_path, monkeypatch):
     assert (report["training_tokens"], scores["tokens"], scores["words"]) == (tokens, tokens, 5)
     assert scores["perplexity_per_token"] == pytest.approx(10)
     assert scores["perplexity_per_word"] == pytest.approx(10 ** (tokens / 5), rel=1e-4)
+    (tmp_path / "lmplz").write_text("#!/bin/sh\necho reading >&2\necho no discounts >&2\nexit 1\n")
+    assert run(script("ngram_baseline").main) == 1
+    assert capsys.readouterr().err.endswith("/sorting failed: no discounts\n")
+
+
+def test_choices_are_kept_apart_by_options_and_data(script, tmp_path, monkeypatch, capsys):
+    """With trainings that only write what is read of them."""
+    choices, files, commands = script("pretraining_choices"), [tmp_path / name for name in ("one", "other")], []
+    for file in files:
+        file.write_text(file.name)
+
+    def run_child(command):
+        value = dict(itertools.pairwise(command))
+        if command[1].endswith("pretrain_bert.py"):
+            commands.append(" ".join(command))
+            (Path(value["--output_dir"]) / "checkpoint-4").mkdir(parents=True, exist_ok=True)
+            (Path(value["--output_dir"]) / "train_results.json").write_text('{"train_runtime": 90}')
+        else:
+            scores = {"pairs": 2, **dict.fromkeys(choices.SCORES, 0.5)}
+            written = {f"{value['--files']}, {length} tokens": scores for length in choices.LENGTHS}
+            Path(value["--results_file"]).write_text(json.dumps({"files": written}))
+
+    def minutes(output_file, data, options):
+        places = ["--output_dir", tmp_path / "runs", "--output_file", tmp_path / output_file]
+        words = [*places, "--train_files", data, "--validation_files", data, "--only", "another seed"]
+        monkeypatch.setattr(sys, "argv", ["x", *map(str, words), "--options", options])
+        if run(choices.main):
+            return capsys.readouterr().err
+        return json.loads((tmp_path / output_file).read_text())["choices"]["another seed"]["minutes"]
+
+    monkeypatch.setattr(choices, "run_child", run_child)
+    assert minutes("a.json", files[0], "--seed 5 --max_steps 900") == 1.5
+    assert commands[0].index("--seed 5") < commands[0].index("--seed 2")  # the choice's is the last
+    assert "has results of other data; give another file" in minutes("a.json", files[1], "--seed 5 --max_steps 900")
+    assert "has results of other base options" in minutes("a.json", files[0], "--seed 5 --max_steps 300")
+    assert minutes("b.json", files[0], "--seed 5 --max_steps 300") == 1.5  # in a folder of its own
+    assert minutes("c.json", files[0], "--seed 5 --max_steps 900") is None  # in that of the first, and so resumed
+    assert len(list((tmp_path / "runs").iterdir())) == 2
 
 
 @pytest.mark.slow
@@ -387,9 +459,9 @@ def test_choices_of_pretraining_are_measured_once(script, tmp_path, monkeypatch,
     assert measured("15 % masked", "float32") == 0
     assert [line.split(":")[0] for line in capsys.readouterr().out.splitlines()] == ["float32"]  # the other is known
     report = json.loads((tmp_path / "choices.json").read_text())
-    losses = {name: (each["mlm_loss_128"], each["mlm_loss_512"]) for name, each in report["choices"].items()}
-    assert list(losses) == ["base", "15 % masked", "float32"]
-    assert len(set(losses.values())) == 3
+    assert list(report["choices"]) == ["base", "15 % masked", "float32"]
+    assert all(each["mlm_loss_128"] > 0 < each["mlm_loss_512"] for each in report["choices"].values())
+    assert len({path.read_bytes() for path in tmp_path.glob("runs/*/model.safetensors")}) == 3
     assert report["choices"]["float32"]["options"] == "--precision float32"
     assert report["base"].endswith(tiny)
     options[-1] = tiny + " --seed 3"

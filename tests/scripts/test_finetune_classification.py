@@ -4,6 +4,8 @@ import json
 import runpy
 import subprocess
 import sys
+from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 from datasets import ClassLabel, Dataset, Features, Value
@@ -263,6 +265,21 @@ def test_search_ranks_the_grid_and_is_not_repeated(folder, tmp_path):
     again = run("sweep.py", *options, "--results_file", tmp_path / "again.json")
     assert "Trial" not in again.stderr
     assert json.loads((tmp_path / "again.json").read_text())["settings"] == found["settings"]
+
+
+def test_results_of_a_search_do_not_make_it_another(tmp_path):
+    @dataclass
+    class Options:
+        train_file: str
+        results_file: str
+
+    fingerprint = runpy.run_path(str(SCRIPTS / "sweep.py"))["fingerprint"]
+    options = Options(*(str(tmp_path / name) for name in ("train.jsonl", "sweep.json")))
+    found = [fingerprint(options)]
+    for path in (options.results_file, options.train_file):
+        Path(path).write_text("written")
+        found.append(fingerprint(options))
+    assert found[0] == found[1] != found[2]
 
 
 def test_label_names_of_a_table_are_kept(folder, tmp_path):

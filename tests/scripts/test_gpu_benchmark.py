@@ -67,6 +67,32 @@ def test_rows_that_take_too_long_are_left_and_failures_are_recorded(gpu, monkeyp
     assert measured == {"first": {}, "short": {"failed": "AttributeError: no such kernel"}}
 
 
+def test_peak_memory_of_a_failed_row_is_not_that_of_the_next(gpu, monkeypatch):
+    peak = [0.0]
+
+    def allocate(gigabytes, reason):
+        peak[0] = max(peak[0], 1e9 * gigabytes)
+        if reason:
+            raise AttributeError(reason)
+        return {}
+
+    for name, function in (
+        ("is_available", lambda: True),
+        ("max_memory_allocated", lambda: peak[0]),
+        ("reset_peak_memory_stats", lambda: peak.__setitem__(0, 0.0)),
+        ("empty_cache", lambda: None),
+    ):
+        monkeypatch.setattr(torch.cuda, name, function)
+    monkeypatch.setattr(torch.compiler, "reset", lambda: None)
+    for name in ("describe_device", "set_seed", "write_results"):
+        monkeypatch.setattr(gpu, name, lambda *arguments, **options: {})
+    rows = {"large": lambda setting: allocate(80, "no kernel"), "small": lambda setting: allocate(2, None)}
+    monkeypatch.setattr(gpu, "ROWS", {name: gpu.Row(1, measure) for name, measure in rows.items()})
+    measured = {}
+    gpu.measure_rows(gpu.GpuArguments(), list(rows), measured)
+    assert measured == {"large": {"failed": "AttributeError: no kernel"}, "small": {"peak_memory_gb": 2.0}}
+
+
 def test_a_side_gets_smaller_batches_until_they_fit(gpu):
     def build(share):
         if share > 0.25:

@@ -46,7 +46,8 @@ def test_dry_run_shows_the_commands_of_the_model_first(tmp_path, monkeypatch, ca
     assert copy == f"# enwiki_sample.test.jsonl.gz: a copy of {tmp_path}/my data/enwiki_sample/test.jsonl.gz"
     training, text, evaluation, finetuning = commands
     start = (
-        f"{sys.executable} -m torch.distributed.run --nproc_per_node 2 {ROOT}/scripts/pretrain_bert.py --train_files "
+        f"{sys.executable} -m torch.distributed.run --standalone --nproc_per_node 2 {ROOT}/scripts/pretrain_bert.py "
+        "--train_files "
     )
     assert training.startswith(f"{start}'{tmp_path}/my data/enwiki_sample/train.jsonl.gz' ")
     assert text.startswith(f"zcat '{tmp_path}/my data/wikitext2_eval/test.raw.txt.gz' | awk ")
@@ -54,6 +55,15 @@ def test_dry_run_shows_the_commands_of_the_model_first(tmp_path, monkeypatch, ca
     assert f"--train_file '{tmp_path}/my data/squad_v1.1/train.jsonl.gz' " in finetuning
     assert finetuning.endswith(" --output_dir runs/squad --results_file runs/bert_mini_squad.json")
     assert not folder.exists()
+
+
+@pytest.mark.parametrize("gpus", [0, 1, 2])
+def test_processes_without_a_gpu_each_run_on_the_cpu(monkeypatch, capsys, gpus):
+    monkeypatch.setattr(reproduce.torch.cuda, "device_count", lambda: gpus)
+    assert call(monkeypatch, "bert_mini_two_hours", "--dry_run") == 0
+    lines = [line for line in capsys.readouterr().out.splitlines() if "CUDA_VISIBLE_DEVICES" in line]
+    hidden = f"env CUDA_VISIBLE_DEVICES= {sys.executable} -m torch.distributed.run "
+    assert [line.startswith(hidden) for line in lines] == ([True] if gpus == 1 else [])
 
 
 def test_missing_data_is_named(tmp_path, monkeypatch, capsys):
@@ -72,7 +82,7 @@ def test_stopped_run_continues_to_the_row_of_scores(tmp_path, monkeypatch, capsy
     recipe = reproduce.Recipe(
         [
             "cat glue/a.txt | tr a-z A-Z > out.de",
-            "cat go.txt | grep train_ > went.txt",
+            "cat go.txt | tr a-z A-Z > train_went.txt",
             "python scripts/evaluate_translation.py --hypotheses out.de --references test.de",
         ],
         {"test.de": reproduce.Extract("glue/test.jsonl.gz", "de", 2)},

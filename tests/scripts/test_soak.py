@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import os
 import random
 import shutil
 import subprocess
@@ -83,6 +84,32 @@ def test_calls_are_counted_by_thread_and_name(script):
     faults = script("faults")
     assert faults.recorded_calls(trace, Path("/run/killed/")) == [("write", 2), ("write", 1), ("fsync", 1)]
     assert faults.place_of_kill(trace, faults.Kill(0, "fsync", 1)) == "fsync(4</run/killed/config.json>)"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="strace and /proc are Linux's")
+def test_strace_that_may_not_trace_is_named(script, tmp_path, monkeypatch):
+    (tmp_path / "strace").write_text("#!/bin/sh\necho 'strace: attach: Operation not permitted' >&2\nexit 1\n")
+    (tmp_path / "strace").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    faults = script("faults")
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+        with pytest.raises(ValueError, match="strace can't trace a training; .*: attach: Operation not permitted"):
+            faults.attach(process.pid, faults.Kill(0, "write", 0), tmp_path / "trace")
+        process.kill()
+
+
+def test_training_without_recorded_calls_is_no_reference(script, tmp_path, monkeypatch):
+    soak, faults = script("soak"), script("faults")
+    monkeypatch.setattr(faults, "run_training", lambda *arguments: faults.Ending([0], "", 1.0, {0: ""}))
+    trainings = soak.Trainings(tmp_path, 0)
+    with pytest.raises(ValueError, match="strace has recorded no calls of "):
+        trainings.reference(faults.Training("BERT", 1))
+    assert not list(tmp_path.glob("*.json"))
+
+
+def test_resumed_checkpoint_is_found_behind_a_space(script):
+    log = "Resuming from /tmp/my checkpoint-1 runs/killed/checkpoint-4; for a new run give another --output_dir."
+    assert script("soak").outcome_of(script("faults").Ending([0], log, 1.0)) == ("resumed", "checkpoint-4")
 
 
 def test_hostile_inputs_are_shared_among_the_kinds(script):
