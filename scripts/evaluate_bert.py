@@ -19,6 +19,7 @@ if __name__ == "__main__":  # before the slow imports
 import json
 import math
 import sys
+import tempfile
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -89,23 +90,24 @@ def measure(
     ).remove_columns(["special_tokens_mask", "offset_mapping"])
     metrics = PretrainingMetrics()
     has_accelerator = torch.accelerator.is_available()
-    training_args = VanillaTrainingArguments(
-        output_dir="unused",
-        per_device_eval_batch_size=arguments.batch_size,
-        use_cpu=not has_accelerator,
-        dataloader_pin_memory=has_accelerator,
-        disable_tqdm=False,
-        report_to=[],
-    )
-    trainer = VanillaTrainer(
-        model,
-        training_args,
-        DataCollatorForTokenClassification(tokenizer),
-        processing_class=tokenizer,
-        compute_metrics=metrics,
-        preprocess_logits_for_metrics=metrics.preprocess_logits,
-    )
-    prediction = trainer.predict(masked)
+    with tempfile.TemporaryDirectory() as folder:  # the trainer needs one, and writes nothing to it
+        training_args = VanillaTrainingArguments(
+            output_dir=folder,
+            per_device_eval_batch_size=arguments.batch_size,
+            use_cpu=not has_accelerator,
+            dataloader_pin_memory=has_accelerator,
+            disable_tqdm=False,
+            report_to=[],
+        )
+        trainer = VanillaTrainer(
+            model,
+            training_args,
+            DataCollatorForTokenClassification(tokenizer),
+            processing_class=tokenizer,
+            compute_metrics=metrics,
+            preprocess_logits_for_metrics=metrics.preprocess_logits,
+        )
+        prediction = trainer.predict(masked)
     measured = prediction.metrics
     names = ("mlm_loss", "mlm_accuracy", "nsp_accuracy") if with_next_sentence else ("mlm_loss", "mlm_accuracy")
     figures = {name: round(measured[f"test_{name}"], 4) for name in names}

@@ -6,7 +6,7 @@
 For tokenized and lower-cased text, as in many papers: --bleu_tokenize none --lowercase. Other scores, with 95 %
 confidence intervals: --metrics bleu chrf chrf++ ter --bootstrap_samples 1000. With the translations of another system
 (--baseline) the difference of the two is tested by paired bootstrap resampling. COMET needs the package unbabel-comet:
---metrics bleu comet --sources test.en.
+--metrics bleu comet --sources test.en; it is computed without intervals, tests and lower-casing.
 With --output_file the scores are written to a JSON file, together with versions, machine and, if given, the commands
 that made the translations (--commands) and further facts (--notes).
 """
@@ -27,6 +27,10 @@ from hf_vanilla.command_line.report import describe_environment
 from hf_vanilla.data.files import read_lines, replacing_file
 from hf_vanilla.metrics import comet_score, corpus_scores
 from hf_vanilla.metrics.bleu import check_tokenize
+from hf_vanilla.metrics.corpus_scores import SACREBLEU_SCORES
+
+
+METRICS = (*SACREBLEU_SCORES, "comet")
 
 
 @dataclass
@@ -35,8 +39,8 @@ class EvaluationArguments:
 
     hypotheses: str = field(metadata={"help": "Text file, one translation per line."})
     references: str = field(metadata={"help": "Text file, one reference per line."})
-    metrics: list[Literal["bleu", "chrf", "chrf++", "ter", "comet"]] = field(
-        default_factory=lambda: ["bleu", "chrf"], metadata={"help": "The scores."}
+    metrics: list[str] = field(
+        default_factory=lambda: ["bleu", "chrf"], metadata={"help": f"The scores, of {', '.join(METRICS)}."}
     )
     bleu_tokenize: Literal[
         "13a", "zh", "none", "char", "intl", "ja-mecab", "ko-mecab", "flores101", "flores200", "spBLEU-1K"
@@ -46,23 +50,38 @@ class EvaluationArguments:
     tokenize: str | None = field(default=None, metadata={"help": "Earlier name of bleu_tokenize."})
     bootstrap_samples: int = field(
         default=0,
-        metadata={"help": "Resampled texts for confidence intervals. Default: none; 1000 with a baseline."},
+        metadata={
+            "help": "Resampled texts for confidence intervals, at least 2; not for COMET. Default: none; 1000 with a "
+            "baseline."
+        },
     )
     baseline: str | None = field(
-        default=None, metadata={"help": "Text file with the translations of another system, to compare with."}
+        default=None,
+        metadata={"help": "Text file with the translations of another system, to compare with; not for COMET."},
     )
     sources: str | None = field(default=None, metadata={"help": "Text file with the translated lines, for COMET."})
-    lowercase: bool = field(default=False, metadata={"help": "Ignore case."})
+    lowercase: bool = field(
+        default=False,
+        metadata={"help": "Ignore case in BLEU and chrF. TER always does, as by default in sacreBLEU; COMET never."},
+    )
     output_file: str | None = field(default=None, metadata={"help": "JSON file to write the result to."})
     commands: list[str] = field(default_factory=list, metadata={"help": "The commands that made the translations."})
     notes: list[str] = field(default_factory=list, metadata={"help": "Further facts, each as name=value."})
 
     def __post_init__(self):
+        for name in self.metrics:
+            if name not in METRICS:
+                raise ValueError(f"`metrics` must be among {', '.join(METRICS)}; got {name!r}.")
         for note in self.notes:
             if "=" not in note:
                 raise ValueError(f"`notes` must be of the form name=value, got {note!r}.")
         if self.tokenize is not None:
             self.bleu_tokenize = self.tokenize  # type: ignore[assignment]
+        for name in ("baseline", "bootstrap_samples", "lowercase"):
+            if getattr(self, name) and set(self.metrics) == {"comet"}:
+                raise ValueError(
+                    f"`{name}` has no effect on COMET; leave it out, or add other --metrics, such as bleu."
+                )
         if self.baseline is not None and self.bootstrap_samples == 0:
             self.bootstrap_samples = 1000
         if "comet" in self.metrics and self.sources is None:

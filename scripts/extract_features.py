@@ -18,15 +18,15 @@ if __name__ == "__main__":  # before the slow imports
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, BinaryIO, Literal
 
 import numpy as np
 import torch
 from transformers import AutoModel, AutoTokenizer
 
-from hf_vanilla.command_line.checks import check_models, check_output_dir, explained_loading, without_load_report
+from hf_vanilla.command_line.checks import check_models, explained_loading, without_load_report
 from hf_vanilla.command_line.options import parse_arguments, run
-from hf_vanilla.data.files import read_lines
+from hf_vanilla.data.files import read_lines, replacing_binary_file
 from hf_vanilla.generation.features import extract_features
 
 
@@ -53,15 +53,8 @@ class FeatureArguments:
             raise ValueError(f"--output must end in {wanted} for --pooling {self.pooling}, got {self.output}.")
 
 
-def main() -> None:
-    """Read, encode, write."""
-    (arguments,) = parse_arguments(FeatureArguments, description=__doc__)
-    output = Path(arguments.output)
-    check_output_dir(str(output.absolute().parent))
-    check_models(model=arguments.model)
-    texts = read_lines(arguments.input)
-    if not texts:
-        raise ValueError(f"--input ({arguments.input}) must have at least one line, but is empty.")
+def write_vectors(file: BinaryIO, texts: list[str], arguments: FeatureArguments) -> None:
+    """Load the model, and write the texts' vectors."""
     device = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else torch.device("cpu")
     with explained_loading("model", arguments.model), without_load_report():  # of a head that is not used
         model = AutoModel.from_pretrained(arguments.model).to(device).eval()
@@ -77,15 +70,23 @@ def main() -> None:
         max_tokens_per_batch=arguments.max_tokens_per_batch,
         show_progress=True,
     )
-    # Written under a temporary name first, so that the output file is always complete.
-    output.parent.mkdir(parents=True, exist_ok=True)
-    temporary = output.with_name(f"{output.stem}.tmp{output.suffix}")
     if arguments.pooling == "tokens":
         matrices: dict[str, Any] = {str(number): matrix for number, matrix in enumerate(vectors)}
-        np.savez(temporary, **matrices)
+        np.savez(file, **matrices)
     else:
-        np.save(temporary, np.stack(vectors))
-    temporary.replace(output)
+        np.save(file, np.stack(vectors))
+
+
+def main() -> None:
+    """Read, encode, write."""
+    (arguments,) = parse_arguments(FeatureArguments, description=__doc__)
+    check_models(model=arguments.model)
+    texts = read_lines(arguments.input)
+    if not texts:
+        raise ValueError(f"--input ({arguments.input}) must have at least one line, but is empty.")
+    Path(arguments.output).absolute().parent.mkdir(parents=True, exist_ok=True)
+    with replacing_binary_file(arguments.output) as file:
+        write_vectors(file, texts, arguments)
 
 
 if __name__ == "__main__":

@@ -30,7 +30,7 @@ from transformers.utils import logging
 import hf_vanilla  # noqa: F401  (registers the models)
 from hf_vanilla.command_line.checks import check_device, check_models, explained_loading
 from hf_vanilla.command_line.options import parse_arguments, run
-from hf_vanilla.data.files import read_lines
+from hf_vanilla.data.files import STANDARD_STREAM, read_lines
 
 
 @dataclass
@@ -39,18 +39,22 @@ class GenerateArguments:
 
     model: str = field(metadata={"help": "Folder of a trained model, or its name on the Hub."})
     prompt: list[str] | None = field(default=None, metadata={"help": "One prompt or several, instead of --input."})
-    input: str = field(
-        default="-", metadata={"help": "Text file with a prompt on each line, also .gz; - is standard input."}
+    input: str | None = field(
+        default=None,
+        metadata={"help": "Text file with a prompt on each line, also .gz; - is standard input. Default: -."},
     )
     max_new_tokens: int = field(default=100, metadata={"help": "Most tokens to add to a prompt."})
     greedy: bool = field(default=False, metadata={"help": "Take the most likely token each time instead of sampling."})
     num_beams: int = field(default=1, metadata={"help": "Beams of a search, which does not sample; 1 is none."})
-    temperature: float = field(
-        default=1.0, metadata={"help": "Below 1 sampling prefers likely tokens more, above less."}
+    temperature: float | None = field(
+        default=None, metadata={"help": "Below 1 sampling prefers likely tokens more, above less. Default: 1."}
     )
-    top_k: int = field(default=0, metadata={"help": "Sample from so many of the most likely tokens; 0 is all."})
-    top_p: float = field(
-        default=0.9, metadata={"help": "Sample from the most likely tokens that together have this probability."}
+    top_k: int | None = field(
+        default=None, metadata={"help": "Sample from so many of the most likely tokens; 0 is all. Default: 0."}
+    )
+    top_p: float | None = field(
+        default=None,
+        metadata={"help": "Sample from the most likely tokens that together have this probability. Default: 0.9."},
     )
     repetition_penalty: float = field(
         default=1.0, metadata={"help": "Above 1, tokens that are already in the text are less likely."}
@@ -70,16 +74,31 @@ class GenerateArguments:
         for name in ("max_new_tokens", "num_beams", "num_return_sequences", "batch_size"):
             if getattr(self, name) < 1:
                 raise ValueError(f"`{name}` must be at least 1, got {getattr(self, name)}.")
+        if self.prompt is not None and self.input is not None:
+            raise ValueError("`input` must be left out where `prompt` is given, got both.")
+        for name in ("temperature", "top_k", "top_p"):
+            if getattr(self, name) is not None and not self.samples:
+                raise ValueError(
+                    f"`{name}` has no effect without sampling, which --greedy and --num_beams turn off; leave it out."
+                )
+        self.temperature = 1.0 if self.temperature is None else self.temperature
+        self.top_k = 0 if self.top_k is None else self.top_k
+        self.top_p = 0.9 if self.top_p is None else self.top_p
         if not self.temperature > 0 or not self.repetition_penalty > 0:
             raise ValueError("`temperature` and `repetition_penalty` must be positive; --greedy is temperature 0.")
         if self.top_k < 0 or not 0 < self.top_p <= 1:
             raise ValueError(f"`top_k` must be 0 or more and `top_p` in (0, 1], got {self.top_k} and {self.top_p}.")
-        if self.num_return_sequences > self.num_beams and (self.greedy or self.num_beams > 1):
+        if self.num_return_sequences > self.num_beams and not self.samples:
             raise ValueError(
                 f"`num_return_sequences` ({self.num_return_sequences}) must be at most `num_beams` ({self.num_beams}) "
                 "without sampling."
             )
         check_device(self.device)
+
+    @property
+    def samples(self) -> bool:
+        """Whether tokens are sampled."""
+        return not self.greedy and self.num_beams == 1
 
     def search_options(self) -> dict[str, Any]:
         """Return the arguments of `generate`."""
@@ -88,9 +107,9 @@ class GenerateArguments:
             "num_beams": self.num_beams,
             "num_return_sequences": self.num_return_sequences,
             "repetition_penalty": self.repetition_penalty,
-            "do_sample": not self.greedy and self.num_beams == 1,
+            "do_sample": self.samples,
         }
-        if options["do_sample"]:
+        if self.samples:
             options.update(temperature=self.temperature, top_k=self.top_k, top_p=self.top_p)
         return options
 
@@ -153,7 +172,7 @@ def main() -> None:
     (arguments,) = parse_arguments(GenerateArguments, description=__doc__)
     logging.set_verbosity_error()
     check_models(model=arguments.model)
-    prompts = read_lines(arguments.input) if arguments.prompt is None else arguments.prompt
+    prompts = read_lines(arguments.input or STANDARD_STREAM) if arguments.prompt is None else arguments.prompt
     if not prompts:
         raise ValueError("`input` must have at least one line, a prompt, but is empty.")
     generate(prompts, arguments)

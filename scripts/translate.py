@@ -6,7 +6,7 @@ Examples:
     python scripts/translate.py --model runs/en-de --input test.en --output test.de
   from standard input to standard output:
     echo "a man in an orange hat ." | python scripts/translate.py --model runs/en-de
-  the four best translations of each line with their scores, in the format of Moses:
+  the four best translations of each line with their scores, like Moses' n-best lists, without features:
     python scripts/translate.py --model runs/en-de --input test.en --output test.nbest --n_best 4
   on all devices of a machine, each of which translates a part of the lines:
     accelerate launch scripts/translate.py --model runs/en-de --input test.en --output test.de
@@ -66,7 +66,8 @@ class TranslateArguments:
         default=SearchOptions.n_best,
         metadata={
             "help": "Translations of each line, at most --num_beams. With more than 1, a line of output is "
-            '"line number ||| translation ||| score", line numbers from 0.'
+            '"line number ||| translation ||| score", line numbers from 0; "|||" in a translation is written '
+            '"&#124;&#124;&#124;".'
         },
     )
     scores: bool = field(
@@ -118,7 +119,10 @@ def format_translations(number: int, translations: list[Translation], arguments:
     rows = []
     for translation in translations:
         text = " ".join(translation.text.splitlines())
-        columns = [str(number), text, f"{translation.score:.4f}"] if arguments.n_best > 1 else [text]
+        if arguments.n_best > 1:
+            columns = [str(number), text.replace("|||", "&#124;" * 3), f"{translation.score:.4f}"]
+        else:
+            columns = [text]
         if arguments.scores and arguments.n_best == 1:
             columns.append(f"{translation.score:.4f}")
         if arguments.alignments:

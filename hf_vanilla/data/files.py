@@ -1,4 +1,4 @@
-"""Reading and replacing text files, with errors that name the file and the line."""
+"""Reading and replacing files, with errors that name the file and the line."""
 
 import codecs
 import csv
@@ -11,7 +11,7 @@ import sys
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from typing import Any, TextIO
+from typing import Any, BinaryIO, TextIO
 
 from datasets import Dataset, Features, IterableDataset, NamedSplit, load_dataset
 from datasets.exceptions import DatasetGenerationError
@@ -439,15 +439,40 @@ def replacing_file(path: str) -> Iterator[TextIO]:
         yield sys.stdout
         _flush_standard_output()
         return
-    target = os.path.realpath(path)
-    if os.path.exists(target) and not os.path.isfile(target) and not os.path.isdir(target):
-        with open(target, "w", encoding="utf-8", newline="\n") as file:
+    with _replacing(path, "w", encoding="utf-8", newline="\n") as file:
+        yield file
+
+
+@contextmanager
+def replacing_binary_file(path: str) -> Iterator[BinaryIO]:
+    """Open a binary file as [`replacing_file`] opens a text file; `-` is no standard output here.
+
+    Args:
+        path (`str`): The file.
+
+    Yields:
+        `BinaryIO`: the open file.
+
+    Raises:
+        ValueError: if the file can't be written; raised before the block starts.
+    """
+    with _replacing(path, "wb") as file:
+        yield file
+
+
+@contextmanager
+def _replacing(path: str, mode: str, **options: Any) -> Iterator[Any]:
+    """Open a file under a temporary name, and rename it when it is complete; open devices and pipes themselves."""
+    # The path as it is given: a pipe's real path, such as that of /dev/stdout, can't be opened.
+    if os.path.exists(path) and not os.path.isfile(path) and not os.path.isdir(path):
+        with open(path, mode, **options) as file:
             yield file
         return
+    target = os.path.realpath(path)
     temporary = f"{target}.{os.getpid()}.tmp"
     _check_writable(path, target, temporary)
     try:
-        with open(temporary, "w", encoding="utf-8", newline="\n") as file:
+        with open(temporary, mode, **options) as file:
             yield file
             file.flush()
             os.fsync(file.fileno())

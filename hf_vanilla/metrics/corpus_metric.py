@@ -118,7 +118,7 @@ def reference_streams(references: Sequence[Sequence[str]]) -> list[list[Any]]:
 
 
 def _check_not_empty(num_added: int, predictions: Sequence[str] | None, references: Sequence | None) -> None:
-    if num_added == 0 and not predictions and not references:
+    if num_added == 0 and all(texts is None or len(texts) == 0 for texts in (predictions, references)):
         raise ValueError("`predictions` must have at least one hypothesis, got none.")
 
 

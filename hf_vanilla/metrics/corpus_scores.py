@@ -33,9 +33,9 @@ def corpus_scores(
         references (`Sequence[str]`): Their references, one each.
         metrics (`Sequence[str]`): Some of `"bleu"`, `"chrf"`, `"chrf++"` and `"ter"`.
         tokenize (`str`, defaults to `"13a"`): sacreBLEU's tokenizer for BLEU.
-        lowercase (`bool`, defaults to `False`): Whether to ignore case, in all scores.
-        bootstrap_samples (`int`, defaults to 0): Number of resampled texts (Koehn 2004) for 95 % confidence intervals;
-            0 for none.
+        lowercase (`bool`, defaults to `False`): Whether to ignore case. TER always does, as by default in sacreBLEU.
+        bootstrap_samples (`int`, defaults to 0): Number of resampled texts (Koehn 2004) for 95 % confidence intervals,
+            at least 2; 0 for none.
         baseline (`Sequence[str]`, *optional*): Another system's translations, to compare with by paired bootstrap
             resampling; needs `bootstrap_samples`.
 
@@ -46,8 +46,8 @@ def corpus_scores(
         difference from the baseline if the two were equally good.
 
     Raises:
-        ValueError: if a metric or tokenizer is unknown, texts differ in number or there are none, or a baseline comes
-            without `bootstrap_samples`.
+        ValueError: if a metric or tokenizer is unknown, texts differ in number or there are none, `bootstrap_samples`
+            is 1 or negative, or a baseline comes without them.
         ImportError: if the tokenizer needs a package that is not installed.
     """
     _check(metrics, hypotheses, references, baseline, bootstrap_samples)
@@ -57,23 +57,24 @@ def corpus_scores(
         "bleu": BLEU(tokenize=tokenize, lowercase=lowercase, force=tokenize == "none"),
         "chrf": CHRF(lowercase=lowercase),
         "chrf++": CHRF(lowercase=lowercase, word_order=2),
-        "ter": TER(case_sensitive=not lowercase),
+        "ter": TER(),
     }
     scores: dict[str, Any] = {}
     for name in metrics:
         scorer = scorers[name]
         if baseline is not None:
             systems: list[Any] = [("baseline", list(baseline)), ("hypotheses", list(hypotheses))]
-            _, tables = PairedTest(systems, {name: scorer}, [list(references)], "bs", bootstrap_samples)()
-            results: Any
-            [results] = [each for key, each in tables.items() if key != "System"]
+            signatures, tables = PairedTest(systems, {name: scorer}, [list(references)], "bs", bootstrap_samples)()
+            [(title, signature)] = signatures.items()
+            results: Any = tables[title]
             for prefix, result in zip(("baseline_", ""), results, strict=True):
                 scores |= _named(prefix + name, result.score, result.mean, result.ci)
             scores[f"{name}_p_value"] = round(results[1].p_value, 4)
         else:
             result = scorer.corpus_score(list(hypotheses), [list(references)], n_bootstrap=max(1, bootstrap_samples))
             scores |= _named(name, result.score, result._mean, result._ci)
-        scores[f"{name}_signature"] = str(scorer.get_signature())
+            signature = scorer.get_signature()
+        scores[f"{name}_signature"] = str(signature)
     return scores
 
 
@@ -114,9 +115,9 @@ def _check(
             raise ValueError(f"`{name}` must be as many as `references` ({len(references)}), got {len(texts)}.")
     if not references:
         raise ValueError("`references` must have at least one text, got none.")
-    if bootstrap_samples < 0 or (baseline is not None and bootstrap_samples == 0):
-        least = 0 if baseline is None else 1
-        raise ValueError(f"`bootstrap_samples` must be at least {least}, got {bootstrap_samples}; 1000 is usual.")
+    if bootstrap_samples < 2 and (bootstrap_samples != 0 or baseline is not None):
+        rule = "at least 2" if baseline is not None else "0, for none, or at least 2"
+        raise ValueError(f"`bootstrap_samples` must be {rule}, got {bootstrap_samples}; 1000 is usual.")
 
 
 def _named(name: str, score: float, mean: float | None, interval: float | None) -> dict[str, float]:

@@ -55,7 +55,7 @@ def evaluate_documents(
     """
     check_evaluation_mode(model)
     positions = getattr(model.config, "max_position_embeddings", None)
-    context_length = context_length or positions
+    context_length = positions if context_length is None else context_length
     if context_length is None or not MINIMUM_LENGTH <= context_length <= (positions or context_length):
         raise ValueError(
             f"`context_length` must be between {MINIMUM_LENGTH} and the model's positions ({positions}), got "

@@ -110,6 +110,16 @@ def test_devices_are_written_directly():
     assert not os.path.isfile(os.devnull)
 
 
+@pytest.mark.skipif(not os.path.exists("/dev/fd"), reason="this system has no names of open files")
+def test_pipes_are_written_directly():
+    reading, writing = os.pipe()
+    with replacing_file(f"/dev/fd/{writing}") as file:
+        file.write("x\n")
+    os.close(writing)
+    with open(reading) as file:
+        assert file.read() == "x\n"
+
+
 @pytest.mark.parametrize(
     ("place", "message"),
     [("missing/out", "missing/out can't be written: No such file or directory"), (".", "can't be written: Is a dir")],

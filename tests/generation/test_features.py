@@ -1,5 +1,6 @@
 """Vectors against the hidden states of single texts."""
 
+import os
 import re
 import runpy
 import sys
@@ -16,7 +17,7 @@ from hf_vanilla.generation.features import extract_features
 
 sys.path.append(str(Path(__file__).parents[1] / "scripts"))
 
-from script_runner import run
+from script_runner import run, run_here
 
 
 TEXTS = ["the dog runs in the park", "a cat", "", "the cat and the dog run", "park"]
@@ -115,6 +116,20 @@ def test_script_writes_arrays(model, tokenizer, tmp_path):
     assert "--output must end in .npz" in refused.stderr
 
 
+def test_interrupted_script_leaves_nothing(model, tokenizer, tmp_path, monkeypatch):
+    def save_half(file, array):
+        array.tofile(file)
+        raise KeyboardInterrupt
+
+    model.save_pretrained(tmp_path / "bert")
+    tokenizer.save_pretrained(tmp_path / "bert")
+    (tmp_path / "texts.txt").write_text("park\n")
+    monkeypatch.setattr(np, "save", save_half)
+    options = ["--model", tmp_path / "bert", "--input", tmp_path / "texts.txt", "--output", tmp_path / "v.npy"]
+    assert run_here(monkeypatch, "extract_features.py", *options) == 130
+    assert sorted(os.listdir(tmp_path)) == ["bert", "texts.txt"]
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -123,11 +138,14 @@ def test_script_writes_arrays(model, tokenizer, tmp_path):
             {"--model": "runs/nothing"},
             "`model` .runs/nothing. is no folder, and no model of the Hub",
         ),
+        ({"--output": "folder.npy"}, "folder.npy can't be written: Is a directory"),
     ],
-    ids=["empty", "no-model"],
+    ids=["empty", "no-model", "folder"],
 )
 def test_script_names_bad_input(tmp_path, monkeypatch, capsys, options, message):
     (tmp_path / "empty.txt").write_text("")
+    (tmp_path / "folder.npy").mkdir()
+    monkeypatch.chdir(tmp_path)
     script = str(Path(__file__).parents[2] / "scripts" / "extract_features.py")
     given = {"--model": tmp_path, "--input": tmp_path / "empty.txt", "--output": tmp_path / "v.npy", **options}
     if options:

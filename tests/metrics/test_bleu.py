@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import evaluate
+import numpy as np
 import pytest
 import sacrebleu
 
@@ -29,6 +30,11 @@ def test_bleu_precisions_by_hand():
     assert result["precisions"] == pytest.approx([80, 75, 200 / 3, 50])
     assert result["score"] == pytest.approx(100 * 0.2**0.25)
     assert (result["bp"], result["sys_len"], result["ref_len"]) == (1.0, 5, 5)
+
+
+def test_arrays_of_texts_are_scored():
+    result = Bleu().compute(predictions=np.array(["a b c d", "e f"]), references=np.array(["a b c d", "e f"]))
+    assert result["score"] == pytest.approx(100)
 
 
 def test_brevity_penalty_by_hand():

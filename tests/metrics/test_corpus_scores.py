@@ -21,6 +21,10 @@ def test_scores_and_signatures_are_sacrebleus():
     assert not any(key.endswith(("mean", "p_value")) for key in scores)
 
 
+def test_ter_ignores_case_as_sacrebleus_does():
+    assert corpus_scores([text.upper() for text in REFERENCES], REFERENCES, metrics=["ter"])["ter"] == 0
+
+
 def test_a_baseline_is_compared_by_paired_bootstrap():
     scores = corpus_scores(GOOD, REFERENCES, metrics=["chrf"], bootstrap_samples=50, baseline=BAD)
     assert scores["chrf"] == corpus_scores(GOOD, REFERENCES)["chrf"]
@@ -29,13 +33,17 @@ def test_a_baseline_is_compared_by_paired_bootstrap():
     alone = corpus_scores(GOOD, REFERENCES, metrics=["chrf"], bootstrap_samples=50)
     assert abs(alone["chrf_mean"] - alone["chrf"]) < alone["chrf_interval"]
     assert "bs:50|seed:12345" in alone["chrf_signature"]
+    assert scores["chrf_signature"] == alone["chrf_signature"]
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         ({"metrics": ["rouge"]}, "`metrics` must be among bleu, .* got 'rouge'"),
-        ({"baseline": BAD}, "`bootstrap_samples` must be at least 1, got 0"),
+        ({"baseline": BAD}, "`bootstrap_samples` must be at least 2, got 0"),
+        ({"baseline": BAD, "bootstrap_samples": 1}, "`bootstrap_samples` must be at least 2, got 1"),
+        ({"bootstrap_samples": 1}, "`bootstrap_samples` must be 0, for none, or at least 2, got 1"),
+        ({"bootstrap_samples": -1}, "`bootstrap_samples` must be 0, for none, or at least 2, got -1"),
         ({"baseline": BAD[1:], "bootstrap_samples": 9}, "`baseline` must be as many as `references` .20., got 19"),
         ({"tokenize": "words"}, "`tokenize` must be one of 13a, .* ja-mecab, .* got 'words'"),
     ],

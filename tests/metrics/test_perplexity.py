@@ -64,6 +64,7 @@ def test_scores_are_those_of_the_definition(model, tokenizer, context_length, st
     [
         ([" "], {}, "`texts` must have at least one word"),
         (TEXTS, {"context_length": 65}, r"`context_length` must be between 2 and .* \(64\), got 65"),
+        (TEXTS, {"context_length": 0}, r"`context_length` must be between 2 and .* \(64\), got 0"),
         (TEXTS, {"context_length": 8, "stride": 8}, r"`stride` must be at least 1 and below .* \(8\), got 8"),
         (TEXTS, {"batch_size": 0}, "`batch_size` must be at least 1, got 0"),
     ],

@@ -77,12 +77,15 @@ def test_samples_depend_on_the_seed(folder, tmp_path, monkeypatch, capsys):
         (["--max_new_tokens", 0], 2, "`max_new_tokens` must be at least 1, got 0"),
         (["--top_p", 0], 2, "`top_p` in (0, 1], got 0 and 0.0"),
         (["--greedy", "--num_return_sequences", 2], 2, "`num_return_sequences` (2) must be at most `num_beams` (1)"),
+        (["--greedy", "--top_p", 0.5], 2, "`top_p` has no effect without sampling"),
+        (["--num_beams", 4, "--temperature", 1.0], 2, "`temperature` has no effect without sampling"),
+        (["--prompt", "cat", "--input", "file"], 2, "`input` must be left out where `prompt` is given, got both"),
         (["--model", "./nowhere"], 1, "there is no folder ./nowhere"),
         (["--device", "gpu"], 2, "--device must be auto or a device of this machine, such as cpu, got 'gpu': "),
         (["--device", "cuda:99"], 2, "such as cpu, got 'cuda:99': "),
         (["--input", "nowhere.txt"], 1, "nowhere.txt can't be read"),
     ],
-    ids=["long", "nothing", "range", "sequences", "model", "device", "missing device", "file"],
+    ids=["long", "none", "range", "sequences", "greedy", "beams", "both", "model", "device", "no-device", "file"],
 )
 def test_bad_input_is_named(folder, monkeypatch, capsys, options, status, message):
     given = [] if "--input" in options else ["--prompt", "cat"]

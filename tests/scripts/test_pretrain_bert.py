@@ -1,6 +1,7 @@
 """Pre-training from documents: resuming, evaluation, further pre-training, bad input."""
 
 import json
+import os
 
 import pytest
 from safetensors.torch import load_file
@@ -106,15 +107,18 @@ def test_checkpoint_of_another_run_is_resumed_with_its_tokenizer(run_dir, corpus
     assert tokenizers[0].get_vocab() == tokenizers[1].get_vocab()
 
 
-def test_model_without_next_sentence_head_is_evaluated_on_masked_tokens(run_dir, corpus, tmp_path):
+def test_model_without_next_sentence_head_is_evaluated_on_masked_tokens(
+    run_dir, corpus, tmp_path, monkeypatch, capsys
+):
     folder = tmp_path / "mlm"
     AutoModelForMaskedLM.from_pretrained(run_dir).save_pretrained(folder)
     AutoTokenizer.from_pretrained(run_dir).save_pretrained(folder)
     options = ["--model", folder, "--files", corpus / "held_out.txt", "--max_length", 16]
-    finished = run("evaluate_bert.py", *options)
-    assert finished.returncode == 0, finished.stderr
-    (found,) = json.loads(finished.stdout).values()
+    monkeypatch.chdir(tmp_path)
+    assert run_here(monkeypatch, "evaluate_bert.py", *options) == 0
+    (found,) = json.loads(capsys.readouterr().out).values()
     assert found.keys() == {"mlm_loss", "mlm_accuracy", "documents", "pairs"}
+    assert os.listdir(tmp_path) == ["mlm"]
 
 
 def test_phases_have_rates_new_positions_and_validation_of_their_own(corpus, tmp_path, monkeypatch):

@@ -77,6 +77,12 @@ def test_evaluation_script_refuses_devices_that_are_not_here(run_dir, corpus, mo
     assert f"--device must be auto or a device of this machine, such as cpu, got {device!r}" in capsys.readouterr().err
 
 
+def test_evaluation_script_refuses_an_empty_context(run_dir, corpus, monkeypatch, capsys):
+    options = ["--model", run_dir, "--files", corpus / "held_out.txt", "--device", "cpu", "--context_length", 0]
+    assert run_here(monkeypatch, "evaluate_gpt.py", *options) == 1
+    assert "error: `context_length` must be between 2 and the model's positions (16), got 0" in capsys.readouterr().err
+
+
 def test_changed_options_are_refused(run_dir, corpus, monkeypatch, capsys):
     options = [*files(corpus), "--output_dir", run_dir, "--block_length", 8]
     assert run_here(monkeypatch, SCRIPT, *options) == 1

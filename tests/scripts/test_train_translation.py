@@ -104,6 +104,24 @@ def test_unequal_or_empty_files_end_in_one_line(tmp_path, lines, message):
     assert evaluated.stderr.startswith(f"error: {message.format(*files)}")
 
 
+def test_metrics_are_chosen(tmp_path, monkeypatch, capsys):
+    (tmp_path / "text").write_text("a b c d\n")
+    given = ["--hypotheses", tmp_path / "text", "--references", tmp_path / "text", "--metrics"]
+    assert run_here(monkeypatch, "evaluate_translation.py", *given, "chrf++", "ter") == 0
+    scores = json.loads(capsys.readouterr().out)
+    assert (scores["chrf++"], scores["ter"]) == (100, 0)
+    assert "bleu" not in scores
+    assert run_here(monkeypatch, "evaluate_translation.py", *given, "rouge") == 2
+    assert "error: `metrics` must be among bleu, chrf, chrf++, ter, comet; got 'rouge'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("options", [["--baseline", "b"], ["--bootstrap_samples", 9], ["--lowercase"]])
+def test_options_without_effect_on_comet_are_refused(monkeypatch, capsys, options):
+    given = ["--hypotheses", "h", "--references", "r", "--sources", "s", "--metrics", "comet", *options]
+    assert run_here(monkeypatch, "evaluate_translation.py", *given) == 2
+    assert f"error: `{options[0][2:]}` has no effect on COMET" in capsys.readouterr().err
+
+
 @pytest.mark.slow
 def test_separate_vocabularies(corpus, tmp_path):
     output_dir = tmp_path / "run"

@@ -89,7 +89,7 @@ def test_gzip_input_is_decompressed(run, tmp_path):
     assert run("--input", tmp_path / "source.gz")[:2] == (0, "x\n")
 
 
-def test_n_best_lists_are_in_the_format_of_moses(run, folder, source):
+def test_n_best_lists_are_like_those_of_moses(run, folder, source):
     status, out, _ = run("--input", source, "--n_best", 3, "--num_beams", 5)
     rows = [line.split(" ||| ") for line in out.removesuffix("\n").split("\n")]
     assert status == 0
@@ -152,6 +152,14 @@ def test_translation_is_one_line(script, options, wanted):
     (arguments,) = HfArgumentParser(script.TranslateArguments).parse_args_into_dataclasses(["--model", "m", *options])
     translation = Translation("a\r\nb\u2028c\td\n", -1.5, WordAlignment([(0, 0), (1, 2)], None))
     assert script.format_translations(7, [translation], arguments) == wanted
+
+
+def test_separators_in_an_n_best_list_are_escaped(script):
+    arguments = script.TranslateArguments("m", n_best=2)
+    line = script.format_translations(0, [Translation("a ||| b | c", -1.5, None)], arguments)
+    assert line == "0 ||| a &#124;&#124;&#124; b | c ||| -1.5000\n"
+    alone = script.format_translations(0, [Translation("a ||| b", -1.5, None)], script.TranslateArguments("m"))
+    assert alone == "a ||| b\n"
 
 
 @pytest.mark.parametrize(
