@@ -64,10 +64,17 @@ def fastest_precision(device: str | torch.device = "cpu") -> Precision:
 
     Returns:
         `Precision`: the choice.
+
+    Raises:
+        ValueError: if it is a CUDA device and PyTorch finds none.
     """
     kind = torch.device(device).type
     if kind == "cuda":
-        if torch.cuda.is_bf16_supported(including_emulation=False):
+        if not torch.cuda.is_available():
+            raise ValueError(f"`device` must be one that PyTorch finds, got {device}, but it finds no CUDA; pass cpu.")
+        with torch.cuda.device(device):  # the question is about the current one
+            has_bfloat16 = torch.cuda.is_bf16_supported(including_emulation=False)
+        if has_bfloat16:
             return Precision(torch.bfloat16, f"{torch.cuda.get_device_name(device)} has bfloat16 products")
         return Precision(torch.float32, f"{torch.cuda.get_device_name(device)} has no bfloat16 products")
     if kind != "cpu":

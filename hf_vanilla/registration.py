@@ -27,8 +27,10 @@ PIPELINES: dict[str, tuple[Any, Any]] = {
 def register() -> None:
     """Register every config, model and pipeline of the package with transformers. Repeated calls have no effect.
 
+    A config that another package has registered under one of the names is replaced, a pipeline is kept.
+
     Raises:
-        ValueError: if another package has registered one of the names.
+        ValueError: if transformers itself has a model type of one of the names.
     """
     for config_class, models in AUTO_CLASSES.items():
         transformers.AutoConfig.register(config_class.model_type, config_class)

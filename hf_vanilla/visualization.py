@@ -71,8 +71,8 @@ def plot_attention(
     installed font has are shown as code points.
 
     Args:
-        weights (`Any`): Attention weights as in a model's `cross_attentions`, for each layer a tensor of shape
-            `(batch, heads, tgt_len, src_len)`; or one array of the last two, three or four of these dimensions.
+        weights (`Any`): Attention weights as in a model's `cross_attentions`, a tensor of shape `(batch, heads,
+            tgt_len, src_len)`, or of the last two or three of these dimensions, for each layer; or for one layer.
         source_tokens (`Sequence[str]`): The `src_len` tokens that are attended to, padding included.
         target_tokens (`Sequence[str]`): The `tgt_len` tokens that attend, padding included.
         layer (`int`, *optional*, defaults to -1): Layer to plot, if `weights` has several.
@@ -88,7 +88,7 @@ def plot_attention(
         ValueError: if `weights` is missing, has another shape or does not fit the numbers of tokens, or a layer, head
             or example does not exist.
     """
-    by_head = _one_example(weights, layer, example)  # (heads, tgt_len, src_len)
+    by_head = _one_example(_one_layer(weights, layer), example)  # (heads, tgt_len, src_len)
     _check_token_counts(by_head, source_tokens, target_tokens)
     panels = _panels_of_heads(by_head, heads)
     columns = _columns(len(panels), most=4)
@@ -128,7 +128,7 @@ def readable_tokens(tokenizer: PreTrainedTokenizerBase, ids: Iterable[int]) -> l
         vocabulary the tokens as they are.
     """
     tokens = tokenizer.convert_ids_to_tokens([int(token_id) for token_id in ids])
-    if "Ġ" not in tokenizer.get_vocab():  # the byte of a space
+    if not _is_byte_level(tokenizer):
         return tokens
     decoder = decoders.ByteLevel()
     return [decoder.decode([token]) for token in tokens]
@@ -148,9 +148,10 @@ def plot_image_attention(
 
     Args:
         weights (`Any`): Attention weights as in a model's `attentions`, for each layer a tensor of shape `(batch,
-            heads, 1 + patches, 1 + patches)`, with the class token first; or those of one layer.
+            heads, 1 + patches, 1 + patches)`, with the class token first; or those of one layer. Of one image the
+            first dimensions may be missing.
         images (`Sequence[Any]`): The images of the batch, of Pillow or as arrays of shape `(height, width)` or
-            `(height, width, 3)`.
+            `(height, width, 3)`. Those of Pillow are shown upright, as their EXIF data say, and in RGB.
         grid (`tuple[int, int]`): Rows and columns of patches, as `grid` of a [`VanillaVitConfig`].
         layer (`int`, *optional*, defaults to -1): Layer to plot, if `weights` has several.
         head (`int`, *optional*): Head to plot; the mean of all by default.
@@ -170,9 +171,15 @@ def plot_image_attention(
             f"`images` must be one or more, with as many `titles` if there are any, got {len(images)} and "
             f"{'none' if titles is None else len(titles)}."
         )
+    array = _one_layer(weights, layer)
+    if (len(array) if array.ndim == 4 else 1) != len(images):
+        raise ValueError(
+            "`weights` must have shape (batch, heads, 1 + patches, 1 + patches), and a row for each of the "
+            f"{len(images)} `images`, got {array.shape}; cut both to the same rows."
+        )
     maps = []
     for example in range(len(images)):
-        by_head = _one_example(weights, layer, example)  # (heads, 1 + patches, 1 + patches)
+        by_head = _one_example(array, example)  # (heads, 1 + patches, 1 + patches)
         if by_head.shape[1:] != (1 + math.prod(grid), 1 + math.prod(grid)):
             raise ValueError(
                 f"`weights` must be of a class token and {grid[0]} x {grid[1]} patches (`grid`), got "
@@ -184,7 +191,7 @@ def plot_image_attention(
     shown = figure.subplots(2, len(images), squeeze=False)
     brightest = max(each.max() for each in maps)
     for number, (above, below) in enumerate(shown.T):
-        above.imshow(np.asarray(images[number]), cmap="gray")
+        above.imshow(_pixels(images[number]), cmap="gray")
         drawn = below.imshow(maps[number], cmap="Blues", vmin=0.0, vmax=brightest)
         above.set_title("" if titles is None else titles[number], fontsize="small")
         for axes in (above, below):
@@ -430,17 +437,40 @@ def _check_indices(name: str, indices: Iterable[int], count: int) -> None:
             raise ValueError(f"`{name}` must be in [{-count}, {count}), got {index}.")
 
 
-def _one_example(weights: Any, layer: int, example: int) -> np.ndarray:
-    """Select one layer and one row of a batch, as an array of shape `(heads, tgt_len, src_len)`."""
+def _pixels(image: Any) -> np.ndarray:
+    """Convert an image of Pillow, or anything that NumPy takes, to an array that matplotlib shows as it is meant."""
+    from PIL import Image, ImageOps  # comes with matplotlib
+
+    if isinstance(image, Image.Image):
+        image = ImageOps.exif_transpose(image)
+        if not image.mode.startswith(("I", "F")):  # RGB has 8 bits for each channel, these have more
+            image = image.convert("RGB")
+    return np.asarray(image)
+
+
+def _is_byte_level(tokenizer: Any) -> bool:
+    """Ask whether the letters of a tokenizer's vocabulary stand for bytes."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is None:  # a tokenizer in Python
+        return hasattr(tokenizer, "byte_decoder")
+    return "ByteLevel(" in repr(backend.decoder)  # alone, or one of several steps
+
+
+def _one_layer(weights: Any, layer: int) -> np.ndarray:
+    """Select one layer, as an array of shape `(batch, heads, tgt_len, src_len)` or of fewer dimensions."""
     if weights is None or (isinstance(weights, (tuple, list)) and (len(weights) == 0 or weights[0] is None)):
         raise ValueError(
             f"`weights` must be tensors, got {weights}: the attention kernel of the model returns none. Call "
             '`model.set_attn_implementation("eager")` before the forward pass.'
         )
-    if isinstance(weights, (tuple, list)) and len(weights) > 0 and getattr(weights[0], "ndim", 0) == 4:
+    if isinstance(weights, (tuple, list)) and getattr(weights[0], "ndim", 0) in (2, 3, 4):
         _check_indices("layer", [layer], len(weights))
         weights = weights[layer]
-    array = _array(weights)
+    return _array(weights)
+
+
+def _one_example(array: np.ndarray, example: int) -> np.ndarray:
+    """Select one row of a batch, as an array of shape `(heads, tgt_len, src_len)`."""
     if array.ndim == 4:
         _check_indices("example", [example], len(array))
         array = array[example]

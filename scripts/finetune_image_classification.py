@@ -95,7 +95,13 @@ class TaskArguments(TestedTaskArguments):
         default=None, metadata={"help": "Height and width of its images in pixels. Default: the preset's, also below."}
     )
     patch_size: int | None = field(default=None, metadata={"help": "Height and width of a patch in pixels."})
-    num_channels: int | None = field(default=None, metadata={"help": "3 for colours, 1 for grey."})
+    num_channels: int | None = field(
+        default=None,
+        metadata={
+            "help": "3 for colours, 1 for grey. transformers' pipeline makes colours of all pictures and fails with "
+            "1: use the processor and the model, as the model's card shows."
+        },
+    )
     hidden_size: int | None = field(default=None, metadata={"help": "Width of the model."})
     num_hidden_layers: int | None = field(default=None, metadata={"help": "Number of layers."})
     num_attention_heads: int | None = field(default=None, metadata={"help": "Number of attention heads."})
@@ -115,6 +121,8 @@ class TaskArguments(TestedTaskArguments):
             path = getattr(self, name)
             if path is not None and not os.path.exists(path):
                 raise ValueError(f"`{name}` must be an existing folder or file, but there is no {path}.")
+        if not 0 < self.random_crop <= 1:
+            raise ValueError(f"`random_crop` must be above 0 and at most 1, got {self.random_crop}.")
         given = [name for name in SIZES if getattr(self, name) is not None]
         if given and self.preset is None:
             raise ValueError(f"`{given[0]}` is for new models, which need a `preset`; a checkpoint has its own sizes.")
@@ -133,14 +141,20 @@ class ImageTrainingArguments(FinetuningArguments):
         default=False, metadata={"help": "Must be off: images are processed when they are needed."}
     )
 
+    def __post_init__(self):
+        super().__post_init__()
+        if self.remove_unused_columns:
+            raise ValueError(
+                "`remove_unused_columns` must be off, as images are processed when they are needed; leave it out."
+            )
+
 
 def load_all(arguments: TaskArguments) -> dict[str, Dataset]:
     """Load the splits, with columns `image` and `label`."""
     if arguments.dataset_name is not None:
         loaded = load_hub_splits(arguments)
         tables = {name: Table(rows, f"{arguments.dataset_name} ({name})") for name, rows in loaded.items()}
-        rows = load_splits(tables, find_columns(arguments, tables["train"], COLUMNS))
-        splits = {name: split.cast_column("image", Image()) for name, split in rows.items()}
+        splits = load_splits(tables, find_columns(arguments, tables["train"], COLUMNS))
     else:
         splits = {}
     for name in ("train", "validation", "test"):
@@ -156,7 +170,10 @@ def load_and_encode(arguments: TaskArguments) -> tuple[dict[str, Dataset], Label
     """Load the images, replace the labels by what the model's loss takes, and return their meaning, too."""
     splits = load_all(arguments)
     labels, encoded = encode_labels(splits)
-    data = {name: rows.select_columns(["image"]).add_column("labels", encoded[name]) for name, rows in splits.items()}
+    data = {}
+    for name, rows in splits.items():
+        images = rows.select_columns(["image"]).cast_column("image", Image(decode=False))  # its path is for messages
+        data[name] = images.add_column("labels", encoded[name])
     return with_validation(data, arguments), labels
 
 

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 from matplotlib import font_manager
+from PIL import Image
 
 from hf_vanilla import visualization
 from hf_vanilla.data.tokenization import train_tokenizer, train_wordpiece_tokenizer
@@ -396,6 +397,23 @@ def test_readable_tokens_keep_their_spaces():
     assert readable_tokens(pieces, pieces("a dog")["input_ids"])[:2] == ["[CLS]", "a"]
 
 
+def test_maltese_letters_of_other_vocabularies_are_no_bytes():
+    pieces = train_wordpiece_tokenizer(["Ġgant Għawdex ċar"] * 2, 60, lowercase=False, show_progress=False)
+    ids = pieces("Ġgant Għawdex", add_special_tokens=False)["input_ids"]
+    assert readable_tokens(pieces, ids) == ["Ġgant", "Għawdex"]
+
+
+def test_tokenizers_in_python_are_read_by_their_bytes():
+    class InPython:
+        def convert_ids_to_tokens(self, ids):
+            return [["Ġa", "Ã©"][each] for each in ids]
+
+    tokenizer = InPython()
+    assert readable_tokens(tokenizer, [0, 1]) == ["Ġa", "Ã©"]
+    tokenizer.byte_decoder = {}  # as GPT-2's has
+    assert readable_tokens(tokenizer, [0, 1]) == [" a", "é"]
+
+
 def test_training_curve_leaves_out_a_single_point():
     log = [{"loss": 3.0, "step": 1}, {"loss": 2.0, "step": 2}, {"eval_loss": 2.5, "eval_bleu": 7.0, "step": 2}]
     (losses,) = plot_training_curve(log).axes
@@ -444,8 +462,24 @@ def test_attention_of_the_class_token_is_drawn_below_each_image(tmp_path):
         np.testing.assert_allclose(drawn[2 + number], expected, rtol=1e-6)
     assert [axes.get_title() for axes in panels_of(figure)] == ["one", "two", "", ""]
     write(figure, tmp_path)
-    (_, below) = shown_arrays(plot_image_attention(weights[0], images[:1], (3, 2), head=3))
-    np.testing.assert_allclose(below, weights[0][0, 3, 0, 1:].reshape(3, 2), rtol=1e-6)
+    for first in (weights[0][:1], weights[0][0], [each[0] for each in weights]):  # of one image
+        (_, below) = shown_arrays(plot_image_attention(first, images[:1], (3, 2), layer=0, head=3))
+        np.testing.assert_allclose(below, weights[0][0, 3, 0, 1:].reshape(3, 2), rtol=1e-6)
+
+
+def test_pictures_of_every_mode_are_drawn_as_they_look():
+    picture = Image.new("RGB", (3, 2), (204, 0, 0))  # in the palette
+    picture.putpixel((0, 0), (0, 0, 204))
+    turned = picture.transpose(Image.Transpose.ROTATE_90)
+    turned.getexif()[0x0112] = 6  # by a quarter to the right
+    kinds = {each: picture.convert(each) for each in ("P", "CMYK", "YCbCr", "RGBA")}
+    for name, given in {**kinds, "turned": turned}.items():
+        (drawn, _) = shown_arrays(plot_image_attention(torch.rand(1, 1, 7, 7), [given], (2, 3)))
+        # YCbCr rounds
+        np.testing.assert_allclose(drawn.astype(int), np.asarray(picture).astype(int), atol=2, err_msg=name)
+    deep = Image.fromarray(np.array([[0, 4000]], dtype=np.uint16))
+    (drawn, _) = shown_arrays(plot_image_attention(torch.rand(1, 1, 7, 7), [deep], (2, 3)))
+    assert drawn.tolist() == [[0, 4000]]
 
 
 @pytest.mark.parametrize(
@@ -455,8 +489,11 @@ def test_attention_of_the_class_token_is_drawn_below_each_image(tmp_path):
         ({"titles": ["one", "two"]}, r"`images` must be one or more.*got 1 and 2"),
         ({"grid": (2, 2)}, r"`weights` must be of a class token and 2 x 2 patches \(`grid`\), got 7 rows"),
         ({"head": 4}, r"`heads` must be in \[-4, 4\), got 4"),
+        ({"weights": torch.rand(2, 4, 7, 7)}, r"a row for each of the 1 `images`, got \(2, 4, 7, 7\); cut both"),
+        ({"weights": torch.rand(2, 7, 7), "images": [np.zeros((4, 6))] * 2}, r"`weights` must.* got \(2, 7, 7\)"),
+        ({"weights": [torch.rand(4, 7, 7)], "layer": 1}, r"`layer` must be in \[-1, 1\), got 1"),
     ],
-    ids=["no images", "titles", "grid", "head"],
+    ids=["no images", "titles", "grid", "head", "more rows", "no batch", "layer"],
 )
 def test_bad_image_attention_is_refused(options, message):
     given = {"weights": torch.rand(1, 4, 7, 7), "images": [np.zeros((4, 6))], "grid": (2, 3), **options}

@@ -45,7 +45,8 @@ def load_images(
         `Dataset`: rows with an `image` and a `label`.
 
     Raises:
-        ValueError: if a folder has no classes, a class no images, or a file is no image; it is named.
+        ValueError: if a folder has no classes, a class no images, or a file is no image; it is named. Only the first
+            bytes of an image are read, so that a truncated one is found when it is decoded.
         FileNotFoundError: if there is neither such a folder nor such a file.
     """
     if os.path.isdir(path):
@@ -87,15 +88,30 @@ def check_images(rows: Dataset, where: str) -> None:
         ValueError: if one can't be opened, or has more bits; its row is named.
     """
     for row, value in enumerate(rows.cast_column("image", Image(decode=False))["image"], start=1):
+        place = f"{where}, row {row}: {_name_of(value)}"
         try:
             with PIL.Image.open(io.BytesIO(value["bytes"]) if value["bytes"] is not None else value["path"]) as image:
                 mode = image.mode
-        except (OSError, TypeError, AttributeError) as error:  # an UnidentifiedImageError is an OSError
-            name = value["path"] if isinstance(value, dict) and value["path"] else "its image"
-            raise ValueError(
-                f"{where}, row {row}: {quoted(name)} must be an image that Pillow can read: {error}."
-            ) from None
-        _check_depth(mode, f"{where}, row {row}: {quoted(value['path'] or 'its image')}")
+        except Exception as error:  # Pillow's errors are of many kinds
+            raise ValueError(f"{place} must be an image that Pillow can read: {error}.") from None
+        _check_depth(mode, place)
+
+
+def _name_of(value: Any) -> str:
+    """Name an image of a dataset by its path, if it has one."""
+    return quoted(value["path"]) if isinstance(value, dict) and value["path"] else "the image"
+
+
+def _decode(value: Any) -> "PIL.Image.Image":
+    """Decode what `Image(decode=False)` gives, and turn it upright; Pillow's images are decoded already."""
+    name = _name_of(value)
+    if not isinstance(value, PIL.Image.Image):
+        try:
+            value = Image().decode_example(value)
+        except Exception as error:  # Pillow's errors are of many kinds
+            raise ValueError(f"{name} must be an image that Pillow can read to its end: {error}.") from None
+    _check_depth(value.mode, name)
+    return PIL.ImageOps.exif_transpose(value)
 
 
 def _check_depth(mode: str, where: str) -> None:
@@ -153,18 +169,17 @@ class ImageTransform:
         """Process a batch of rows.
 
         Args:
-            rows (`dict[str, Sequence]`): Columns; `image` holds Pillow's images.
+            rows (`dict[str, Sequence]`): Columns; `image` holds Pillow's images, or what
+                `datasets.Image(decode=False)` gives, from which an image that can't be read is named.
 
         Returns:
             `dict[str, Sequence]`: `pixel_values`, tensors of shape `(channels, height, width)`, and the columns but
             for `image`.
 
         Raises:
-            ValueError: if an image has more than 8 bits for a channel.
+            ValueError: if an image has more than 8 bits for a channel, or can't be read, such as a truncated one.
         """
-        for each in rows["image"]:
-            _check_depth(each.mode, "an image")
-        images = [self.augment(PIL.ImageOps.exif_transpose(each).convert(self.mode)) for each in rows["image"]]
+        images = [self.augment(_decode(each).convert(self.mode)) for each in rows["image"]]
         pixel_values = list(self.processor(images, return_tensors="pt")["pixel_values"])
         return {"pixel_values": pixel_values, **{name: rows[name] for name in rows if name != "image"}}
 

@@ -18,6 +18,7 @@ separate, so that numbers are copied and not memorized.
 """
 
 import json
+import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sized
 
@@ -37,6 +38,11 @@ MINIMUM_VOCAB_SIZE = len(SPECIAL_TOKENS) + 256
 
 
 WORDPIECE_SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+
+
+# Repetitions of a word in one text for WordPiece's trainer: the commonest word of a large corpus, as one text, would
+# fill the memory.
+_MAX_REPETITIONS = 10_000
 
 
 # Padding is a token of its own: a collator that ignores it in the loss must not ignore the end of a text.
@@ -388,8 +394,16 @@ def _train_wordpiece(
     )
     backend = Tokenizer(models.WordPiece(unk_token=WORDPIECE_SPECIAL_TOKENS[1]))
     backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    backend.train_from_iterator((f"{word} " * words[word] for word in sorted(words)), trainer, length=len(words))
+    length = sum(math.ceil(count / _MAX_REPETITIONS) for count in words.values())
+    backend.train_from_iterator(_repeat_words(words), trainer, length=length)
     return backend.get_vocab()
+
+
+def _repeat_words(words: Counter[str]) -> Iterator[str]:
+    """Yield texts that together have each word as often as it was counted."""
+    for word in sorted(words):
+        for done in range(0, words[word], _MAX_REPETITIONS):
+            yield f"{word} " * min(_MAX_REPETITIONS, words[word] - done)
 
 
 def _warn_of_small_vocabulary(backend: Tokenizer, vocab_size: int) -> None:

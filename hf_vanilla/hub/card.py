@@ -4,6 +4,7 @@ Every number of a card comes from a results file, or from what a training left i
 holds, such as the licence of the data and the limits, comes from [`CardFacts`].
 """
 
+import functools
 import hashlib
 import html
 import io
@@ -74,7 +75,7 @@ LOADING = """from transformers import {processor}, {auto_class}
 {variable} = {processor}.from_pretrained({repo_id}{trust})
 model = {auto_class}.from_pretrained({repo_id}{trust})
 """
-# What follows the loading where there is no pipeline.
+# What follows the loading where there is no pipeline, or none that fits: that of images makes all of them colours.
 USES = {
     "AutoModelForMultipleChoice": """
 beginning, endings = "She opened the door", ["and went in.", "and swam away."]
@@ -85,6 +86,13 @@ print(endings[scores.argmax()])
     "AutoModelForNextSentencePrediction": """
 inputs = tokenizer("She opened the door.", "Then she went in.", return_tensors="pt")
 print(model(**inputs).logits.softmax(-1)[0, 0])  # probability that the second follows the first
+""",
+    "AutoModelForImageClassification": """
+from PIL import Image
+
+with Image.open({example}) as picture:
+    inputs = processor(picture.convert("L"), return_tensors="pt")
+print(model.config.id2label[model(**inputs).logits.argmax().item()])
 """,
 }
 # The last line of a written card, its signature, names its sources and its hash: an edited card is recognized by it.
@@ -157,6 +165,7 @@ def model_card(
     seed: str | None = None,
     curve: str | None = None,
     has_pipeline: bool = True,
+    num_channels: int = 3,
     recipe: str | None = None,
 ) -> ModelCard:
     """Fill the template.
@@ -171,6 +180,7 @@ def model_card(
         seed (`str`, *optional*): The model's seed, if the results are those of several.
         curve (`str`, *optional*): Name of a picture of the training in the card's folder.
         has_pipeline (`bool`): Whether the model brings the pipeline of its task if transformers has none.
+        num_channels (`int`): Channels of the model's images, if it reads any: 3 for colours, 1 for grey.
         recipe (`str`, *optional*): Name with which `hf-vanilla reproduce` trains the model again.
 
     Returns:
@@ -202,13 +212,14 @@ def model_card(
     )
     notes = results.get("notes", {})
     commands = results.get("commands") or ([results["command"]] if "command" in results else [])
+    use = functools.partial(_use, auto_class, processor, repo_id, facts, num_channels)
     filled = ModelCard.from_template(
         data,
         template_path=str(TEMPLATE),
         title=escape_markdown(facts.title or name),
         description=PAPERS[model_type] + _size(results),
-        use=_use(auto_class, processor, repo_id, facts, with_package=True),
-        use_without_package=_use(auto_class, processor, repo_id, facts, with_package=False, has_pipeline=has_pipeline),
+        use=use(with_package=True),
+        use_without_package=use(with_package=False, has_pipeline=has_pipeline),
         training_data=facts.training_data and plain_markdown(facts.training_data),
         limits=facts.limits and plain_markdown(facts.limits),
         commands=[one_line(strip_local_paths(command)).replace("```", "` ` `") for command in commands],
@@ -276,6 +287,7 @@ def card_of_folder(
         seed=seed[1] if seed else None,
         curve=CURVE if curve is None and (Path(folder) / CURVE).is_file() else curve,
         has_pipeline=any(task in offered for task in config.pipelines()),
+        num_channels=getattr(config, "num_channels", 3),
     )
 
 
@@ -440,6 +452,7 @@ def _use(
     processor: str,
     repo_id: str,
     facts: CardFacts,
+    num_channels: int,
     *,
     with_package: bool,
     has_pipeline: bool = True,
@@ -448,16 +461,17 @@ def _use(
     task = TASKS.get(auto_class, "")
     trust = "" if with_package else ", trust_remote_code=True"
     quoted = _quoted(repo_id)
-    is_pair = auto_class == "AutoModelForNextSentencePrediction"
-    if task in CALLS and not is_pair and (has_pipeline or task not in OWN_PIPELINES):
-        example = _quoted(facts.example or EXAMPLES.get(task, EXAMPLE))
+    example = _quoted(facts.example or EXAMPLES.get(task, EXAMPLE))
+    takes_others = auto_class == "AutoModelForNextSentencePrediction" or num_channels != 3  # than a pipeline gives
+    if task in CALLS and not takes_others and (has_pipeline or task not in OWN_PIPELINES):
         named = OWN_PIPELINES.get(task, task) if with_package else task
         call = CALLS[task].format(example=example)
         program = PIPELINE.format(task=named, repo_id=quoted, trust=trust, call=call)
     else:
         variable = "tokenizer" if processor == "AutoTokenizer" else "processor"
         names = {"auto_class": auto_class, "processor": processor, "variable": variable}
-        program = LOADING.format(**names, repo_id=quoted, trust=trust) + USES.get(auto_class, "")
+        program = LOADING.format(**names, repo_id=quoted, trust=trust)
+        program += USES.get(auto_class, "").replace("{example}", example)
     return ("import hf_vanilla  # transformers learns the model\n" if with_package else "") + program
 
 

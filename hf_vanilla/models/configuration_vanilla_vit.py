@@ -34,7 +34,8 @@ class VanillaVitConfig(SelfContainedConfig):
         hidden_act (`str`, defaults to `"gelu"`): Activation, a name of transformers' `ACT2FN`.
         hidden_dropout_prob (`float`, defaults to 0.0): Dropout on embeddings and on each sub-layer's output.
         attention_probs_dropout_prob (`float`, defaults to 0.0): Dropout on attention weights.
-        initializer_range (`float`, defaults to 0.02): Standard deviation of the truncated normal initialisation.
+        initializer_range (`float`, defaults to 0.02): Standard deviation of the normal distribution of the initial
+            weights, which is cut at two of them; transformers' is not cut.
         layer_norm_eps (`float`, defaults to 1e-12): Epsilon of every LayerNorm.
         image_size (`int` or a pair, defaults to 224): Height and width of an image in pixels.
         patch_size (`int` or a pair, defaults to 16): Height and width of a patch in pixels, the paper's P. It must

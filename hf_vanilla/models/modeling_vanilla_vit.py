@@ -18,8 +18,10 @@
 Departures from the paper:
 - None in the layers. The classifier is one linear layer, also when trained from nothing; the paper's hidden layer with
   tanh is the pooler of `VanillaVitModel`.
-- Where the authors' code has an epsilon of LayerNorm of 1e-6 and each kind of weight its own initialisation, the
-  defaults are transformers': 1e-12 and a truncated normal distribution. Dropout is 0, the paper's for fine-tuning.
+- Where the authors' code has an epsilon of LayerNorm of 1e-6, the default is transformers': 1e-12. Dropout is 0, the
+  paper's for fine-tuning.
+- Where the authors' code has an initialisation for each kind of weight, and transformers a normal distribution, all
+  weights, positions and the class token are from a normal distribution cut at two standard deviations, as BERT's.
 - What no head reads of the last layer's output is not computed.
 
 Checkpoints of type `vit` load here; transformers' `ViTFor...` read what is saved.
@@ -44,6 +46,24 @@ from .layers import EncoderLayer
 from .loss import label_loss
 from .packing import read_first, run_encoder
 from .self_contained import Pooler, VanillaPreTrainedModel, final_norm, height_and_width
+
+
+def refuse_masks(kwargs: Any) -> None:
+    """Take the masks of transformers' `ViTModel` out of a model's arguments, where they must be unset.
+
+    Args:
+        kwargs (`dict[str, Any]`): The arguments by their names, which are changed.
+
+    Raises:
+        ValueError: if `bool_masked_pos` or `attention_mask` is given.
+    """
+    if kwargs.pop("bool_masked_pos", None) is not None:
+        raise ValueError(
+            "`bool_masked_pos` must not be given, as the model has no mask token; transformers' "
+            "`ViTForMaskedImageModeling` has one."
+        )
+    if kwargs.pop("attention_mask", None) is not None:
+        raise ValueError("`attention_mask` must not be given: images have no padding, every patch is read.")
 
 
 def check_pixel_values(pixel_values: Any, config: VanillaVitConfig, interpolate_pos_encoding: Any) -> None:
@@ -217,9 +237,11 @@ class VanillaVitModel(VanillaVitPreTrainedModel):
             token first; `pooler_output` of shape `(batch, pooler_output_size)`, and what was asked for.
 
         Raises:
-            ValueError: if the images have another number of channels, or a size that does not fit.
+            ValueError: if the images have another number of channels, or a size that does not fit; or if
+                `bool_masked_pos` or `attention_mask`, which transformers' ViT knows, is given.
             TypeError: if they are no tensor of floating-point numbers, or `interpolate_pos_encoding` is one.
         """
+        refuse_masks(kwargs)
         check_pixel_values(pixel_values, self.config, interpolate_pos_encoding)
         hidden_states = self.embeddings(pixel_values)
         read = read_first(hidden_states) if class_token_only else {}
@@ -231,7 +253,8 @@ class VanillaVitForImageClassification(VanillaVitPreTrainedModel):
     """ViT with a linear classifier of the class token: classes, several labels at once, or numbers (regression).
 
     Args:
-        config (`VanillaVitConfig`): The model's config.
+        config (`VanillaVitConfig`): The model's config. With a `num_labels` of 0 there is no classifier: the logits
+            are the class token's output, of width d_model.
 
     Source: Dosovitskiy et al. 2020, section 3.1.
     """
@@ -240,7 +263,7 @@ class VanillaVitForImageClassification(VanillaVitPreTrainedModel):
         super().__init__(config)
         self.num_labels = config.num_labels
         self.vit = VanillaVitModel(config, add_pooling_layer=False)
-        self.classifier = nn.Linear(config.hidden_size, config.num_labels)
+        self.classifier = nn.Linear(config.hidden_size, config.num_labels) if config.num_labels else nn.Identity()
         self.post_init()
 
     @can_return_tuple
@@ -272,7 +295,7 @@ class VanillaVitForImageClassification(VanillaVitPreTrainedModel):
             num_labels)`.
 
         Raises:
-            ValueError: if images or labels do not fit the model.
+            ValueError: if images or labels do not fit the model, or one of transformers' masks is given.
             TypeError: if the images are no tensor of floating-point numbers, or classes are no integers.
         """
         check_arguments(num_items_in_batch, labels=labels)

@@ -60,15 +60,37 @@ def test_bad_files_are_named_in_the_error(folder):
         load_images(folder)
     with pytest.raises(ValueError, match=r"nested must have one folder of images for each class, but has no folders"):
         load_images(folder / "bird" / "nested")
-    (folder / "rows.jsonl").write_text('{"image": "cat/9.png", "label": 1}\n')
-    with pytest.raises(ValueError, match=r"rows\.jsonl, row 1: .*9\.png.* must be an image"):
-        load_images(folder / "rows.jsonl")
+    for name in ("cat/9.png", "cat/\0"):
+        (folder / "rows.jsonl").write_text(json.dumps({"image": name, "label": 1}) + "\n")
+        with pytest.raises(ValueError, match=r"rows\.jsonl.*cat/(9\.png|\\x00).* must be an image"):
+            load_images(folder / "rows.jsonl")
+
+
+def test_picture_of_too_many_pixels_is_named(folder, monkeypatch):
+    monkeypatch.setattr(Pictures, "MAX_IMAGE_PIXELS", 20)
+    with pytest.raises(ValueError, match=r"pictures, row 1: .*3\.PNG.* must be an image .*decompression bomb"):
+        load_images(folder)
+
+
+@pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")  # by datasets, until the error is handled
+@pytest.mark.parametrize("has_path", [True, False], ids=["file", "bytes"])
+def test_truncated_picture_is_named_when_it_is_decoded(folder, has_path):
+    path = folder / "cat" / "2.png"
+    path.write_bytes(path.read_bytes()[:-30])
+    rows = load_images(folder).cast_column("image", Image(decode=False))
+    given = rows[2]["image"] if has_path else {"path": None, "bytes": path.read_bytes()}
+    transform = ImageTransform(PROCESSOR)
+    named = r".*cat/2\.png'" if has_path else "the image"
+    with pytest.raises(ValueError, match=named + " must be an image that Pillow can read to its end: .*truncated"):
+        transform({"image": [given]})
+    (decoded,) = transform({"image": [rows[0]["image"]]})["pixel_values"]
+    assert torch.equal(decoded, transform({"image": [load_images(folder)[0]["image"]]})["pixel_values"][0])
 
 
 @pytest.mark.parametrize("dtype", [np.uint16, np.int32, np.float32])
 def test_images_of_more_than_8_bits_are_refused(folder, dtype):
     picture = Pictures.fromarray(np.full((6, 10), 4000, dtype))
-    with pytest.raises(ValueError, match="an image must have 8 bits for each channel, but has more"):
+    with pytest.raises(ValueError, match="the image must have 8 bits for each channel, but has more"):
         ImageTransform(PROCESSOR)({"image": [picture]})
     picture.save(folder / "bird" / "4.tiff")
     with pytest.raises(ValueError, match=r"pictures, row 1: .*4\.tiff.* must have 8 bits for each channel"):

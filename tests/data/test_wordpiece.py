@@ -68,6 +68,16 @@ def test_training_is_reproducible(tokenizer, texts):
     assert train_wordpiece_tokenizer(texts, 90, show_progress=False).get_vocab() == tokenizer.get_vocab()
 
 
+def test_frequent_words_count_as_often_as_they_occur():
+    # one entry beside the characters: of "ab" or, by two words, of "cd"
+    few, many = (
+        train_wordpiece_tokenizer([("ab " * 5 + "cd cd cde cde ") * times], 14, show_progress=False)
+        for times in (1, 3_001)
+    )
+    assert "ab" in few.get_vocab()
+    assert many.get_vocab() == few.get_vocab()
+
+
 def test_more_characters_than_entries_are_rejected():
     with pytest.raises(ValueError, match=r"`vocab_size` must be at least 16, .*, got 14; or lower `alphabet_size`"):
         train_wordpiece_tokenizer(["abcdef"], 14, show_progress=False)

@@ -388,3 +388,17 @@ def test_code_of_an_image_model_runs_with_its_example(tmp_path, capsys, head):
         exec(compile(block, "card", "exec"), names)
         assert ("LABEL_0" in capsys.readouterr().out) == (head == "classifier")
         assert head == "classifier" or "AutoImageProcessor" in block
+
+
+def test_code_of_a_grey_image_model_runs(tmp_path, capsys):
+    sizes = dict(hidden_size=12, num_hidden_layers=1, num_attention_heads=3, intermediate_size=20)
+    config = VanillaVitConfig(**sizes, image_size=8, patch_size=4, num_channels=1)
+    VanillaVitForImageClassification(config).save_pretrained(tmp_path)
+    build_image_processor(config).save_pretrained(tmp_path)
+    Image.new("RGB", (9, 5)).save(tmp_path / "picture.png")
+    made = card_of_folder(tmp_path, str(tmp_path), CardFacts(example=str(tmp_path / "picture.png")))
+    blocks = re.findall(r"```python\n(.*?)```", made.text, flags=re.DOTALL)
+    assert len(blocks) > 1
+    for block in blocks:
+        exec(compile(block, "card", "exec"), {})
+        assert "LABEL_" in capsys.readouterr().out

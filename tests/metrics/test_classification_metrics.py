@@ -42,6 +42,26 @@ def test_one_class_predicted_alone_is_a_warning(predicted, labels, warned, monke
     assert [f"All {len(labels)} predictions are class 1" in each for each in messages] == [True] * warned
 
 
+def test_shape_of_labels_makes_no_difference():
+    classes, logits = np.array([1, 0, 1, 0, 1]), logits_of([1, 1, 1, 0, 0], 2)
+    for problem_type, shape in (("single_label_classification", (5, 2)), ("multi_label_classification", (5, 1))):
+        metrics, given = ClassificationMetrics(problem_type), logits[:, -shape[1] :]
+        flat, column = (metrics(EvalPrediction(given, each)) for each in (classes, classes[:, None]))
+        assert flat == column
+        assert flat["accuracy"] == pytest.approx(3 / 5)
+        with pytest.raises(ValueError, match=r"`label_ids` must have shape \(5,.*got \(4,\)"):
+            metrics(EvalPrediction(given, classes[:4]))
+
+
+@pytest.mark.parametrize("count", [2, 3])
+def test_ignored_labels_do_not_count(count):
+    metrics, labels = ClassificationMetrics("single_label_classification"), np.array([1, 0, 1, -100])
+    scores = metrics(EvalPrediction(logits_of([1, 1, 1, 0], count), labels))
+    assert scores == metrics(EvalPrediction(logits_of([1, 1, 1], count), labels[:3]))
+    with pytest.raises(ValueError, match="`label_ids` must have at least one class that is not -100"):
+        metrics(EvalPrediction(logits_of([1], count), labels[3:]))
+
+
 def test_metrics_of_several_labels():
     logits = np.array([[1.0, -1.0], [1.0, 1.0], [-1.0, -1.0]])
     labels = np.array([[1.0, 0.0], [0.0, 1.0], [0.0, 1.0]])

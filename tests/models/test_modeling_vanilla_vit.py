@@ -127,6 +127,16 @@ def test_heads_that_do_not_divide_the_width_are_refused():
         ({"pixel_values": [[0.5]]}, TypeError, r"`pixel_values` must be a tensor of floats.*got list"),
         ({"pixel_values": IMAGES, "labels": torch.tensor([5, 1])}, ValueError, r"`labels` must be in \[0, 5\).*got 5"),
         ({"pixel_values": IMAGES, "labels": LABELS[:1]}, ValueError, r"`labels` must have shape \(2,\), got \(1,\)"),
+        (
+            {"pixel_values": IMAGES, "bool_masked_pos": torch.ones(2, 9, dtype=torch.bool)},
+            ValueError,
+            "`bool_masked_pos` must not be given, as the model has no mask token",
+        ),
+        (
+            {"pixel_values": IMAGES, "attention_mask": torch.ones(2, 10)},
+            ValueError,
+            "`attention_mask` must not be given: images have no padding",
+        ),
     ],
     ids=[
         "channels",
@@ -138,11 +148,18 @@ def test_heads_that_do_not_divide_the_width_are_refused():
         "list",
         "label",
         "labels",
+        "masked patches",
+        "padding",
     ],
 )
 def test_bad_input_is_named_in_the_error(inputs, error, message):
     with pytest.raises(error, match=message):
         tiny_vit()(**inputs)
+
+
+def test_masks_of_transformers_may_be_unset():
+    model = tiny_vit()
+    assert torch.equal(model(IMAGES, attention_mask=None, bool_masked_pos=None).logits, model(IMAGES).logits)
 
 
 @pytest.mark.filterwarnings("ignore:.gradient_checkpointing_enable.:FutureWarning")

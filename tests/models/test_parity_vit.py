@@ -119,6 +119,17 @@ def test_encoder_loads_from_a_classifier_and_a_classifier_from_an_encoder(tmp_pa
         assert torch.equal(tensor, classifier.vit.state_dict()[name]), name
 
 
+def test_checkpoint_without_classifier_gives_the_class_token(tmp_path):
+    native = native_vit("classes", num_labels=0)
+    native.save_pretrained(tmp_path / "native")
+    model, info = TASKS["classes"][0].from_pretrained(tmp_path / "native", output_loading_info=True)
+    assert not any(info.values())
+    with torch.no_grad():
+        torch.testing.assert_close(model(IMAGES).logits, native(IMAGES).logits, **TOLERANCE)
+    model.save_pretrained(tmp_path / "ours")
+    assert not any(TASKS["classes"][1].from_pretrained(tmp_path / "ours", output_loading_info=True)[1].values())
+
+
 def test_config_of_transformers_vit_loads_without_warnings(tmp_path, caplog):
     ViTConfig(image_size=[8, 12], patch_size=4, num_labels=7).save_pretrained(tmp_path)
     config = TASKS["model"][0].config_class.from_pretrained(tmp_path)

@@ -70,9 +70,22 @@ def test_model_from_nothing_learns_and_is_fine_tuned(pictures, tmp_path):
         ([*SIZES, "--num_channels", "2"], "`num_channels` must be 1 (grey) or 3 (colours), got 2"),
         ([*SIZES, "--preset", "M/16"], "`name` must be one of B/16"),
         (["--model_name_or_path", ".", "--image_size", "8"], "`image_size` is for new models, which need a `preset`"),
+        ([*SIZES, "--random_crop", "0"], "`random_crop` must be above 0 and at most 1, got 0.0"),
+        ([*SIZES, "--remove_unused_columns", "True"], "`remove_unused_columns` must be off"),
     ],
-    ids=["model", "test", "patch", "channels", "preset", "size of a checkpoint"],
+    ids=["model", "test", "patch", "channels", "preset", "size of a checkpoint", "crop", "columns"],
 )
 def test_bad_options_are_explained(pictures, tmp_path, options, message, monkeypatch, capsys):
     assert run_here(monkeypatch, *command(pictures, tmp_path / "run", *options)) in (1, 2)
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")  # by datasets, until the error is handled
+def test_truncated_picture_is_named(pictures, tmp_path, monkeypatch, capsys):
+    for name in ("dark", "bright"):
+        (tmp_path / "test" / name).mkdir(parents=True)
+        content = (pictures / "val" / name / "0.png").read_bytes()
+        (tmp_path / "test" / name / "0.png").write_bytes(content[: len(content) // 2])
+    options = [*SIZES, "--max_steps", "1", "--train_file", tmp_path / "test"]
+    assert run_here(monkeypatch, *command(pictures, tmp_path / "run", *options)) == 1
+    assert "0.png' must be an image that Pillow can read to its end" in capsys.readouterr().err

@@ -1,5 +1,7 @@
 """The choice between float32 and bfloat16: by injected timings, by device, and where it is used."""
 
+from contextlib import contextmanager
+
 import pytest
 import torch
 from tiny_translation import tiny_collator, tiny_model, tiny_pairs, tiny_tokenizer
@@ -67,10 +69,26 @@ def test_this_machine_gets_an_answer():
 
 @pytest.mark.parametrize(("has_it", "dtype"), [(True, torch.bfloat16), (False, torch.float32)])
 def test_gpu_is_asked(monkeypatch, has_it, dtype):
-    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: has_it)
+    chosen = []
+
+    @contextmanager
+    def choose(device):
+        chosen.append(device)
+        yield
+        chosen.pop()
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device", choose)
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: has_it and chosen == ["cuda:1"])
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "A card")
     choice = fastest_precision("cuda:1")
     assert (choice.dtype, choice.reason.startswith("A card has ")) == (dtype, True)
+
+
+def test_missing_gpu_is_named(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(ValueError, match="`device` must be one that PyTorch finds, got cuda:1, but it finds no CUDA"):
+        fastest_precision("cuda:1")
 
 
 def test_other_devices_keep_float32():
