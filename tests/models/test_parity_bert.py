@@ -53,9 +53,9 @@ def test_gradients_equal_those_of_transformers_in_training_mode(task, saved, ker
         outputs = each.train()(**inputs)
         loss = (outputs.last_hidden_state * MASK[..., None]).square().mean() if task == "model" else outputs.loss
         loss.backward()
-    config = BertConfig.from_pretrained(folder)
-    ours = native_class.from_pretrained(original_gradients(model, tmp_path / "ours"), config=config, dtype=torch.float64)
-    theirs = native_class.from_pretrained(original_gradients(native, tmp_path / "theirs"), config=config, dtype=torch.float64)
+    options = {"config": BertConfig.from_pretrained(folder), "dtype": torch.float64}
+    ours = native_class.from_pretrained(original_gradients(model, tmp_path / "ours"), **options)
+    theirs = native_class.from_pretrained(original_gradients(native, tmp_path / "theirs"), **options)
     for (name, actual), expected in zip(ours.named_parameters(), theirs.parameters(), strict=True):
         torch.testing.assert_close(actual, expected, **EXACT, msg=lambda text, name=name: f"{name}: {text}")
         assert expected.abs().sum() > 0 or "pooler" in name or "attention.self.key.bias" in name, name

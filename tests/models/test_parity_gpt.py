@@ -32,9 +32,7 @@ def test_logits_loss_and_gradients_equal_those_of_transformers(norm, sizes, kern
     model_class = hf_vanilla.VanillaGptForCausalLM
     model = model_class.from_pretrained(tmp_path / "native", attn_implementation=kernel, dtype=torch.float64)
     with torch.no_grad():
-        torch.testing.assert_close(
-            model.eval()(**TEXT).logits[MASK != 0], native(**TEXT).logits[MASK != 0], **EXACT
-        )
+        torch.testing.assert_close(model.eval()(**TEXT).logits[MASK != 0], native(**TEXT).logits[MASK != 0], **EXACT)
     actual, expected = model.train()(**TEXT, labels=LABELS).loss, native(**TEXT, labels=LABELS).loss
     torch.testing.assert_close(actual, expected, **EXACT)
     for each, loss in ((model, actual), (native, expected)):
