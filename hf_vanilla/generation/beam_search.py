@@ -508,6 +508,7 @@ def _output(
 ) -> SearchOutput | torch.Tensor:
     """Return the best hypotheses of all sentences in the output format of `generate()`."""
     config, prompt_length = options.config, options.prompt_length
+    check_not_nan(torch.cat([each for beams in finished for each in (beams.scores, beams.hypothesis_scores)]))
     length = max(beams.length for beams in finished)
     count = sum(len(beams.sentences) for beams in finished)
     histories = options.blank.repeat(count, config.num_return_sequences, 1, length)  # (batch, returned, 2, length)
@@ -515,7 +516,6 @@ def _output(
     for beams in finished:
         histories[beams.sentences, :, :, : beams.length] = beams.hypotheses[:, : config.num_return_sequences]
         scores[beams.sentences] = beams.hypothesis_scores[:, : config.num_return_sequences]
-        check_not_nan(torch.cat((beams.scores, beams.hypothesis_scores)))
     sequences, parents = histories.flatten(0, 1).unbind(1)  # (batch * returned, length)
     parents = parents[:, prompt_length:]
     generated = int((parents >= 0).sum(-1).max()) if count else 0

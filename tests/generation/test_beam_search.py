@@ -394,8 +394,9 @@ def test_step_synchronizes_with_an_accelerator_once(model, inputs, options, leas
         search(model, inputs, num_beams=4, max_new_tokens=20, **options)
     assert len(count.counts) == 20
     assert least_reused <= len(reused) < 6
-    # Each step reads the number of open sentences, or also of slots to keep; the last also the longest sequence.
-    assert count.counts == [1 + reused.count(step) for step in range(1, 20)] + [2]
+    # Each step reads the number of open sentences, or also of slots to keep; the last also whether a score is nan, and
+    # the longest sequence.
+    assert count.counts == [1 + reused.count(step) for step in range(1, 20)] + [3]
 
 
 @pytest.mark.parametrize("steps", [3, 8])
