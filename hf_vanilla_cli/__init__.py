@@ -18,6 +18,7 @@ _SCORES = {"scipy": "metrics", "sklearn": "metrics"}
 NEEDED_MODULES = {
     "demo": _PICTURES,
     "demo-vit": {**_PICTURES, **_SCORES, "PIL": "vision"},
+    "export-ctranslate2": {"ctranslate2": "export"},
     "finetune-classification": _SCORES,
     "finetune-image-classification": {**_SCORES, "PIL": "vision"},
     "finetune-multiple-choice": _SCORES,

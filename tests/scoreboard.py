@@ -101,9 +101,7 @@ ROWS = {
     "two pushes at once": Row(HUB, "the other's commit is never overwritten", "the last one overwrites"),
     "offline": Row(HUB, "said at once, not repeated", "as here"),
     "Hub down in training": Row(HUB, "the training ends well, and says what was not sent", "an error at the end"),
-    "export to CTranslate2": Row(
-        HUB, "the same translations", "converters for its own models", "there is no exporter"
-    ),
+    "export to CTranslate2": Row(HUB, "the same translations, or refused", "converters for its own models"),
 }
 
 

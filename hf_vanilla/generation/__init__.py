@@ -11,6 +11,7 @@ from ..models.translating import (
 from .beam_attention import beam_attention
 from .beam_search import beam_search
 from .cpu_layers import fast_model
+from .export import export_to_ctranslate2
 from .scoring import ScoreOutput, TextScore, labels_of_beams, score, score_texts
 from .translation import load_translator, translate
 
@@ -23,6 +24,7 @@ __all__ = [
     "WordAlignment",
     "beam_attention",
     "beam_search",
+    "export_to_ctranslate2",
     "fast_model",
     "forced_attention",
     "labels_of_beams",

@@ -13,17 +13,13 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
 
-import torch
 from measuring import BenchmarkArguments, ctranslate2_is_installed, prepare, sentence_pairs, write_results
-from torch import nn
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_vanilla.command_line.options import parse_arguments, run
 from hf_vanilla.generation import load_translator, translate
+from hf_vanilla.generation.export import to_ctranslate2
 from hf_vanilla.metrics import corpus_scores
-from hf_vanilla.models.layers import sinusoidal_positions
 
 
 LENGTH_PENALTY = 0.6
@@ -44,72 +40,6 @@ class TypesArguments(BenchmarkArguments):
     lowercase: bool = field(default=False, metadata={"help": "Ignore case."})
 
 
-def converted(model: PreTrainedModel, tokenizers: tuple[PreTrainedTokenizerBase, PreTrainedTokenizerBase]) -> Any:
-    """Convert an encoder-decoder of ours to CTranslate2's specification, with our position encodings."""
-    from ctranslate2.specs import TransformerSpec
-
-    config = model.config
-    if config.activation_function != "relu" or config.d_k * config.num_heads != config.d_model:
-        raise ValueError("--model must have relu networks and heads that share d_model, as CTranslate2's have.")
-    spec = TransformerSpec.from_config(
-        (config.encoder_layers, config.decoder_layers), config.num_heads, pre_norm=config.norm_position == "pre"
-    )
-    (embeddings,) = spec.encoder.embeddings
-    for ours, theirs, embedded in (
-        (model.model.encoder, spec.encoder, embeddings),
-        (model.model.decoder, spec.decoder, spec.decoder.embeddings),
-    ):
-        embedded.weight = ours.embed_tokens.weight.detach().numpy()
-        theirs.position_encodings.encodings = positions_of(ours).numpy()
-        copy_parameters(ours.norm, getattr(theirs, "layer_norm", None))
-        for layer, layer_spec in zip(ours.layers, theirs.layer, strict=True):
-            copy_layer(layer, layer_spec)
-    copy_parameters(model.lm_head, spec.decoder.projection)
-    for tokenizer, register in zip(
-        tokenizers, (spec.register_source_vocabulary, spec.register_target_vocabulary), strict=True
-    ):
-        register(tokenizer.convert_ids_to_tokens(range(len(tokenizer))))
-    spec.config.eos_token, spec.config.unk_token = tokenizers[1].eos_token, tokenizers[1].unk_token
-    spec.config.bos_token = spec.config.decoder_start_token = tokenizers[1].convert_ids_to_tokens(
-        config.decoder_start_token_id
-    )
-    spec.validate()
-    return spec
-
-
-def positions_of(stack: Any) -> torch.Tensor:
-    """Return a stack's position encodings (max_position_embeddings, d_model)."""
-    config = stack.config
-    if config.position_type == "learned":
-        return stack.embed_positions.weight.detach()
-    return sinusoidal_positions(torch.arange(config.max_position_embeddings), config.d_model, config.position_type)
-
-
-def copy_layer(layer: Any, spec: Any) -> None:
-    """Copy the parameters of an encoder or decoder layer."""
-    for part, theirs in (("self_attn", "self_attention"), ("cross_attn", "attention")):
-        if not hasattr(layer, part):
-            continue
-        attention, attention_spec = getattr(layer, part), getattr(spec, theirs)
-        maps = [attention.qkv_proj] if part == "self_attn" else [attention.q_proj, attention.kv_proj]
-        for linear, linear_spec in zip([*maps, attention.out_proj], attention_spec.linear, strict=True):
-            copy_parameters(linear, linear_spec)
-        copy_parameters(getattr(layer, f"{part}_residual").layer_norm, attention_spec.layer_norm)
-    copy_parameters(layer.feed_forward.fc1, spec.ffn.linear_0)
-    copy_parameters(layer.feed_forward.fc2, spec.ffn.linear_1)
-    copy_parameters(layer.feed_forward_residual.layer_norm, spec.ffn.layer_norm)
-
-
-def copy_parameters(module: Any, spec: Any) -> None:
-    """Copy weight and bias of a linear map or a norm; post-norm stacks have no last norm."""
-    if isinstance(module, nn.Identity):
-        return
-    names = ("gamma", "beta") if isinstance(module, nn.LayerNorm) else ("weight", "bias")
-    for name, parameter in zip(names, (module.weight, module.bias), strict=True):
-        if parameter is not None:
-            setattr(spec, name, parameter.detach().numpy())
-
-
 def by_ctranslate2(arguments: TypesArguments, texts: list[str]) -> Iterator[tuple[str, list[str]]]:
     """Translate with CTranslate2 in each type: the name of each and its translations."""
     import ctranslate2
@@ -117,7 +47,7 @@ def by_ctranslate2(arguments: TypesArguments, texts: list[str]) -> Iterator[tupl
     model, *tokenizers = load_translator(str(arguments.model), dtype="float32")
     tokens = [tokenizers[0].convert_ids_to_tokens(ids) for ids in tokenizers[0](texts)["input_ids"]]
     with tempfile.TemporaryDirectory() as folder:
-        converted(model, (tokenizers[0], tokenizers[1])).save(folder)
+        to_ctranslate2(model, tokenizers[0], tokenizers[1]).save(folder)
         for name in TYPES:
             if TYPES[name] not in ctranslate2.get_supported_compute_types("cpu"):
                 continue

@@ -20,7 +20,7 @@ GROUPS = {
     "Fine-tune": ("finetune", "sweep"),
     "Use": ("translate", "generate", "score", "extract"),
     "Evaluate": ("evaluate", "plot"),
-    "Models": ("average", "verify", "push", "write"),
+    "Models": ("average", "export", "verify", "push", "write"),
     "Others": (),
 }
 
