@@ -66,12 +66,12 @@ def fastest_precision(device: str | torch.device = "cpu") -> Precision:
         `Precision`: the choice.
 
     Raises:
-        ValueError: if it is a CUDA device and PyTorch finds none.
+        ValueError: if it is a CUDA device that PyTorch does not find.
     """
     kind = torch.device(device).type
     if kind == "cuda":
-        if not torch.cuda.is_available():
-            raise ValueError(f"`device` must be one that PyTorch finds, got {device}, but it finds no CUDA; pass cpu.")
+        if (torch.device(device).index or 0) >= torch.cuda.device_count():
+            raise ValueError(f"`device` must be one of the {torch.cuda.device_count()} GPUs or cpu, got {device}.")
         with torch.cuda.device(device):  # the question is about the current one
             has_bfloat16 = torch.cuda.is_bf16_supported(including_emulation=False)
         if has_bfloat16:

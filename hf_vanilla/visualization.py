@@ -444,7 +444,7 @@ def _pixels(image: Any) -> np.ndarray:
     if isinstance(image, Image.Image):
         image = ImageOps.exif_transpose(image)
         if not image.mode.startswith(("I", "F")):  # RGB has 8 bits for each channel, these have more
-            image = image.convert("RGB")
+            image = image.convert("RGBA" if image.has_transparency_data else "RGB")
     return np.asarray(image)
 
 

@@ -31,6 +31,12 @@ from hf_vanilla.metrics.corpus_scores import SACREBLEU_SCORES
 
 
 METRICS = (*SACREBLEU_SCORES, "comet")
+# The metrics that an option changes.
+AFFECTED = {
+    "baseline": {*SACREBLEU_SCORES},
+    "bootstrap_samples": {*SACREBLEU_SCORES},
+    "lowercase": {*SACREBLEU_SCORES} - {"ter"},
+}
 
 
 @dataclass
@@ -77,10 +83,10 @@ class EvaluationArguments:
                 raise ValueError(f"`notes` must be of the form name=value, got {note!r}.")
         if self.tokenize is not None:
             self.bleu_tokenize = self.tokenize  # type: ignore[assignment]
-        for name in ("baseline", "bootstrap_samples", "lowercase"):
-            if getattr(self, name) and set(self.metrics) == {"comet"}:
+        for name, metrics in AFFECTED.items():
+            if getattr(self, name) and not metrics.intersection(self.metrics):
                 raise ValueError(
-                    f"`{name}` has no effect on COMET; leave it out, or add other --metrics, such as bleu."
+                    f"`{name}` has no effect on {', '.join(self.metrics)}; leave it out, or add --metrics bleu."
                 )
         if self.baseline is not None and self.bootstrap_samples == 0:
             self.bootstrap_samples = 1000

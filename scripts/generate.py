@@ -172,7 +172,9 @@ def main() -> None:
     (arguments,) = parse_arguments(GenerateArguments, description=__doc__)
     logging.set_verbosity_error()
     check_models(model=arguments.model)
-    prompts = read_lines(arguments.input or STANDARD_STREAM) if arguments.prompt is None else arguments.prompt
+    prompts = arguments.prompt
+    if prompts is None:
+        prompts = read_lines(STANDARD_STREAM if arguments.input is None else arguments.input)
     if not prompts:
         raise ValueError("`input` must have at least one line, a prompt, but is empty.")
     generate(prompts, arguments)

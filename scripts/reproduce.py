@@ -19,6 +19,7 @@ if __name__ == "__main__":  # before the slow imports
 import gzip
 import itertools
 import json
+import os
 import re
 import shlex
 import shutil
@@ -45,7 +46,7 @@ DATA_FILE = re.compile(
     r"|wikitext2_eval)/[\w./-]+"
 )
 SCRIPT = re.compile(r" scripts/([\w/]+\.py)")
-PROCESSES = re.compile(r"torchrun --nproc_per_node (\d+) ")
+PROCESSES = re.compile(r" --nproc_per_node (\d+) ")
 PIPE = " | "
 STATE_FILE = "reproduced.json"  # what is done, and the seconds of each command
 
@@ -320,15 +321,12 @@ def data_files(recipe: Recipe) -> list[str]:
 def runnable(command: str, data_dir: Path) -> str:
     """Write a command with this interpreter, the scripts of this folder, and the data.
 
-    Processes take a free port, and the CPU if there are too few GPUs for them.
+    Processes take a free port.
     """
-    processes = PROCESSES.match(command)
-    has_too_few_gpus = processes is not None and 0 < torch.cuda.device_count() < int(processes[1])
-    hidden_gpus = "env CUDA_VISIBLE_DEVICES= " if has_too_few_gpus else ""
     command = DATA_FILE.sub(lambda found: shlex.quote(str(data_dir / found[0])), command)
     python = shlex.quote(sys.executable)
     for program, replacement in (
-        ("torchrun", f"{hidden_gpus}{python} -m torch.distributed.run --standalone"),
+        ("torchrun", f"{python} -m torch.distributed.run --standalone"),
         ("hf-vanilla", f"{python} -m hf_vanilla_cli"),
         ("python", python),
     ):
@@ -359,9 +357,15 @@ def lines_of(name: str, data_dir: Path, seconds: dict[str, float]) -> list[str]:
 
 
 def run_line(line: str, folder: Path) -> None:
-    """Run a command in a folder. Ctrl-C and SIGTERM reach it, and it may save a checkpoint before it ends."""
+    """Run a command in a folder, on the CPU if there are too few GPUs for its processes.
+
+    Ctrl-C and SIGTERM reach it, and it may save a checkpoint before it ends.
+    """
     command = ["bash", "-o", "pipefail", "-c", line] if PIPE in line else shlex.split(line)
-    process = subprocess.Popen(command, cwd=folder)
+    processes = PROCESSES.search(line)
+    has_too_few_gpus = processes is not None and 0 < torch.cuda.device_count() < int(processes[1])
+    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": ""} if has_too_few_gpus else None
+    process = subprocess.Popen(command, cwd=folder, env=environment)
     earlier = signal.signal(signal.SIGTERM, lambda *_: process.terminate())
     try:
         status = process.wait()

@@ -465,7 +465,11 @@ def _replacing(path: str, mode: str, **options: Any) -> Iterator[Any]:
     """Open a file under a temporary name, and rename it when it is complete; open devices and pipes themselves."""
     # The path as it is given: a pipe's real path, such as that of /dev/stdout, can't be opened.
     if os.path.exists(path) and not os.path.isfile(path) and not os.path.isdir(path):
-        with open(path, mode, **options) as file:
+        try:
+            file = open(path, mode, **options)  # noqa: SIM115 (the block's own errors are not of opening)
+        except OSError as error:
+            raise ValueError(f"{path} must be a file, device or pipe that can be written: {error}.") from None
+        with file:
             yield file
         return
     target = os.path.realpath(path)

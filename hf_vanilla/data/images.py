@@ -103,15 +103,15 @@ def _name_of(value: Any) -> str:
 
 
 def _decode(value: Any) -> "PIL.Image.Image":
-    """Decode what `Image(decode=False)` gives, and turn it upright; Pillow's images are decoded already."""
+    """Decode an image of Pillow, or what `Image(decode=False)` gives, and turn it upright."""
     name = _name_of(value)
-    if not isinstance(value, PIL.Image.Image):
-        try:
-            value = Image().decode_example(value)
-        except Exception as error:  # Pillow's errors are of many kinds
-            raise ValueError(f"{name} must be an image that Pillow can read to its end: {error}.") from None
-    _check_depth(value.mode, name)
-    return PIL.ImageOps.exif_transpose(value)
+    try:
+        opened = value if isinstance(value, PIL.Image.Image) else Image().decode_example(value)
+        upright = PIL.ImageOps.exif_transpose(opened)
+    except Exception as error:  # Pillow's errors are of many kinds
+        raise ValueError(f"{name} must be an image that Pillow can read to its end: {error}.") from None
+    _check_depth(upright.mode, name)
+    return upright
 
 
 def _check_depth(mode: str, where: str) -> None:

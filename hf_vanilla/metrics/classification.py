@@ -1,6 +1,5 @@
 """Metrics of classification and regression, with those of GLUE."""
 
-import math
 from typing import Any
 
 import numpy as np
@@ -106,6 +105,6 @@ class ClassificationMetrics:
 
 def _in_shape(labels: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
     """Give labels the shape of what is predicted, so that comparing both never broadcasts."""
-    if labels.size != math.prod(shape):
+    if [size for size in labels.shape if size != 1] != [size for size in shape if size != 1]:
         raise ValueError(f"`label_ids` must have shape {shape} to fit the logits, got {labels.shape}.")
     return labels.reshape(shape)

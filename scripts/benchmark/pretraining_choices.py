@@ -128,7 +128,8 @@ def main() -> None:
     written: dict[str, Any] = json.loads(path.read_text()) if path.exists() else setting
     for key, what in (("base", "base options"), ("data", "data")):
         if written.get(key) != setting[key]:
-            raise ValueError(f"`output_file` ({path}) has results of other {what}; give another file.")
+            other = f"other {what}" if key in written else "an earlier version"
+            raise ValueError(f"`output_file` ({path}) has results of {other}; give another file.")
     choices = written.get("choices", {})
     for name in arguments.only or CHOICES:
         if choices.get(name, {}).get("options") == CHOICES[name]:

@@ -83,6 +83,8 @@ def test_truncated_picture_is_named_when_it_is_decoded(folder, has_path):
     named = r".*cat/2\.png'" if has_path else "the image"
     with pytest.raises(ValueError, match=named + " must be an image that Pillow can read to its end: .*truncated"):
         transform({"image": [given]})
+    with pytest.raises(ValueError, match="the image must be an image that Pillow can read to its end: .*truncated"):
+        transform({"image": [Pictures.open(path)]})
     (decoded,) = transform({"image": [rows[0]["image"]]})["pixel_values"]
     assert torch.equal(decoded, transform({"image": [load_images(folder)[0]["image"]]})["pixel_values"][0])
 

@@ -53,6 +53,13 @@ def test_shape_of_labels_makes_no_difference():
             metrics(EvalPrediction(given, classes[:4]))
 
 
+@pytest.mark.parametrize("problem_type", ["single_label_classification", "multi_label_classification"])
+def test_labels_of_another_shape_are_refused(problem_type):
+    logits = np.zeros((6, 2) if problem_type.startswith("single") else (2, 3))
+    with pytest.raises(ValueError, match=r"`label_ids` must have shape .* got \(3, 2\)"):
+        ClassificationMetrics(problem_type)(EvalPrediction(logits, np.zeros((3, 2), dtype=int)))
+
+
 @pytest.mark.parametrize("count", [2, 3])
 def test_ignored_labels_do_not_count(count):
     metrics, labels = ClassificationMetrics("single_label_classification"), np.array([1, 0, 1, -100])

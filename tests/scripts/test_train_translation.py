@@ -119,7 +119,7 @@ def test_metrics_are_chosen(tmp_path, monkeypatch, capsys):
 def test_options_without_effect_on_comet_are_refused(monkeypatch, capsys, options):
     given = ["--hypotheses", "h", "--references", "r", "--sources", "s", "--metrics", "comet", *options]
     assert run_here(monkeypatch, "evaluate_translation.py", *given) == 2
-    assert f"error: `{options[0][2:]}` has no effect on COMET" in capsys.readouterr().err
+    assert f"error: `{options[0][2:]}` has no effect on comet" in capsys.readouterr().err
 
 
 @pytest.mark.slow

@@ -77,7 +77,7 @@ def test_gpu_is_asked(monkeypatch, has_it, dtype):
         yield
         chosen.pop()
 
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "device", choose)
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: has_it and chosen == ["cuda:1"])
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "A card")
@@ -86,8 +86,8 @@ def test_gpu_is_asked(monkeypatch, has_it, dtype):
 
 
 def test_missing_gpu_is_named(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(ValueError, match="`device` must be one that PyTorch finds, got cuda:1, but it finds no CUDA"):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    with pytest.raises(ValueError, match="`device` must be one of the 1 GPUs or cpu, got cuda:1"):
         fastest_precision("cuda:1")
 
 
