@@ -14,6 +14,7 @@ from transformers.masking_utils import create_bidirectional_mask
 from transformers.modeling_utils import PreTrainedModel
 from transformers.utils import ModelOutput
 
+from ..models.checks import check_length, position_limit
 from .cpu_layers import for_cpu
 
 
@@ -335,7 +336,7 @@ class Seq2SeqDecoder(SideBySideDecoder):
 
     def _decode(self, tokens: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         self.length += self.position_ids.shape[1]
-        self.decoder.check_length(self.length)
+        check_length(self.length, position_limit(self.decoder.config))
         hidden_states = self.decoder.embed(self.decoder.embed_tokens(tokens), self.position_ids)
         for layer in self.decoder.layers:
             hidden_states = layer(hidden_states, mask, self.encoder_hidden_states, self.encoder_mask, self.cache)

@@ -331,8 +331,8 @@ def check_not_nan(log_probs: Tensor) -> None:
     """
     if log_probs.isnan().any():
         raise ValueError(
-            "The model's log probabilities are nan: its weights are, or its numbers are too large for its type; load "
-            'it with `dtype="float32"`, or train it again.'
+            "The model's log probabilities are nan. Either its weights are nan (train it again), or values overflow "
+            'in its dtype (load it with `dtype="float32"`).'
         )
 
 
@@ -387,6 +387,41 @@ def check_position_ids(position_ids: Tensor | None, batch: int, length: int, lim
     return check_shape("position_ids", position_ids, 1 if len(position_ids) == 1 else batch, length)
 
 
+def check_offsets(
+    offsets: Any, batch: int, length: int, attention_mask: Any = None, past_key_values: Any = None
+) -> None:
+    """Check the offsets of a row that holds several sequences; their values on a CPU, outside of compiled code.
+
+    Args:
+        offsets (`torch.Tensor` of shape `(sequences + 1,)`, *optional*): First position of each sequence, and the
+            length of the row: transformers' `cu_seq_lens_q`.
+        batch (`int`): Rows of the batch.
+        length (`int`): Its length.
+        attention_mask (`torch.Tensor`, *optional*): The model's mask; of two dimensions, it does not go with offsets.
+        past_key_values (`Cache`, *optional*): The model's cache, which does not go with offsets.
+
+    Raises:
+        ValueError: if there is not one row, the offsets do not go from 0 to its length, or other arguments don't fit.
+        TypeError: if the offsets are no tensor of integers.
+    """
+    if offsets is None:
+        return
+    check_arguments(cu_seq_lens_q=offsets)
+    if batch != 1 or offsets.dim() != 1 or len(offsets) < 2:
+        raise ValueError(
+            "`cu_seq_lens_q` must have shape (sequences + 1,), and the batch one row that holds all of them; got "
+            f"shape {tuple(offsets.shape)} and {batch} rows."
+        )
+    if offsets.dtype not in (torch.int64, torch.int32):
+        raise TypeError(f"`cu_seq_lens_q` must be integers (torch.int32), got {offsets.dtype}.")
+    if past_key_values is not None or (isinstance(attention_mask, Tensor) and attention_mask.dim() == 2):
+        name = "attention_mask" if past_key_values is None else "past_key_values"
+        raise ValueError(f"`{name}` must not be given with `cu_seq_lens_q`, a row of several sequences; leave it out.")
+    if reads_values(offsets) and (offsets[0] != 0 or offsets[-1] != length or (offsets.diff() < 0).any()):
+        rule = f"`cu_seq_lens_q` must begin with 0, not fall, and end with the length of the row, {length}"
+        raise ValueError(f"{rule}; got {offsets.tolist()}.")
+
+
 def check_heads(config: PreTrainedConfig) -> None:
     """Check that the width divides into heads: when a model is built, not in its config, as in transformers.
 
@@ -432,11 +467,8 @@ def check_generation_options(options: GenerationConfig, vocab_size: int) -> None
         TypeError: if a number or an id is no integer.
     """
     for name in ("num_beams", "num_return_sequences"):
-        number = getattr(options, name)
-        if number is not None and not _is_integer(number):
-            raise TypeError(f"`{name}` must be an integer, got {number!r}.")
-        if number is not None and number < 1:
-            raise ValueError(f"`{name}` must be at least 1, got {number}.")
+        if (number := getattr(options, name)) is not None:
+            check_integer(name, number)
     for name in ID_OPTIONS:
         given: Any = getattr(options, name, None)
         given = given.tolist() if hasattr(given, "tolist") else given
@@ -450,6 +482,24 @@ def check_generation_options(options: GenerationConfig, vocab_size: int) -> None
                 raise ValueError(f"{rule}; got {each}.")
     if options.temperature is not None and not math.isfinite(options.temperature):
         raise ValueError(f"`temperature` must be finite, got {options.temperature}.")
+
+
+def check_integer(name: str, value: Any, lowest: float = 1) -> None:
+    """Check a number that counts something.
+
+    Args:
+        name (`str`): Name of the argument.
+        value (`int`): Its value.
+        lowest (`float`, defaults to 1): The lowest that is allowed.
+
+    Raises:
+        ValueError: if it is below `lowest`.
+        TypeError: if it is no integer.
+    """
+    if not _is_integer(value):
+        raise TypeError(f"`{name}` must be an integer, got {value!r}.")
+    if value < lowest:
+        raise ValueError(f"`{name}` must be at least {lowest}, got {value}.")
 
 
 def _is_integer(value: Any) -> bool:

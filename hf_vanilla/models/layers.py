@@ -37,12 +37,12 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from .dropout import attention_dropout_rate, dropout
 from .dropout import dropout as drop  # a kernel has an argument of that name
-from .packing import Mask, Packing, attend_across, cross_layout, gather_outputs, to_rows, to_tokens, unpad_source
+from .packing import CrossPacking, Mask, Packing, gather_outputs, unpad_source
 
 
 # Up to this many keys, in training on a CPU, two matrix products and a softmax are faster than
-# `scaled_dot_product_attention`, whose backward pass is made for long sequences. With dropout, which no fused kernel
-# of a CPU has, they are at any length in 16 bits.
+# `scaled_dot_product_attention`, whose backward pass is made for long sequences. In 16 bits with dropout, which no
+# fused kernel of a CPU has, they are faster at any length.
 SHORT_SEQUENCE = 256
 
 
@@ -175,7 +175,7 @@ class DecoderLayer(GradientCheckpointingLayer):
 
         Args:
             hidden_states (`torch.Tensor` of shape `(batch, tgt_len, d_model)`): The target.
-            attention_mask (`Mask`): Which target positions see each other; `None` for those of a causal layer.
+            attention_mask (`Mask`): Which target positions see each other; `None`: all earlier ones.
             encoder_hidden_states (`torch.Tensor` of shape `(batch, src_len, d_model)`): The encoder's output.
             encoder_attention_mask (`Mask`, *optional*): Which source positions the target sees.
             past_key_values (`EncoderDecoderCache`, *optional*): Keys and values of earlier calls.
@@ -216,8 +216,8 @@ def eager_attention_forward(
         query (`torch.Tensor` of shape `(batch, heads, query_len, d_k)`): Queries.
         key (`torch.Tensor` of shape `(batch, heads, key_len, d_k)`): Keys.
         value (`torch.Tensor` of shape `(batch, heads, key_len, d_v)`): Values.
-        attention_mask (`torch.Tensor` of shape `(batch or 1, 1, query_len or 1, key_len)`, *optional*): Boolean, true
-            where a query may attend; or of another type, added to the scores.
+        attention_mask (`torch.Tensor` of shape `(batch or 1, heads or 1, query_len or 1, key_len)`, *optional*):
+            Boolean, true where a query may attend; or of another type, added to the scores.
         scaling (`float`): What the scores are multiplied with.
         dropout (`float`, defaults to 0.0): Probability that a weight is dropped.
         is_causal (`bool`, *optional*): In place of the module's.
@@ -236,7 +236,7 @@ def eager_attention_forward(
     if attention_mask is not None and attention_mask.dtype == torch.bool:
         scores = scores.masked_fill(~attention_mask, torch.finfo(scores.dtype).min)
     elif attention_mask is not None:
-        # not -inf, which a mask may have, or an overflow of float16
+        # keeps rows finite: a mask may hold -inf, and float16 overflows
         scores = (scores + attention_mask).clamp(min=torch.finfo(scores.dtype).min)
     weights = nn.functional.softmax(scores, dim=-1)
     kept = drop(weights, dropout, module.training).to(value.dtype)
@@ -274,10 +274,9 @@ class MultiHeadAttention(nn.Module):
     def attend(
         self, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kwargs: Any
     ) -> tuple[Tensor, Tensor | None]:
-        """Run the attention kernel that the config names, or a faster one.
+        """Run the attention kernel that the config names, or, in place of `sdpa`, the eager one where that is faster.
 
-        In place of `sdpa`, the eager one runs where plain products are faster (`SHORT_SEQUENCE`) and for empty
-        tensors.
+        It is where plain products are (`SHORT_SEQUENCE`); it also runs for empty tensors.
 
         Args:
             query (`torch.Tensor` of shape `(batch, heads, query_len, d_k)`): Queries.
@@ -412,29 +411,29 @@ class CrossAttention(MultiHeadAttention):
                 is this batch or a multiple of it.
             attention_mask (`Mask`, *optional*): Which source positions the target sees.
             past_key_values (`EncoderDecoderCache`, *optional*): Stores the source's keys and values at the first call
-                and returns them at all others.
+                and returns them at all others. Not used with a `CrossPacking`.
             **kwargs: Passed on to the attention kernel.
 
         Returns:
             `tuple[torch.Tensor, torch.Tensor | None]`: the output of the shape of `hidden_states`, and the weights of
             shape `(target batch, heads, query_len, key_len)` if the kernel is `eager`, padding included.
         """
-        target, source, attention_mask, sequences = cross_layout(attention_mask)
-        if sequences:
-            return self.out_proj(attend_across(self, hidden_states, encoder_hidden_states, *sequences, **kwargs)), None
-        query = to_rows(self.q_proj(hidden_states), target)  # (target batch, query_len, heads * d_k)
-        key, value = self._keys_and_values(encoder_hidden_states, past_key_values, source)
+        if isinstance(attention_mask, CrossPacking):
+            states = (hidden_states, encoder_hidden_states)
+            return self.out_proj(attention_mask.attend(self, self._attend_shared, *states, **kwargs)), None
+        query = self.q_proj(hidden_states)  # (target batch, query_len, heads * d_k)
+        key, value = self._keys_and_values(encoder_hidden_states, past_key_values)
         output, weights = self._attend_shared(query, key, value, attention_mask, **kwargs)
-        return self.out_proj(to_tokens(output, target)), weights
+        return self.out_proj(output), weights
 
     def _keys_and_values(
-        self, encoder_hidden_states: Tensor, past_key_values: EncoderDecoderCache | None, source: Packing | None
+        self, encoder_hidden_states: Tensor, past_key_values: EncoderDecoderCache | None
     ) -> tuple[Tensor, Tensor]:
         """Project the source, or take the projections from the cache: (batch, heads, key_len, d_k), (..., d_v)."""
         if past_key_values is not None and past_key_values.is_updated.get(self.layer_idx):
             layer = past_key_values.cross_attention_cache.layers[self.layer_idx]
             return layer.keys, layer.values
-        projected = to_rows(self.kv_proj(encoder_hidden_states), source)  # (batch, key_len, heads * (d_k + d_v))
+        projected = self.kv_proj(encoder_hidden_states)  # (batch, key_len, heads * (d_k + d_v))
         key, value = map(self.split_heads, projected.split(self.kv_sizes, dim=-1))
         if past_key_values is not None:
             key, value = past_key_values.cross_attention_cache.update(key, value, self.layer_idx)

@@ -101,9 +101,9 @@ def token_loss(
         logits = _project(projection, transform(hidden_states), frozen_row)
         loss_sum = cross_entropy_sum(logits, labels, target)
     else:
-        weights = None if weights is None else select_labelled(weights[..., None], labels, count)[0][:, 0]  # (tokens,)
-        hidden_states, target_ids = select_labelled(hidden_states, labels, count)  # (tokens, d_model), (tokens,)
-        hidden_states, terms = transform(hidden_states), (target_ids, target, weights)
+        states = (hidden_states,) if weights is None else (hidden_states, weights)
+        ids, hidden_states, *rest = select_labelled(labels, *states, count=count)  # (tokens,), (tokens, d_model)
+        hidden_states, terms = transform(hidden_states), (ids, target, rest[0] if rest else None)
         if _is_plain(projection) and not in_function_transform():
             weight = projection.weight if frozen_row is None else freeze_row(projection.weight, frozen_row)
             loss_sum = projected_cross_entropy_sum(hidden_states, weight, projection.bias, *terms)
@@ -112,24 +112,24 @@ def token_loss(
     return mean_loss(loss_sum, has_label(labels).sum(), num_items_in_batch), logits
 
 
-def select_labelled(hidden_states: Tensor, labels: Tensor, count: int | None = None) -> tuple[Tensor, Tensor]:
+def select_labelled(labels: Tensor, *states: Tensor, count: int | None = None) -> list[Tensor]:
     """Take out the tokens with a label. Compiled and transformed code keeps all, whatever their number.
 
     Args:
-        hidden_states (`torch.Tensor` of shape `(batch, length, d_model)`): What is known of each token.
         labels (`torch.Tensor` of shape `(batch, length)`): True tokens; -100 where there is none.
+        *states (`torch.Tensor` of shape `(batch, length, ...)`): What is known of each token.
         count (`int`, *optional*): The number of tokens with a label.
 
     Returns:
-        `tuple[torch.Tensor, torch.Tensor]`: the hidden states `(tokens, d_model)` and the labels `(tokens,)`.
+        `list[torch.Tensor]`: the labels of shape `(tokens,)` and the states of shape `(tokens, ...)`.
     """
-    hidden_states, labels = hidden_states.flatten(0, 1), labels.flatten()
+    flat = [each.flatten(0, 1) for each in (labels, *states)]
     if hides_values():
-        return hidden_states, labels
-    is_labelled = labels != IGNORED_LABEL
+        return flat
+    is_labelled = flat[0] != IGNORED_LABEL
     # once: an accelerator is waited for to count them
     labelled = (is_labelled.nonzero() if count is None else is_labelled.nonzero_static(size=count))[:, 0]
-    return hidden_states.index_select(0, labelled), labels.index_select(0, labelled)
+    return [each.index_select(0, labelled) for each in flat]
 
 
 def cross_entropy_sum(logits: Tensor, labels: Tensor, target: SmoothedTarget, weights: Tensor | None = None) -> Tensor:
@@ -233,28 +233,32 @@ def label_loss(
         label's binary cross-entropy; `None` without labels.
 
     Raises:
-        ValueError: if a label is no class, or the shapes don't fit.
+        ValueError: if a label is no class, the shapes don't fit, or there is no classifier.
         TypeError: if classes are no integers.
     """
     if labels is None:
         return None
+    if config.num_labels == 0:
+        raise ValueError("`labels` must not be given: the model has no classifier, as the config's `num_labels` is 0.")
     problem_type = config.problem_type or "regression"
     if config.problem_type is None and config.num_labels > 1:
         is_several = labels.is_floating_point() or labels.dtype == torch.bool
         problem_type = "multi_label_classification" if is_several else "single_label_classification"
-    if config.problem_type is None and not hides_values():
-        config.problem_type = problem_type  # what is saved tells a pipeline how to read the logits
-    if problem_type == "single_label_classification":
-        return classification_loss(logits, labels, num_items_in_batch)
     is_flat = logits.shape[-1] == 1 and labels.shape == logits.shape[:-1]
-    if labels.shape != logits.shape and not is_flat:
+    if problem_type == "single_label_classification":
+        loss = classification_loss(logits, labels, num_items_in_batch)
+    elif labels.shape == logits.shape or is_flat:
+        is_regression = problem_type == "regression"
+        terms = nn.functional.mse_loss if is_regression else nn.functional.binary_cross_entropy_with_logits
+        loss_sum = terms(logits.float(), labels.view_as(logits).float(), reduction="sum")
+        loss = mean_loss(loss_sum, labels.numel(), num_items_in_batch)
+    else:
         raise ValueError(
             f"`labels` must have shape {tuple(logits.shape)} for {problem_type}, got {tuple(labels.shape)}."
         )
-    is_regression = problem_type == "regression"
-    loss = nn.functional.mse_loss if is_regression else nn.functional.binary_cross_entropy_with_logits
-    loss_sum = loss(logits.float(), labels.view_as(logits).float(), reduction="sum")
-    return mean_loss(loss_sum, labels.numel(), num_items_in_batch)
+    if config.problem_type is None and not hides_values():
+        config.problem_type = problem_type  # what is saved tells a pipeline how to read the logits
+    return loss
 
 
 def classification_loss(

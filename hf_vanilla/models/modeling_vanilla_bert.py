@@ -55,6 +55,7 @@ from .checks import (
     check_heads,
     check_input_ids,
     check_labels,
+    check_offsets,
     check_position_ids,
     check_shape,
     checked_embeddings,
@@ -259,17 +260,17 @@ class VanillaBertModel(VanillaBertPreTrainedModel):
             read_positions (`torch.Tensor` of shape `(batch, length)`, *optional*): Not 0 where `last_hidden_state`
                 is read, by default everywhere; elsewhere it may then be 0, which spares most of the last layer. The
                 first position of each row is read by the pooler, if there is one.
-            **kwargs: transformers' `output_attentions`, `output_hidden_states`, `return_dict`; `cu_seq_lens_q` and
-                `max_length_q` of a row that holds several sequences.
+            **kwargs: transformers' `output_attentions`, `output_hidden_states`, `return_dict`; without a mask,
+                `cu_seq_lens_q` and `max_length_q` of a row that holds several sequences.
 
         Returns:
             `BaseModelOutputWithPooling`: `last_hidden_state` of shape `(batch, length, d_model)`, `pooler_output` of
             shape `(batch, d_model)`, and what was asked for.
 
         Raises:
-            ValueError: if not exactly one of `input_ids` and `inputs_embeds` is given, an id is outside its table, or
-                a shape does not fit.
-            TypeError: if ids are no integers.
+            ValueError: if not exactly one of `input_ids` and `inputs_embeds` is given, an id is outside its table, a
+                shape does not fit, or `cu_seq_lens_q` does not fit the row or comes with a mask.
+            TypeError: if ids or `cu_seq_lens_q` are no integers.
         """
         inputs_embeds = checked_embeddings(self.embeddings.word_embeddings, input_ids, inputs_embeds)
         batch, length, _ = inputs_embeds.shape
@@ -282,8 +283,9 @@ class VanillaBertModel(VanillaBertPreTrainedModel):
             check_shape("token_type_ids", token_type_ids, batch, length)
         sequence_ids = None
         offsets = cast(dict, kwargs).get("cu_seq_lens_q")
-        if attention_mask is None and (batch == 1 or offsets is not None):
-            position_ids, sequence_ids = flattened_rows(position_ids, offsets, batch, length, from_zero=True)
+        check_offsets(offsets, batch, length, attention_mask)
+        if attention_mask is None and batch == 1:
+            position_ids, sequence_ids = flattened_rows(position_ids, offsets, length, from_zero=True)
         check_position_ids(position_ids, batch, length, self.config.max_position_embeddings)
 
         hidden_states = self.embeddings(inputs_embeds, token_type_ids, position_ids)
@@ -342,7 +344,7 @@ class VanillaBertWithHead(VanillaBertPreTrainedModel):
             token_type_ids (`torch.LongTensor` of shape `(batch, length)`, *optional*): Segments; 0 by default.
             position_ids (`torch.LongTensor` of shape `(batch or 1, length)`, *optional*): Positions.
             inputs_embeds (`torch.Tensor` of shape `(batch, length, d_model)`, *optional*): In place of `input_ids`.
-            labels (`torch.Tensor`, *optional*): As the class describes them; -100 is ignored.
+            labels (`torch.Tensor`, *optional*): As the class describes them; among classes, -100 is ignored.
             num_items_in_batch (`torch.Tensor` or `int`, *optional*): Labels of the whole optimizer step, in place of
                 those of this batch: accumulated batches and several processes then give the gradient of one large
                 batch.
@@ -598,6 +600,7 @@ class VanillaBertForQuestionAnswering(VanillaBertWithHead):
 
     output_class = QuestionAnsweringModelOutput
     has_pooler = False
+    # the scores of padding enter the softmax over positions, as in transformers
     _reads = staticmethod(lambda *_: WITH_PADDING)
 
     def _add_head(self, config: VanillaBertConfig) -> None:
@@ -690,7 +693,7 @@ class VanillaBertForMultipleChoice(VanillaBertWithHead):
         return classification_loss(logits, labels, items), logits
 
 
-# What each Auto class is to load, here and from a checkpoint that carries this file.
+# The model class of each Auto class, here and in a checkpoint that carries this file.
 AUTO_CLASSES: dict[str, type[VanillaBertPreTrainedModel]] = {
     "AutoModel": VanillaBertModel,
     "AutoModelForTextEncoding": VanillaBertModel,

@@ -19,8 +19,8 @@ Departures from the paper:
 - `norm_position="pre"` is GPT-2: norms before the sub-layers, one more at the end, smaller initial weights where a
   sub-layer ends.
 - A token with nothing but padding before it is not predicted: no loss.
-- The output at padding is 0, but where logits are asked for without labels. In training, only tokens that have a label
-  are projected onto the vocabulary.
+- The output at padding is 0, except where logits are asked for without labels. In training, only tokens that have a
+  label are projected onto the vocabulary.
 - Where a batch has padding or several texts in a row, attention works on each text by itself.
 
 Checkpoints of types `openai-gpt` and `gpt2` load here; transformers' classes of these names read what is saved.
@@ -54,6 +54,7 @@ from .checks import (
     check_heads,
     check_input_ids,
     check_labels,
+    check_offsets,
     check_position_ids,
     check_states,
     checked_embeddings,
@@ -150,16 +151,17 @@ class VanillaGptModel(VanillaGptPreTrainedModel):
                 read, by default everywhere; elsewhere it may be 0.
             token_type_ids (`torch.LongTensor` of shape `(batch, length)`, *optional*): Tokens whose embeddings are
                 added, as by transformers' GPT and GPT-2; the paper has none.
-            **kwargs: transformers' `output_attentions`, `output_hidden_states`, `return_dict`; `cu_seq_lens_q` and
-                `max_length_q` of a row that holds several sequences.
+            **kwargs: transformers' `output_attentions`, `output_hidden_states`, `return_dict`; without a mask and a
+                cache, `cu_seq_lens_q` and `max_length_q` of a row that holds several sequences.
 
         Returns:
             `BaseModelOutputWithPast`: `last_hidden_state` of shape `(batch, length, d_model)`, and what was asked for.
 
         Raises:
             ValueError: if not exactly one of `input_ids` and `inputs_embeds` is given, an id is outside its table, a
-                shape does not fit, or there are more positions than `max_position_embeddings`.
-            TypeError: if ids are no integers, or `past_key_values` is no cache.
+                shape does not fit, there are more positions than `max_position_embeddings`, or `cu_seq_lens_q` does
+                not fit the row or comes with a mask or a cache.
+            TypeError: if ids or `cu_seq_lens_q` are no integers, or `past_key_values` is no cache.
         """
         if past_key_values is not None and not isinstance(past_key_values, Cache):
             raise TypeError(f"`past_key_values` must be a `Cache`, got {type(past_key_values).__name__}.")
@@ -170,10 +172,11 @@ class VanillaGptModel(VanillaGptPreTrainedModel):
             inputs_embeds = inputs_embeds + self.embed_tokens(token_type_ids.view(batch, length))
         past_length = 0 if past_key_values is None else past_key_values.get_seq_length()
         sequence_ids = None
+        offsets = cast(dict, kwargs).get("cu_seq_lens_q")
+        check_offsets(offsets, batch, length, attention_mask, past_key_values)
         if attention_mask is None and past_key_values is None:
-            offsets = cast(dict, kwargs).get("cu_seq_lens_q")
             use_cache = use_cache and offsets is None  # in one row, later tokens would see all sequences
-            position_ids, sequence_ids = flattened_rows(position_ids, offsets, batch, length)
+            position_ids, sequence_ids = flattened_rows(position_ids, offsets, length)
         if isinstance(past_length, int) or not torch.compiler.is_compiling():  # compiled code can't ask a static cache
             check_attention_mask("attention_mask", attention_mask, batch, past_length + length)
             check_position_ids(position_ids, batch, length, self.config.max_position_embeddings, past_length)
@@ -294,10 +297,12 @@ class VanillaGptForCausalLM(VanillaGptWithProjection, StreamingGenerationMixin):
             inputs_embeds (`torch.Tensor` of shape `(batch, length, d_model)`, *optional*): In place of `input_ids`.
             past_key_values (`Cache`, *optional*): Keys and values of the positions before.
             labels (`torch.LongTensor` of shape `(batch, length)`, *optional*): The tokens themselves, not shifted;
-                -100 where none is to be predicted.
+                -100 where none is to be predicted. With `cu_seq_lens_q`, the first token of a later sequence is
+                predicted from the sequence before, unless its label is -100, as transformers' collator sets it.
             use_cache (`bool`, *optional*): Whether to return keys and values; with `labels` not by default.
-            logits_to_keep (`int` or `torch.LongTensor` of shape `(positions,)`, *optional*, defaults to 0): Number of
-                last positions, or the positions, whose logits are computed without labels; 0 for all.
+            logits_to_keep (`int` or `torch.Tensor`, *optional*, defaults to 0): Whose logits are computed without
+                labels: the number of last positions, 0 for all; positions of shape `(positions,)`, or for each row
+                `(batch, positions)`; or a boolean mask of shape `(batch, length)`.
             num_items_in_batch (`torch.Tensor` or `int`, *optional*): Labelled tokens of the whole optimizer step. Of a
                 row with padding on the left, transformers' Trainer counts the first token too, which nothing predicts:
                 pad training data on the right.
@@ -396,7 +401,7 @@ class VanillaGptClassifier(VanillaGptWithProjection):
                 Without one, the last token is the last that is not `pad_token_id`.
             position_ids (`torch.LongTensor` of that shape, *optional*): Positions.
             inputs_embeds (`torch.Tensor` of that shape and d_model, *optional*): In place of `input_ids`.
-            labels (`torch.Tensor`, *optional*): As the class describes them; -100 is ignored.
+            labels (`torch.Tensor`, *optional*): As the class describes them; among classes, -100 is ignored.
             num_items_in_batch (`torch.Tensor` or `int`, *optional*): Labels of the whole optimizer step, in place of
                 those of this batch: accumulated batches and several processes then give the gradient of one large
                 batch.
@@ -505,7 +510,7 @@ class VanillaGptForMultipleChoice(VanillaGptClassifier):
         return classification_loss(logits, labels, items), logits
 
 
-# What each Auto class is to load, here and from a checkpoint that carries this file.
+# The model class of each Auto class, here and in a checkpoint that carries this file.
 AUTO_CLASSES: dict[str, type[VanillaGptPreTrainedModel]] = {
     "AutoModel": VanillaGptModel,
     "AutoModelForCausalLM": VanillaGptForCausalLM,

@@ -151,17 +151,6 @@ class VanillaTransformerStack(VanillaTransformerPreTrainedModel):
             positions = sinusoidal_positions(position_ids, self.config.d_model, self.config.position_type)
         return dropout(hidden_states + positions.to(hidden_states.dtype), self.config.dropout, self.training)
 
-    def check_length(self, length: int) -> None:
-        """Check that a learned position table reaches; sinusoids always do.
-
-        Args:
-            length (`int`): Length of a sequence.
-
-        Raises:
-            ValueError: if it does not.
-        """
-        check_length(length, position_limit(self.config))
-
 
 class VanillaTransformerEncoder(VanillaTransformerStack):
     """The encoder stack: `encoder_layers` layers, and with pre-norm one more norm.
@@ -206,7 +195,7 @@ class VanillaTransformerEncoder(VanillaTransformerStack):
         inputs_embeds = checked_embeddings(self.embed_tokens, input_ids, inputs_embeds)
         batch, src_len, _ = inputs_embeds.shape
         check_attention_mask("attention_mask", attention_mask, batch, src_len)
-        self.check_length(src_len)
+        check_length(src_len, position_limit(self.config))
 
         hidden_states = self.embed(inputs_embeds, positions_of(attention_mask, src_len, 0, inputs_embeds.device))
         return BaseModelOutput(run_encoder(self, hidden_states, attention_mask, keep_padding, **kwargs)[0])
@@ -296,7 +285,7 @@ class VanillaTransformerDecoder(VanillaTransformerStack):
         check_attention_mask("attention_mask", encoder_attention_mask, sources, src_len)
         if isinstance(past_len, int) or not torch.compiler.is_compiling():  # compiled code can't ask a static cache
             check_attention_mask("decoder_attention_mask", attention_mask, batch, past_len + tgt_len)
-            self.check_length(past_len + tgt_len)
+            check_length(past_len + tgt_len, position_limit(self.config))
 
         position_ids = positions_of(attention_mask, tgt_len, past_len, inputs_embeds.device)
         hidden_states = self.embed(inputs_embeds, position_ids)
@@ -657,7 +646,7 @@ class VanillaTransformerForConditionalGeneration(VanillaTransformerPreTrainedMod
         return shifted.masked_fill(shifted == IGNORED_LABEL, self.config.pad_token_id)
 
 
-# What each Auto class is to load, here and from a checkpoint that carries this file.
+# The model class of each Auto class, here and in a checkpoint that carries this file.
 AUTO_CLASSES: dict[str, type[VanillaTransformerPreTrainedModel]] = {
     "AutoModel": VanillaTransformerModel,
     "AutoModelForSeq2SeqLM": VanillaTransformerForConditionalGeneration,

@@ -27,7 +27,7 @@ Departures from the paper:
 Checkpoints of type `vit` load here; transformers' `ViTFor...` read what is saved.
 """
 
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -48,22 +48,11 @@ from .packing import read_first, run_encoder
 from .self_contained import Pooler, VanillaPreTrainedModel, final_norm, height_and_width
 
 
-def refuse_masks(kwargs: Any) -> None:
-    """Take the masks of transformers' `ViTModel` out of a model's arguments, where they must be unset.
-
-    Args:
-        kwargs (`dict[str, Any]`): The arguments by their names, which are changed.
-
-    Raises:
-        ValueError: if `bool_masked_pos` or `attention_mask` is given.
-    """
-    if kwargs.pop("bool_masked_pos", None) is not None:
-        raise ValueError(
-            "`bool_masked_pos` must not be given, as the model has no mask token; transformers' "
-            "`ViTForMaskedImageModeling` has one."
-        )
-    if kwargs.pop("attention_mask", None) is not None:
-        raise ValueError("`attention_mask` must not be given: images have no padding, every patch is read.")
+# Arguments of transformers' `ViTModel` that must be unset here, and why.
+REFUSED_ARGUMENTS = {
+    "bool_masked_pos": "the model has no mask token; transformers' `ViTForMaskedImageModeling` has one",
+    "attention_mask": "images have no padding, every patch is read",
+}
 
 
 def check_pixel_values(pixel_values: Any, config: VanillaVitConfig, interpolate_pos_encoding: Any) -> None:
@@ -241,7 +230,9 @@ class VanillaVitModel(VanillaVitPreTrainedModel):
                 `bool_masked_pos` or `attention_mask`, which transformers' ViT knows, is given.
             TypeError: if they are no tensor of floating-point numbers, or `interpolate_pos_encoding` is one.
         """
-        refuse_masks(kwargs)
+        for name, reason in REFUSED_ARGUMENTS.items():
+            if cast(dict, kwargs).pop(name, None) is not None:
+                raise ValueError(f"`{name}` must not be given: {reason}.")
         check_pixel_values(pixel_values, self.config, interpolate_pos_encoding)
         hidden_states = self.embeddings(pixel_values)
         read = read_first(hidden_states) if class_token_only else {}
@@ -306,7 +297,7 @@ class VanillaVitForImageClassification(VanillaVitPreTrainedModel):
         return ImageClassifierOutput(loss, logits, outputs.hidden_states, outputs.attentions)
 
 
-# The model class of each Auto class.
+# The model class of each Auto class, here and in a checkpoint that carries this file.
 AUTO_CLASSES = {
     "AutoModel": VanillaVitModel,
     "AutoModelForImageClassification": VanillaVitForImageClassification,

@@ -43,7 +43,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, PreTrainedModel
 from transformers.utils import logging
 from transformers.utils.output_capturing import capture_outputs
 
-from .checks import check_arguments, check_shape, has_label, hides_values
+from .checks import check_shape, has_label, hides_values
 from .dropout import attention_dropout_rate
 
 
@@ -109,6 +109,11 @@ class Sequences(NamedTuple):
     def of_lengths(cls, lengths: Tensor, max_length: int) -> "Sequences":
         """Build those of these lengths, of shape `(sequences,)`."""
         return cls(nn.functional.pad(lengths.cumsum(0, dtype=torch.int32), (1, 0)), max_length)
+
+    @classmethod
+    def of_rows(cls, rows: int, length: int, device: torch.device) -> "Sequences":
+        """Build those of rows without padding."""
+        return cls(length * torch.arange(rows + 1, dtype=torch.int32, device=device), length)
 
 
 def kernel_arguments(queries: Sequences, keys: Sequences) -> dict[str, Any]:
@@ -235,27 +240,6 @@ def attend_sequences(
     return kernel(attention, *map(attention.split_heads, projected), None, **options)[0].flatten(2)
 
 
-def attend_across(
-    attention: Any, target: Tensor, source: Tensor, queries: Sequences, keys: Sequences, **kwargs: Any
-) -> Tensor:
-    """Attend from the sequences of a target to those of its source on a GPU.
-
-    Args:
-        attention (`CrossAttention`): The attention.
-        target (`torch.Tensor` of shape `(batch, length, d_model)`): The target, as tokens of one row or as rows.
-        source (`torch.Tensor` of shape `(1, source tokens, d_model)`): The source.
-        queries (`Sequences`): Where the sequences of the target lie.
-        keys (`Sequences`): Where those of the source lie.
-        **kwargs: Passed on to the kernel.
-
-    Returns:
-        `torch.Tensor` of shape `(batch, length, heads * d_v)`: the heads' outputs.
-    """
-    query = attention.q_proj(target).flatten(0, 1)[None]
-    projected = (query, *attention.kv_proj(source).split(attention.kv_sizes, dim=-1))
-    return attend_sequences(attention, projected, queries, keys, **kwargs).view(*target.shape[:2], -1)
-
-
 # The layout of packed tokens
 
 
@@ -296,8 +280,7 @@ class Packing(NamedTuple):
     def of_rows(cls, states: Tensor) -> "Packing":
         """Describe rows without padding, of shape `(rows, length, width)`, on a GPU."""
         rows, length = states.shape[:2]
-        lengths = torch.full((rows,), length, device=states.device)
-        return cls(rows, length, None, sequences=Sequences.of_lengths(lengths, length))
+        return cls(rows, length, None, sequences=Sequences.of_rows(rows, length, states.device))
 
     @property
     def tokens(self) -> int:
@@ -361,6 +344,28 @@ class CrossPacking(NamedTuple):
     attention_mask: Any
     sequences: tuple[Any, ...] = ()
 
+    def attend(self, attention: Any, attend_rows: Callable, target: Tensor, source: Tensor, **kwargs: Any) -> Tensor:
+        """Apply cross-attention: on a GPU to all sequences at once, on a CPU to rows.
+
+        Args:
+            attention (`CrossAttention`): The attention.
+            attend_rows (`Callable`): From rows of queries, heads of keys and values, and a mask to outputs in rows.
+            target (`torch.Tensor` of shape `(batch, length, d_model)`): The target, as tokens of one row or as rows.
+            source (`torch.Tensor` of shape `(batch, length, d_model)`): The source, the same.
+            **kwargs: Passed on to the kernel.
+
+        Returns:
+            `torch.Tensor` of shape `(batch, length, heads * d_v)`: the outputs, as the target lies.
+        """
+        query, keys_and_values = attention.q_proj(target), attention.kv_proj(source)
+        if self.sequences:
+            projected = (query.flatten(0, 1)[None], *keys_and_values.split(attention.kv_sizes, dim=-1))
+            return attend_sequences(attention, projected, *self.sequences, **kwargs).view(*target.shape[:2], -1)
+        rows = to_rows(keys_and_values, self.source).split(attention.kv_sizes, dim=-1)
+        heads = map(attention.split_heads, rows)  # (batch, heads, key_len, ...) of keys and of values
+        output, _ = attend_rows(to_rows(query, self.target), *heads, self.attention_mask, **kwargs)
+        return to_tokens(output, self.target)
+
 
 # Which positions see each other: what transformers' mask helpers make, of any kind, or a `Packing`.
 Mask = Any
@@ -374,11 +379,6 @@ def to_rows(tokens: Tensor, packing: Packing | None) -> Tensor:
 def to_tokens(rows: Tensor, packing: Packing | None) -> Tensor:
     """Pack rows `(batch, length, width)` to tokens `(1, tokens, width)` if there is a packing."""
     return rows if packing is None else packing.pack(rows)
-
-
-def cross_layout(attention_mask: Mask) -> CrossPacking:
-    """Return how target and source lie: the mask itself, or for any other mask two batches of rows."""
-    return attention_mask if isinstance(attention_mask, CrossPacking) else CrossPacking(None, None, attention_mask)
 
 
 def unpad_source(query: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> tuple[Tensor, Tensor, dict[str, Any]]:
@@ -399,9 +399,8 @@ def unpad_source(query: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> tup
     batch, _, query_len, _ = query.shape
     src_len = mask.shape[1]  # a static cache is longer
     key, value = (states[:, :, :src_len].transpose(1, 2)[mask != 0].transpose(0, 1)[None] for states in (key, value))
-    offsets = torch.arange(0, (batch + 1) * query_len, query_len, dtype=torch.int32, device=query.device)
-    keys = Sequences.of_lengths((mask != 0).sum(1), src_len)
-    return key, value, kernel_arguments(Sequences(offsets, query_len), keys)
+    queries = Sequences.of_rows(batch, query_len, query.device)
+    return key, value, kernel_arguments(queries, Sequences.of_lengths((mask != 0).sum(1), src_len))
 
 
 def gather_outputs(hidden_states: Tensor, attention_mask: Mask) -> Tensor:
@@ -654,7 +653,7 @@ def positions_of(
 
 
 def flattened_rows(
-    position_ids: Tensor | None, offsets: Tensor | None, batch: int, length: int, from_zero: bool = False
+    position_ids: Tensor | None, offsets: Tensor | None, length: int, from_zero: bool = False
 ) -> tuple[Tensor | None, Tensor | None]:
     """Find positions and sequences where a row may hold several, as of transformers' `DataCollatorWithFlattening`.
 
@@ -662,27 +661,16 @@ def flattened_rows(
         position_ids (`torch.LongTensor` of shape `(batch or 1, length)`, *optional*): Positions given by the caller. A
             sequence begins wherever one is not the one before plus 1.
         offsets (`torch.Tensor` of shape `(sequences + 1,)`, *optional*): Where the sequences of one row begin instead,
-            as transformers' `cu_seq_lens_q`.
-        batch (`int`): Number of rows.
-        length (`int`): Their length.
+            as transformers' `cu_seq_lens_q`; checked.
+        length (`int`): Length of the rows.
         from_zero (`bool`, defaults to `False`): Whether every sequence has to begin at position 0; if one does not,
             the row is one sequence.
 
     Returns:
         `tuple[torch.LongTensor | None, torch.LongTensor | None]`: the positions, by default counted from the offsets;
         and for each position the number of its sequence in the row, both of shape `(batch or 1, length)`.
-
-    Raises:
-        ValueError: if there are offsets and not one row.
-        TypeError: if the offsets are no tensor.
     """
     if offsets is not None:
-        check_arguments(cu_seq_lens_q=offsets)
-        if batch != 1 or offsets.dim() != 1:
-            raise ValueError(
-                "`cu_seq_lens_q` must have shape (sequences + 1,), and the batch one row that holds all of them; got "
-                f"shape {tuple(offsets.shape)} and {batch} rows."
-            )
         cells = torch.arange(length, device=offsets.device)
         numbers = torch.searchsorted(offsets[1:].contiguous(), cells, right=True)
         return ((cells - offsets.long()[numbers])[None] if position_ids is None else position_ids), numbers[None]
@@ -703,7 +691,7 @@ def find_sequences(sequence_ids: Tensor, batch: int, arguments: Mapping[str, Any
         arguments (`Mapping[str, Any]`): The arguments of `forward`, with `cu_seq_lens_q` and `max_length_q` or not.
 
     Returns:
-        `Sequences`; `None` if each row is one.
+        `Sequences`: those of the two arguments if both are given; otherwise those found, `None` if each row is one.
     """
     offsets, longest = (arguments.get(name) for name in ("cu_seq_lens_q", "max_length_q"))
     if offsets is not None and isinstance(longest, int):
@@ -767,13 +755,13 @@ def plan_packing(
     packing = Packing(batch, length, None)
     if attention_mask is not None and sizes is not None:
         is_token = (attention_mask != 0).to(device)
-        sequences, span = Sequences.of_lengths(is_token.sum(1), sizes.longest), length
+        sequences = Sequences.of_lengths(is_token.sum(1), sizes.longest)
         packing = packing._replace(positions=is_token.flatten().nonzero_static(size=sizes.total)[:, 0])
     elif sequences is not None:
-        packing, span = packing._replace(positions=torch.arange(batch * length, device=device)), sequences.max_length
+        packing = packing._replace(positions=torch.arange(batch * length, device=device))
     if sequences is not None:
-        num_buckets = 1 if any(map(_is_compiled, layers)) else min(max_buckets, span // BUCKET_LENGTH)
-        packing = packing._replace(sequences=sequences) if is_varlen else _in_buckets(packing, sequences, num_buckets)
+        number = 1 if any(map(_is_compiled, layers)) else min(max_buckets, sequences.max_length // BUCKET_LENGTH)
+        packing = packing._replace(sequences=sequences) if is_varlen else _in_buckets(packing, sequences, number)
     if outputs is not None and has_outputs and not _has_hooks(model):
         is_read = (outputs.flatten() != 0).to(device)
         is_read = is_read if packing.positions is None else is_read[packing.positions]
@@ -819,7 +807,7 @@ def runs_varlen(model: PreTrainedModel, hidden_states: Tensor) -> bool:
     device, dtype = hidden_states.device, hidden_states.dtype
     if device.type not in VARLEN_DEVICES or is_flash(model.config._attn_implementation):
         return device.type in VARLEN_DEVICES
-    if device.type != "meta" and torch.is_autocast_enabled(device.type):  # which has no autocast
+    if device.type != "meta" and torch.is_autocast_enabled(device.type):  # meta has no autocast
         dtype = torch.get_autocast_dtype(device.type)
     kernel = varlen_kernel(device, dtype) if model.config._attn_implementation == "sdpa" else None
     layers: Any = model.layers  # compiled ones can't have the gradient of the other kernel

@@ -44,7 +44,7 @@ class TranslationPipeline(SelfContainedPipeline):
         check_not_fixed(options)
         super().__init__(*arguments, **options)
         places = (self.tokenizer.name_or_path, self.model.name_or_path)  # empty for what was never saved
-        for place in places if target_tokenizer is None else ():
+        for place in dict.fromkeys(places) if target_tokenizer is None else ():
             target_tokenizer = target_tokenizer or (load_target_tokenizer(place) if place else None)
         self.target_tokenizer = self.tokenizer if target_tokenizer is None else target_tokenizer
         check_target_tokenizer(self.model.config, self.tokenizer, self.target_tokenizer)

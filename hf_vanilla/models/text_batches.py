@@ -13,7 +13,7 @@ from transformers.configuration_utils import PreTrainedConfig
 from transformers.modeling_utils import PreTrainedModel
 from transformers.utils import cached_file, logging
 
-from .checks import position_limit
+from .checks import check_integer, position_limit
 
 
 logger = logging.get_logger(__name__)
@@ -34,7 +34,7 @@ DEFAULT_MAX_LENGTH = 1024
 MIN_COUNTED_LENGTH = 8
 
 
-# Texts that are tokenized at once: until then, a tokenizer's own result takes many times the memory of the ids.
+# Texts that are tokenized at once: a tokenizer's own result takes many times the memory of the ids.
 TEXTS_AT_ONCE = 10_000
 
 
@@ -136,15 +136,7 @@ def encode_texts(
     Returns:
         `tuple[list[dict[str, list]], int]`: for each text its `input_ids`, and with offsets its `offset_mapping` and
         `special_tokens_mask`; and the number of truncated texts.
-
-    Raises:
-        ValueError: if `max_length` is below 1.
-        TypeError: if it is no integer.
     """
-    if not isinstance(max_length, int):
-        raise TypeError(f"`max_length` must be an integer, got {max_length!r}.")
-    if max_length < 1:
-        raise ValueError(f"`max_length` must be at least 1, got {max_length}.")
     options = dict(
         split_special_tokens=True,
         return_attention_mask=False,
@@ -174,7 +166,12 @@ def token_ids(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], max_leng
 
     Returns:
         `list[list[int]]`: the token ids of each text.
+
+    Raises:
+        ValueError: if `max_length` is below 1.
+        TypeError: if it is no integer.
     """
+    check_integer("max_length", max_length)
     encoded, cut = encode_texts(tokenizer, [without_lone_surrogates(text) for text in texts], max_length)
     if cut:
         logger.warning(f"{cut} of {len(texts)} {name} were truncated to {max_length} tokens; the left part is kept.")

@@ -30,6 +30,7 @@ from .checks import (
     as_texts,
     check_arguments,
     check_evaluation_mode,
+    check_integer,
     check_not_nan,
     position_limit,
 )
@@ -126,8 +127,9 @@ def word_alignments(
 
     Raises:
         ValueError: if there are not as many translations as sources, the model is in training mode, `layer` or a head
-            does not exist, or a length is below 1.
-        TypeError: if sources or translations are a single string, or contain anything but strings.
+            does not exist, a length is below 1, or the model gives nan.
+        TypeError: if sources or translations are a single string, or contain anything but strings, or a length is no
+            integer.
     """
     sources = as_texts("sources", sources, allows_one=False)
     translations = as_texts("translations", translations, allows_one=False)
@@ -137,10 +139,12 @@ def word_alignments(
         )
     target_tokenizer = tokenizer if target_tokenizer is None else target_tokenizer
     max_length = default_max_length(model, tokenizer) if max_length is None else max_length
+    max_target_length = max_length if max_target_length is None else max_target_length
+    check_integer("max_length", max_length)
+    check_integer("max_target_length", max_target_length)
     sources = [without_lone_surrogates(text) for text in sources]
     translations = [without_lone_surrogates(text) for text in translations]
     encoded_sources, _ = encode_texts(tokenizer, sources, max_length, with_offsets=True)
-    max_target_length = max_length if max_target_length is None else max_target_length
     encoded_targets, _ = encode_texts(target_tokenizer, translations, max_target_length, with_offsets=True)
     lengths = [
         len(source["input_ids"]) + len(target["input_ids"])
@@ -186,7 +190,7 @@ def forced_attention(
         generates it. Rows of -100 are 0.
 
     Raises:
-        ValueError: if the model is in training mode, or `layer` or a head does not exist.
+        ValueError: if the model is in training mode or gives nan, or `layer` or a head does not exist.
     """
     check_evaluation_mode(model)
     check_arguments(input_ids=input_ids, labels=labels)
@@ -205,6 +209,7 @@ def forced_attention(
             )
     finally:
         model.set_attn_implementation(implementation)
+    check_not_nan(outputs.logits)
     attention = mean_of_heads(outputs.cross_attentions, layer, heads)  # (batch, tgt_len, src_len)
     return attention * (labels != IGNORED_LABEL)[..., None]
 
@@ -386,14 +391,10 @@ class SearchOptions:
 
     def __post_init__(self) -> None:
         limits = {"num_beams": 1, "max_length_offset": 0, "max_source_length": 1, "max_tokens_per_batch": 1}
-        for name, lowest in {**limits, "n_best": 1}.items():
+        for name, lowest in {**limits, "n_best": -math.inf}.items():  # its limits are checked together, below
             value = getattr(self, name)
-            if value is None and name == "max_source_length":
-                continue
-            if not isinstance(value, int) or isinstance(value, bool):
-                raise TypeError(f"`{name}` must be an integer, got {value!r}.")
-            if value < lowest and name != "n_best":
-                raise ValueError(f"`{name}` must be at least {lowest}, got {value}.")
+            if value is not None or name != "max_source_length":
+                check_integer(name, value, lowest)
         if not isinstance(self.length_penalty, int | float):
             raise TypeError(f"`length_penalty` must be a number, got {self.length_penalty!r}.")
         if not 1 <= self.n_best <= self.num_beams:
@@ -575,8 +576,8 @@ def search_and_rank(
         lengths = (outputs.beam_indices >= 0).sum(1)  # (batch * num_beams,)
         sums = outputs.sequences_scores * length_penalty_of(lengths.clamp(min=1), alpha, "power")
         is_found = torch.minimum(outputs.sequences_scores, sums) > NOT_FOUND / 2
-    for step in outputs.scores or outputs.logits:  # (batch * num_beams, vocab)
-        check_not_nan(step)
+    steps = outputs.scores or outputs.logits  # of each step (batch * num_beams, vocab)
+    check_not_nan(torch.stack([step.amax() for step in steps]))  # nan if one is; asked once, as a GPU is waited for
     scores = sums / length_penalty_of(lengths.clamp(min=1), alpha, options.length_penalty_type)
     scores = scores.masked_fill(~is_found, -torch.inf).view(-1, num_beams)
     scores, order = scores.sort(dim=1, descending=True, stable=True)

@@ -2,6 +2,7 @@
 
 from functools import partial
 
+import numpy as np
 import pytest
 import torch
 from text_translator import SENTENCES, save_translator, text_model, text_tokenizer
@@ -287,8 +288,9 @@ def test_a_model_that_gives_nan_finds_nothing_and_says_so(tokenizer, num_beams):
     for search in (partial(translate, broken, tokenizer), own):
         with pytest.raises(ValueError, match="log probabilities are nan"):
             search(SENTENCES, num_beams=num_beams)
-    with pytest.raises(ValueError, match="log probabilities are nan"):
-        score_texts(broken, tokenizer, SENTENCES, SENTENCES)
+    for compare in (score_texts, word_alignments):
+        with pytest.raises(ValueError, match="log probabilities are nan"):
+            compare(broken, tokenizer, SENTENCES, SENTENCES)
 
 
 def test_limit_of_the_source_does_not_cut_the_target(model, tokenizer):
@@ -301,11 +303,14 @@ def test_limit_of_the_source_does_not_cut_the_target(model, tokenizer):
 
 
 def test_length_of_texts_is_checked(model, tokenizer):
-    for length, error in ((0, ValueError), (-1, ValueError), (2.5, TypeError)):
+    for length, error in ((0, ValueError), (-1, ValueError), (2.5, TypeError), (True, TypeError)):
         with pytest.raises(error, match="`max_length` must be"):
             score_texts(model, tokenizer, SENTENCES, SENTENCES, max_length=length)
-        with pytest.raises(error, match="`max_target_length` must be|`max_length` must be"):
-            word_alignments(model, tokenizer, SENTENCES, SENTENCES, max_target_length=length)
+        for name in ("max_length", "max_target_length"):
+            with pytest.raises(error, match=f"`{name}` must be"):
+                word_alignments(model, tokenizer, SENTENCES, SENTENCES, **{name: length})
+    limits = {"max_length": np.int64(5), "max_target_length": np.int64(4)}
+    assert word_alignments(model, tokenizer, SENTENCES, SENTENCES, **limits)
 
 
 def test_many_texts_are_tokenized_in_parts(tokenizer, monkeypatch):

@@ -222,6 +222,14 @@ def test_unknown_options_are_named_with_the_known_ones(own, translator):
             each(SENTENCES[0], n_best=5)
 
 
+def test_target_tokenizer_is_looked_up_once(folder, monkeypatch):
+    model, tokenizer, _ = load_translator(folder)
+    places = []
+    monkeypatch.setattr(pipeline_vanilla_transformer, "load_target_tokenizer", places.append)
+    pipeline_vanilla_transformer.TranslationPipeline(model=model, tokenizer=tokenizer, device=-1)
+    assert places == [folder]
+
+
 def test_missing_folder_has_no_target_tokenizer(tmp_path):
     assert load_target_tokenizer(tmp_path / "gone") is None
 

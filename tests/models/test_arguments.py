@@ -177,6 +177,21 @@ def test_a_pipeline_learns_what_the_labels_were(labels, problem_type, tmp_path):
     assert type(model.config).from_pretrained(tmp_path).problem_type == problem_type
 
 
+def test_refused_labels_leave_the_problem_type_open():
+    model = tiny_bert("classes", num_labels=3, problem_type=None)
+    with pytest.raises(ValueError, match="`labels` must have shape"):
+        model(IDS[:2], labels=torch.ones(2, 4))
+    model(IDS[:2], labels=torch.tensor([0, 2]))
+    assert model.config.problem_type == "single_label_classification"
+
+
+@pytest.mark.filterwarnings("ignore:Initializing zero-element tensors:UserWarning")
+@pytest.mark.parametrize(("make", "inputs"), [(tiny_bert, IDS), (tiny_gpt, IDS), (tiny_vit, IMAGES)])
+def test_labels_need_a_classifier(make, inputs):
+    with pytest.raises(ValueError, match="`labels` must not be given: the model has no classifier"):
+        make("classes", num_labels=0)(inputs, labels=torch.tensor([0, 1]))
+
+
 @pytest.mark.parametrize("problem_type", ["regression", "multi_label_classification"])
 def test_transposed_labels_are_refused(problem_type):
     model = tiny_bert("classes", num_labels=3, problem_type=problem_type)

@@ -40,7 +40,7 @@ def plain_loss(hidden_states, weight, bias, labels, target):
 
 
 def projected_loss(hidden_states, weight, bias, labels, target):
-    hidden_states, labels = select_labelled(hidden_states, labels)
+    labels, hidden_states = select_labelled(labels, hidden_states)
     return projected_cross_entropy_sum(hidden_states, weight, bias, labels, target)
 
 
@@ -271,11 +271,12 @@ def test_labelled_tokens_are_searched_once():
     hidden_states = torch.randn(3, 7, 8, requires_grad=True)
     direction = torch.randn(int((LABELS != -100).sum()), 8)
     with CountMasks() as count:
-        selected, labels = select_labelled(hidden_states, LABELS)
+        labels, selected, numbers = select_labelled(LABELS, hidden_states, torch.arange(21).view(3, 7))
         (gradient,) = torch.autograd.grad(selected, hidden_states, direction)
     assert count.names == ["nonzero"]
     assert torch.equal(labels, LABELS[LABELS != -100])
     assert torch.equal(selected, hidden_states[LABELS != -100])
+    assert torch.equal(numbers, (LABELS != -100).flatten().nonzero()[:, 0])
     assert torch.equal(gradient, torch.autograd.grad(hidden_states[LABELS != -100], hidden_states, direction)[0])
 
 

@@ -130,7 +130,7 @@ def test_heads_that_do_not_divide_the_width_are_refused():
         (
             {"pixel_values": IMAGES, "bool_masked_pos": torch.ones(2, 9, dtype=torch.bool)},
             ValueError,
-            "`bool_masked_pos` must not be given, as the model has no mask token",
+            "`bool_masked_pos` must not be given: the model has no mask token",
         ),
         (
             {"pixel_values": IMAGES, "attention_mask": torch.ones(2, 10)},

@@ -122,6 +122,11 @@ def test_long_rows_are_sorted_into_more_buckets(length, buckets):
         torch.testing.assert_close(actual, plain * mask[..., None], **TOLERANCE)
 
 
+def test_buckets_are_counted_without_padding():
+    mask = (torch.arange(512) < torch.arange(20, 36)[:, None]).long()
+    assert len(packed(mask, max_buckets=8).buckets) == 1
+
+
 @pytest.mark.parametrize("buckets", [1, 2, 3, 9])
 def test_packing_round_trips_with_any_number_of_buckets(buckets, monkeypatch):
     monkeypatch.setattr(packing, "BUCKET_LENGTH", 0.5)

@@ -13,7 +13,7 @@ from tiny_vits import IMAGES, tiny_vit
 from tiny_vits import TASKS as VIT_TASKS
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
-from transformers import DataCollatorWithFlattening
+from transformers import DataCollatorWithFlattening, DynamicCache
 
 from hf_vanilla.models import checks, chunked_loss, dropout, layers, packing
 from hf_vanilla.models.packing import EFFICIENT, FLASH, Sequences, host_sizes, varlen_attention
@@ -364,6 +364,35 @@ def test_offsets_of_several_rows_are_refused():
             make_model().base_model(torch.tensor([[5, 6]]), cu_seq_lens_q=[0, 1, 2])
         with pytest.raises(ValueError, match="`cu_seq_lens_q`"):
             make_model().base_model(torch.tensor([[5, 6], [7, 8]]), cu_seq_lens_q=torch.tensor([0, 2, 4]))
+
+
+@pytest.mark.parametrize(
+    ("offsets", "error", "message"),
+    [
+        ([0, 3], ValueError, r"must begin with 0, not fall, and end with the length of the row, 5; got \[0, 3\]"),
+        ([0, 2, 9], ValueError, r"must begin with 0, .* got \[0, 2, 9\]"),
+        ([1, 5], ValueError, r"must begin with 0, .* got \[1, 5\]"),
+        ([0, 4, 3, 5], ValueError, r"must begin with 0, .* got \[0, 4, 3, 5\]"),
+        ([], ValueError, r"must have shape \(sequences \+ 1,\)"),
+        ([0.0, 5.0], TypeError, "must be integers .* got torch.float32"),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("family", MODELS)
+def test_offsets_that_do_not_fit_the_row_are_refused(family, offsets, error, message):
+    for length in ({}, {"max_length_q": 5}):
+        with pytest.raises(error, match=f"`cu_seq_lens_q` {message}"):
+            MODELS[family]()(torch.tensor([[5, 6, 7, 8, 9]]), cu_seq_lens_q=torch.tensor(offsets), **length)
+
+
+@pytest.mark.parametrize("family", MODELS)
+def test_offsets_come_without_a_mask_or_cache(family):
+    model, row = MODELS[family](), {"input_ids": torch.tensor([[5, 6, 7]]), "cu_seq_lens_q": torch.tensor([0, 1, 3])}
+    with pytest.raises(ValueError, match="`attention_mask` must not be given with `cu_seq_lens_q`"):
+        model(**row, attention_mask=torch.ones(1, 3))
+    if family == "gpt":
+        with pytest.raises(ValueError, match="`past_key_values` must not be given with `cu_seq_lens_q`"):
+            model(**row, past_key_values=DynamicCache())
 
 
 def test_encoder_decoder_refuses_flattened_batches():
