@@ -125,7 +125,7 @@ class VanillaBertConfig(SelfContainedConfig):
         Returns:
             `torch.Tensor` of shape `(batch,)`: the operations of each row.
         """
-        from .packing import MAX_OUTPUT_SHARE
+        from .packing import MAX_OUTPUT_SHARE  # here, as packing imports all that runs a model
 
         width = self.hidden_size
         layer = self.attention_flops(input_lengths, input_lengths) + self.feed_forward_flops(input_lengths)

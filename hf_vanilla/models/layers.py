@@ -276,7 +276,9 @@ class MultiHeadAttention(nn.Module):
     ) -> tuple[Tensor, Tensor | None]:
         """Run the attention kernel that the config names, or, in place of `sdpa`, the eager one where that is faster.
 
-        It is where plain products are (`SHORT_SEQUENCE`); it also runs for empty tensors.
+        It is where plain products are (`SHORT_SEQUENCE`); it also runs for empty tensors, which not all of torch's
+        kernels take. The weights are returned where the config names `eager`, so that their presence never depends on
+        lengths.
 
         Args:
             query (`torch.Tensor` of shape `(batch, heads, query_len, d_k)`): Queries.

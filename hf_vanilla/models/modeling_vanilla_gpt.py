@@ -191,6 +191,7 @@ class VanillaGptModel(VanillaGptPreTrainedModel):
         if numbers is None:
             numbers = positions_of(attention_mask, length, past_length, inputs_embeds.device)
         hidden_states = inputs_embeds + self.embed_positions(numbers)  # (batch, length, d_model)
+        # the layers, and after them the norm of pre-norm
         hidden_states, _ = run_encoder(
             self,
             dropout(hidden_states, self.config.hidden_dropout_prob, self.training),

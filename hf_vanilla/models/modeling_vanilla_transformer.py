@@ -198,6 +198,7 @@ class VanillaTransformerEncoder(VanillaTransformerStack):
         check_length(src_len, position_limit(self.config))
 
         hidden_states = self.embed(inputs_embeds, positions_of(attention_mask, src_len, 0, inputs_embeds.device))
+        # the layers, and after them the norm of pre-norm
         return BaseModelOutput(run_encoder(self, hidden_states, attention_mask, keep_padding, **kwargs)[0])
 
 
@@ -289,6 +290,7 @@ class VanillaTransformerDecoder(VanillaTransformerStack):
 
         position_ids = positions_of(attention_mask, tgt_len, past_len, inputs_embeds.device)
         hidden_states = self.embed(inputs_embeds, position_ids)
+        # the layers, and after them the norm of pre-norm
         hidden_states = run_decoder(
             self,
             hidden_states,

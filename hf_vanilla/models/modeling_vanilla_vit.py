@@ -236,6 +236,7 @@ class VanillaVitModel(VanillaVitPreTrainedModel):
         check_pixel_values(pixel_values, self.config, interpolate_pos_encoding)
         hidden_states = self.embeddings(pixel_values)
         read = read_first(hidden_states) if class_token_only else {}
+        # the layers, and after them the norm of pre-norm
         hidden_states, first = run_encoder(self, hidden_states, None, **read, **kwargs)
         return BaseModelOutputWithPooling(hidden_states, None if self.pooler is None else self.pooler(first))
 

@@ -244,7 +244,9 @@ def attend_sequences(
 
 
 class Packing(NamedTuple):
-    """The tokens of padded rows without their padding. Layers take that of a batch in place of an attention mask.
+    """The tokens of padded rows without their padding: of a batch, or of one of its buckets of rows of like length.
+
+    Layers take that of a batch in place of an attention mask, and attention computes bucket after bucket.
 
     Attributes:
         rows: Number of rows, padded to one length.
@@ -946,7 +948,7 @@ def run_encoder(
     """
     if not isinstance(keep_padding, bool):
         raise TypeError(f"`keep_padding` must be a bool, got {type(keep_padding).__name__}.")
-    if kwargs.get("shift_labels") is not None:
+    if kwargs.get("shift_labels") is not None:  # accelerate gives them where it has cut sequences across devices
         raise ValueError(
             "`shift_labels` must not be given: context parallelism, which cuts sequences across devices, knows causal "
             "attention only. Use DDP, FSDP2 or tensor parallelism (`DistributedConfig`)."
