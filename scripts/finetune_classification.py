@@ -113,9 +113,7 @@ class TaskArguments(TestedTaskArguments):
     text_pair_column: str | None = field(
         default=None, metadata={"help": "Column of the second text of a pair. Default: see text_column."}
     )
-    label_column: str | None = field(
-        default=None, metadata={"help": "Column of the label. Default: label or labels, labels."}
-    )
+    label_column: str | None = field(default=None, metadata={"help": "Column of the label. Default: label or labels."})
     regression: bool = field(
         default=False, metadata={"help": "Predict the labels as numbers, even if they are integers."}
     )

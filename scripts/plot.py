@@ -71,7 +71,8 @@ class PlotArguments:
     source: str | None = field(default=None, metadata={"help": "The sentence (attention, alignment)."})
     target: str | None = field(default=None, metadata={"help": "Its translation (attention, alignment)."})
     layer: int | None = field(
-        default=None, metadata={"help": "Layer, from 0. Default: the last one; of alignments the penultimate one."}
+        default=None,
+        metadata={"help": "Layer, from 0. Default: the last one; of alignments the penultimate one, of two the last."},
     )
     heads: list[int] | None = field(
         default=None, metadata={"help": "Heads, from 0: one panel each for attention. Default: the mean of all."}

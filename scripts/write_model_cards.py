@@ -54,7 +54,10 @@ def main() -> None:
     """Write every card."""
     (arguments,) = parse_arguments(CardsArguments, description=__doc__)
     folder = Path(arguments.folder)
-    for name, entry in json.loads((folder / "facts.json").read_text(encoding="utf-8")).items():
+    facts = folder / "facts.json"
+    if not facts.is_file():
+        raise ValueError(f"`folder` must have facts.json, as model_cards of the repository has; got {folder}.")
+    for name, entry in json.loads(facts.read_text(encoding="utf-8")).items():
         with replacing_file(str(folder / f"{name}.md")) as file:
             repo_id = f"{arguments.namespace}/{name}" if arguments.namespace else name
             file.write(make_card(folder, name, repo_id, entry))

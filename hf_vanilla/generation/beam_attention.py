@@ -24,7 +24,7 @@ def beam_attention(
 
     Args:
         outputs (`GenerateBeamEncoderDecoderOutput`): Output of `generate()`, with or without `beam_search`.
-        layer (`int`, *optional*): Decoder layer, from 0; the penultimate one by default.
+        layer (`int`, *optional*): Decoder layer, from 0; the penultimate one by default, of two the last.
         heads (`Sequence[int]`, *optional*): Heads to average; all by default.
 
     Returns:

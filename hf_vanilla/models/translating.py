@@ -9,8 +9,8 @@
 
 The attention is that of the step which generates a token, in one layer, averaged over heads. The default is the
 penultimate layer, which aligns best in a Transformer (Garg et al. 2019, "Jointly Learning to Align and Translate with
-Transformer Models"). Subwords are combined into words: a target word gets the mean of its subwords' attention, a
-source word the sum. Attention to `</s>` belongs to no word, so rows may sum to less than 1.
+Transformer Models"); of two layers it is the last. Subwords are combined into words: a target word gets the mean of
+its subwords' attention, a source word the sum. Attention to `</s>` belongs to no word, so rows may sum to less than 1.
 """
 
 import inspect
@@ -112,7 +112,8 @@ def word_alignments(
         sources (`Sequence[str]`): Sentences, words separated by spaces. Segment languages without spaces first.
         translations (`Sequence[str]`): Their translations.
         target_tokenizer (`PreTrainedTokenizerBase`, *optional*): The target's tokenizer, if it is another one.
-        layer (`int`, *optional*): Decoder layer whose attention is used; the penultimate one by default.
+        layer (`int`, *optional*): Decoder layer whose attention is used; the penultimate one by default, of two the
+            last.
         heads (`Sequence[int]`, *optional*): Heads to average; all by default.
         threshold (`float`, *optional*): Align every pair of words with at least this much attention (0 to 1). By
             default each target word is aligned to the one source word that it attends to most.
@@ -182,7 +183,7 @@ def forced_attention(
         attention_mask (`torch.Tensor` of shape `(batch, src_len)`, *optional*): 1 for tokens, 0 for padding.
         labels (`torch.LongTensor` of shape `(batch, tgt_len)`): Target tokens without the start token; -100 is
             padding.
-        layer (`int`, *optional*): Decoder layer, from 0; the penultimate one by default.
+        layer (`int`, *optional*): Decoder layer, from 0; the penultimate one by default, of two the last.
         heads (`Sequence[int]`, *optional*): Heads to average; all by default.
 
     Returns:
@@ -222,7 +223,7 @@ def mean_of_heads(
     Args:
         cross_attentions (`Sequence[torch.Tensor]`): For each layer a tensor of shape `(batch, heads, tgt_len,
             src_len)`.
-        layer (`int`, *optional*): Decoder layer, from 0; the penultimate one by default.
+        layer (`int`, *optional*): Decoder layer, from 0; the penultimate one by default, of two the last.
         heads (`Sequence[int]`, *optional*): Heads to average; all by default.
 
     Returns:
@@ -232,7 +233,8 @@ def mean_of_heads(
         ValueError: if `layer` or a head does not exist.
     """
     layers = len(cross_attentions)
-    layer = max(layers - 2, 0) if layer is None else layer
+    if layer is None:
+        layer = layers - 2 if layers > 2 else layers - 1
     if not -layers <= layer < layers:
         raise ValueError(f"`layer` must be in [{-layers}, {layers}), as the decoder has {layers} layers; got {layer}.")
     attention = cross_attentions[layer]  # (batch, heads, tgt_len, src_len)
