@@ -143,9 +143,14 @@ def answer(
             _show(_help_parser(command, program, trainer).format_help(), program)
         return
     is_file = is_file_of_options(arguments)
-    is_folder = len(arguments) == 1 and not is_file and not arguments[0].startswith("-")  # which a command may take
+    options = [*_own_options(command), *(trainer or [])]
+    only = arguments[0] if len(arguments) == 1 else "-"
+    is_folder = (
+        not is_file
+        and not only.startswith("-")
+        and any(each["name"] == "folder" and each.get("required") for each in options)
+    )
     if trainer is not None and not is_folder:
-        options = [*_own_options(command), *trainer]
         try:
             if is_file:  # which has options that are not known here
                 _parse([{**option, "required": False} for option in options], arguments[1:])

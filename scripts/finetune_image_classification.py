@@ -49,10 +49,11 @@ from hf_vanilla.command_line.finetuning import (
 )
 from hf_vanilla.command_line.options import run
 from hf_vanilla.command_line.splits import load_hub_splits
-from hf_vanilla.data.images import ImageTransform, build_image_processor, load_images
+from hf_vanilla.data.images import AugmentedImages, ImageTransform, build_image_processor, load_images
 from hf_vanilla.data.labelled import Labels, encode_labels
 from hf_vanilla.metrics import ClassificationMetrics
 from hf_vanilla.training import FinetuningArguments, FinetuningTask, VerifiedCheckpointTrainer
+from hf_vanilla.training.finetuning import EpochOfDataCallback
 
 
 logger = logging.getLogger("finetune_image_classification")
@@ -197,14 +198,14 @@ def prepare(arguments: TaskArguments, training_args: FinetuningArguments) -> Fin
             processor = AutoImageProcessor.from_pretrained(arguments.model_name_or_path)
     channels = getattr(config, "num_channels", 3)
     unchanged = ImageTransform(processor, channels)
-    changed = ImageTransform(processor, channels, min_crop=arguments.random_crop, flip=arguments.random_flip)
+    augmenting = ImageTransform(processor, channels, min_crop=arguments.random_crop, flip=arguments.random_flip)
 
     # 2. data
     encoded, labels = load_and_encode(arguments)
-    data = {name: split.with_transform(changed if name == "train" else unchanged) for name, split in encoded.items()}
+    held_out = {name: split.with_transform(unchanged) for name, split in encoded.items() if name != "train"}
     scores = {"regression": "spearman", "multi_label_classification": "f1_micro"}
     named = ", ".join(map(repr, labels.names[:10]))
-    logger.info(f"{labels.problem_type}, labels: {named}; {len(data['train']):,} training images")
+    logger.info(f"{labels.problem_type}, labels: {named}; {len(encoded['train']):,} training images")
 
     # 3. model and trainer
     def make_model():
@@ -216,13 +217,13 @@ def prepare(arguments: TaskArguments, training_args: FinetuningArguments) -> Fin
         return VerifiedCheckpointTrainer(
             args=args,
             model_init=make_model,
-            train_dataset=data["train"],
-            eval_dataset=data["validation"],
+            train_dataset=AugmentedImages(encoded["train"], augmenting, args.seed),
+            eval_dataset=held_out["validation"],
             processing_class=processor,
             compute_metrics=ClassificationMetrics(labels.problem_type),
+            callbacks=[EpochOfDataCallback()],
         )
 
-    held_out = {name: split for name, split in data.items() if name != "train"}
     return FinetuningTask(make_trainer, held_out, scores.get(labels.problem_type, "accuracy"))
 
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from datasets import Dataset, Image
 from transformers import BaseImageProcessor, PreTrainedConfig
@@ -165,12 +166,15 @@ class ImageTransform:
             raise ValueError(f"`min_crop` must be above 0 and at most 1, got {min_crop}.")
         self.processor, self.mode, self.min_crop, self.flip = processor, MODES[num_channels], min_crop, flip
 
-    def __call__(self, rows: dict[str, Sequence[Any]]) -> dict[str, Sequence[Any]]:
+    def __call__(
+        self, rows: dict[str, Sequence[Any]], generator: torch.Generator | None = None
+    ) -> dict[str, Sequence[Any]]:
         """Process a batch of rows.
 
         Args:
             rows (`dict[str, Sequence]`): Columns; `image` holds Pillow's images, or what
                 `datasets.Image(decode=False)` gives, from which an image that can't be read is named.
+            generator (`torch.Generator`, *optional*): Source of the random numbers; torch's own by default.
 
         Returns:
             `dict[str, Sequence]`: `pixel_values`, tensors of shape `(channels, height, width)`, and the columns but
@@ -179,27 +183,62 @@ class ImageTransform:
         Raises:
             ValueError: if an image has more than 8 bits for a channel, or can't be read, such as a truncated one.
         """
-        images = [self.augment(_decode(each).convert(self.mode)) for each in rows["image"]]
+        images = [self.augment(_decode(each).convert(self.mode), generator) for each in rows["image"]]
         pixel_values = list(self.processor(images, return_tensors="pt")["pixel_values"])
         return {"pixel_values": pixel_values, **{name: rows[name] for name in rows if name != "image"}}
 
-    def augment(self, image: "PIL.Image.Image") -> "PIL.Image.Image":
-        """Crop and mirror an image as torch's random numbers say.
+    def augment(self, image: "PIL.Image.Image", generator: torch.Generator | None = None) -> "PIL.Image.Image":
+        """Crop and mirror an image as random numbers say.
 
         Args:
             image (`PIL.Image.Image`): The image.
+            generator (`torch.Generator`, *optional*): As above.
 
         Returns:
             `PIL.Image.Image`: the part, of another size.
         """
         if self.min_crop < 1:
-            area, ratio, across, down = torch.rand(4).tolist()
+            area, ratio, across, down = torch.rand(4, generator=generator).tolist()
             area = image.width * image.height * (self.min_crop + area * (1 - self.min_crop))
             ratio = math.exp(math.log(CROP_RATIOS[0]) + ratio * math.log(CROP_RATIOS[1] / CROP_RATIOS[0]))
             width = max(1, min(image.width, round(math.sqrt(area * ratio))))
             height = max(1, min(image.height, round(math.sqrt(area / ratio))))
             left, top = round(across * (image.width - width)), round(down * (image.height - height))
             image = image.crop((left, top, left + width, top + height))
-        if self.flip and torch.rand(()) < 0.5:
+        if self.flip and torch.rand((), generator=generator) < 0.5:
             image = PIL.ImageOps.mirror(image)
         return image
+
+
+class AugmentedImages(torch.utils.data.Dataset):
+    """Images whose random changes depend on seed, epoch and row alone.
+
+    So a training that resumes amid an epoch sees the same ones, with any number of workers and processes.
+
+    Args:
+        dataset (`Dataset`): Rows with an `image`.
+        transform (`ImageTransform`): Changes the images.
+        seed (`int`): Seed of the training.
+    """
+
+    def __init__(self, dataset: Dataset, transform: ImageTransform, seed: int) -> None:
+        self.dataset, self.transform, self.seed, self.epoch = dataset, transform, seed, 0
+
+    def set_epoch(self, epoch: int) -> None:
+        """Change the random numbers; [`~hf_vanilla.training.finetuning.EpochOfDataCallback`] calls this.
+
+        Args:
+            epoch (`int`): Epoch from 0.
+        """
+        self.epoch = epoch
+
+    def __len__(self) -> int:
+        """Return the number of images."""
+        return len(self.dataset)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        """Return what a classifier is given of a row."""
+        state = np.random.SeedSequence((self.seed, self.epoch, index)).generate_state(1, np.uint64)
+        generator = torch.Generator().manual_seed(int(state[0]))
+        row: dict[str, Sequence[Any]] = {name: [value] for name, value in self.dataset[index].items()}
+        return {name: values[0] for name, values in self.transform(row, generator).items()}

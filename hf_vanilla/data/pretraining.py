@@ -568,5 +568,5 @@ def _report(pairs: Dataset, documents: int, max_length: int) -> None:
     cut = int(np.asarray(pairs.data.column("cut_tokens")).sum())
     logger.info(
         f"{documents:,} documents: {len(labels):,} pairs of up to {max_length} tokens, {labels.mean():.1%} with a "
-        f"random second segment; {cut:,} tokens truncated to fit."
+        f"second segment from another document; {cut:,} tokens truncated to fit."
     )

@@ -200,8 +200,8 @@ def roll_back(
     except RevisionNotFoundError as error:
         tags = [each.name for each in retry(lambda: api.list_repo_refs(repo_id).tags)]
         raise ValueError(
-            f"`to_revision` must be a commit or a tag of {repo_id}, which has no {to_revision!r}; its tags are "
-            f"{', '.join(tags) or 'none'}."
+            f"`to_revision` (--roll_back_to) must be a commit or a tag of {repo_id}, which has no {to_revision!r}; "
+            f"its tags are {', '.join(tags) or 'none'}."
         ) from error
     changed = tuple(sorted(name for name in wanted if not wanted[name].matches(now.get(name))))
     deleted = tuple(sorted(now.keys() - wanted.keys()))

@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 
 import torch
 from accelerate.utils import gather_object
+from torch.utils.data import DataLoader
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_callback import ExportableState
@@ -179,6 +180,16 @@ class EpochLengthGroupedSampler(LengthGroupedSampler):
         return super().__iter__()
 
 
+@contextmanager
+def _without_dropping(args: TrainingArguments) -> Iterator[None]:
+    """Turn `dataloader_drop_last` off meanwhile."""
+    given, args.dataloader_drop_last = args.dataloader_drop_last, False
+    try:
+        yield
+    finally:
+        args.dataloader_drop_last = given
+
+
 class VerifiedCheckpointTrainer(MuonTrainer, ResilientPushTrainer):
     """A `Trainer` whose checkpoints appear complete or not at all, and are verified when a run resumes from them.
 
@@ -192,6 +203,7 @@ class VerifiedCheckpointTrainer(MuonTrainer, ResilientPushTrainer):
     - If the disk is full, the partial checkpoint is removed, and the training ends with an error in all processes.
       With `on_disk_full="continue"` in the training arguments it is a warning, and the next checkpoint is tried.
     - With `on_nan="rollback"` it returns to the newest good checkpoint as [`NaNPolicyCallback`] asks for.
+    - `dataloader_drop_last` is for training alone: evaluations and predictions count every row.
     - `muon` in the training arguments updates the matrices of the layers by Muon.
     - Context and sequence parallelism (`parallelism_config`) are refused.
     """
@@ -218,6 +230,32 @@ class VerifiedCheckpointTrainer(MuonTrainer, ResilientPushTrainer):
         """Make the order of rows of like length one that a resumed epoch has again."""
         sampler = super()._get_train_sampler(*args, **kwargs)
         return EpochLengthGroupedSampler(sampler, self) if isinstance(sampler, LengthGroupedSampler) else sampler
+
+    def get_eval_dataloader(self, *args: Any, **kwargs: Any) -> DataLoader:
+        """Load every row to evaluate, also with `dataloader_drop_last`.
+
+        Args:
+            *args (`Any`): As in `Trainer`.
+            **kwargs (`Any`): Likewise.
+
+        Returns:
+            `DataLoader`: its batches.
+        """
+        with _without_dropping(self.args):
+            return super().get_eval_dataloader(*args, **kwargs)
+
+    def get_test_dataloader(self, *args: Any, **kwargs: Any) -> DataLoader:
+        """Load every row to predict, also with `dataloader_drop_last`.
+
+        Args:
+            *args (`Any`): As in `Trainer`.
+            **kwargs (`Any`): Likewise.
+
+        Returns:
+            `DataLoader`: its batches.
+        """
+        with _without_dropping(self.args):
+            return super().get_test_dataloader(*args, **kwargs)
 
     def train(
         self,

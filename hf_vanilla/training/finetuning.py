@@ -71,6 +71,26 @@ class FewUpdatesWarning(TrainerCallback):
             )
 
 
+class EpochOfDataCallback(TrainerCallback):
+    """Tells training data with a `set_epoch` the epoch.
+
+    accelerate does so in one process alone, and not after batches that a resumed run skips.
+    """
+
+    def on_epoch_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Tell the epoch from 0.
+
+        Args:
+            args (`TrainingArguments`): Not used.
+            state (`TrainerState`): The progress.
+            control (`TrainerControl`): Not used.
+            **kwargs (`Any`): `train_dataloader`.
+        """
+        kwargs["train_dataloader"].dataset.set_epoch(int(state.epoch or 0))
+
+
 class FinetuningTask(NamedTuple):
     """A fine-tuning but for its settings.
 

@@ -316,9 +316,10 @@ def _hash_of_data(dataset: Any) -> str | None:
     if not hasattr(dataset, "__len__"):
         return None
     content: list[Any] = [len(dataset)]
-    if isinstance(dataset, datasets.Dataset) and len(dataset) > 0:
+    stored = getattr(dataset, "dataset", dataset)  # of torch's `Subset` and of others that wrap one
+    if isinstance(stored, datasets.Dataset) and len(stored) > 0:
         # As stored: a transform may be random.
-        stored = dataset.with_format("arrow")
+        stored = stored.with_format("arrow")
         content += [stored.column_names, list(_some_rows(stored))]
     return _hash_of(content)
 

@@ -9,7 +9,7 @@ from datasets import Dataset, Image
 from PIL import Image as Pictures
 
 from hf_vanilla import VanillaVitConfig
-from hf_vanilla.data.images import ImageTransform, build_image_processor, load_images
+from hf_vanilla.data.images import AugmentedImages, ImageTransform, build_image_processor, load_images
 
 
 PIXELS = np.arange(6 * 10 * 3, dtype=np.uint8).reshape(6, 10, 3)
@@ -133,6 +133,19 @@ def test_augmentation_crops_and_mirrors_at_random():
     # whole pixels round the share of 0.3 down
     assert all(width * height >= 0.3 * 60 - 8 for width, height in sizes)
     assert min(sizes) < (10, 6)
+
+
+def test_changes_depend_on_seed_epoch_and_row_alone():
+    rows = Dataset.from_dict({"image": [Pictures.fromarray(PIXELS)] * 3, "labels": [4, 0, 7]})
+    dataset = AugmentedImages(rows, ImageTransform(PROCESSOR, min_crop=0.3), seed=5)
+    assert len(dataset) == 3
+    first, second = dataset[1], dataset[2]
+    assert first["labels"] == 0
+    assert not torch.equal(first["pixel_values"], second["pixel_values"])
+    dataset.set_epoch(1)
+    assert not torch.equal(dataset[1]["pixel_values"], first["pixel_values"])
+    again = AugmentedImages(rows, ImageTransform(PROCESSOR, min_crop=0.3), seed=5)
+    assert torch.equal(again[1]["pixel_values"], first["pixel_values"])
 
 
 @pytest.mark.parametrize(

@@ -126,7 +126,7 @@ def test_roll_back_restores_files_in_one_commit(hub, folder):
     save_model(folder, seed=1)
     (folder / "more.txt").write_text("more")
     second = publish(folder, REPO)
-    with pytest.raises(ValueError, match="`to_revision` must be .* which has no 'v9'; its tags are good"):
+    with pytest.raises(ValueError, match="`to_revision` .* must be .* which has no 'v9'; its tags are good"):
         roll_back(REPO, "v9")
     assert roll_back("tiny", "good", dry_run=True).repo_id == REPO
     assert hub.files() != before

@@ -1,10 +1,12 @@
 """Classifiers of images, trained from nothing and fine-tuned on folders; and bad input."""
 
 import json
+import shutil
 
 import numpy as np
 import pytest
 from PIL import Image
+from safetensors.torch import load_file
 from script_runner import run, run_here
 from transformers import pipeline
 
@@ -56,6 +58,34 @@ def test_model_from_nothing_learns_and_is_fine_tuned(pictures, tmp_path):
     assert json.loads((tmp_path / "tuned" / "r.json").read_text())["summary"]["validation"]["median"] == 1.0
     sizes = json.loads((tmp_path / "tuned" / "seed-42" / "config.json").read_text())
     assert (sizes["image_size"], sizes["hidden_size"], sizes["id2label"]) == (8, 16, {"0": "bright", "1": "dark"})
+
+
+def test_random_crops_are_the_same_in_an_epoch_that_is_resumed(pictures, tmp_path):
+    def train():
+        options = [
+            *SIZES,
+            "--random_crop",
+            "0.3",
+            "--random_flip",
+            "--max_steps",
+            "10",
+            "--dataloader_drop_last",
+            "true",
+        ]
+        saving = ["--per_device_eval_batch_size", "64", "--save_strategy", "steps", "--save_steps", "4"]
+        finished = run(*command(pictures, tmp_path / "run", *options, *saving))
+        assert finished.returncode == 0, finished.stderr
+        return finished.stderr + finished.stdout, load_file(model / "model.safetensors")
+
+    model = tmp_path / "run" / "seed-42"
+    _, weights = train()
+    assert json.loads((model / "scores.json").read_text())["validation"]["accuracy"] >= 0.5  # of all images
+    for each in ("checkpoint-8", "checkpoint-10"):  # as if it had been killed in the first epoch, which has 6 updates
+        shutil.rmtree(model / each)
+    (model / "scores.json").unlink()
+    said, resumed = train()
+    assert f"{model}/checkpoint-4" in said
+    assert all(tensor.equal(resumed[name]) for name, tensor in weights.items())
 
 
 @pytest.mark.parametrize(
