@@ -101,13 +101,15 @@ def plot_attention(
     grid = figure.subplots(rows, columns, squeeze=False)
     brightest = max(panel.max() for panel in panels.values())
     shown = list(grid.flat[: len(panels)])
+    is_self_attention = list(source_tokens) == list(target_tokens)
+    across, down = ("token attended to", "token") if is_self_attention else ("source", "target")
     for index, (axes, (name, panel)) in enumerate(zip(shown, panels.items(), strict=True)):
         image = axes.imshow(panel, cmap="Blues", vmin=0.0, vmax=brightest)
         axes.set_title(name, fontsize="medium")
         at_bottom, at_left = index + columns >= len(panels), index % columns == 0
         _label_tokens(axes.xaxis, source_tokens if at_bottom else (), cell)
         _label_tokens(axes.yaxis, target_tokens if at_left else (), cell)
-        axes.set(xlabel="source" if at_bottom else None, ylabel="target" if at_left else None)
+        axes.set(xlabel=across if at_bottom else None, ylabel=down if at_left else None)
     for axes in grid.flat[len(panels) :]:
         axes.remove()
     figure.colorbar(image, ax=shown, label="attention weight", shrink=min(1.0, 3.0 / (rows * height)), aspect=20)

@@ -36,7 +36,7 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModel, AutoTokenizer
 
-from hf_vanilla.command_line.checks import check_files_exist, check_models, explained_loading
+from hf_vanilla.command_line.checks import check_files_exist, check_models, explained_loading, without_load_report
 from hf_vanilla.command_line.options import parse_arguments, run, take_task
 from hf_vanilla.generation import load_translator, translate, word_alignments
 from hf_vanilla.models.layers import sinusoidal_positions
@@ -118,7 +118,8 @@ def draw_attention(arguments: PlotArguments) -> Any:
         is_translator = AutoConfig.from_pretrained(arguments.model).is_encoder_decoder
         if not is_translator:
             tokenizer = AutoTokenizer.from_pretrained(arguments.model)
-            model = AutoModel.from_pretrained(arguments.model, attn_implementation="eager").eval()
+            with without_load_report():  # of heads, which are not used
+                model = AutoModel.from_pretrained(arguments.model, attn_implementation="eager").eval()
     if is_translator:
         return draw_cross_attention(arguments, layer)
     inputs = tokenizer(arguments.source, return_tensors="pt")

@@ -309,11 +309,11 @@ def infer_labels(labels: Sequence[Any], *, regression: bool = False) -> Labels:
     """
     if regression or _are_fractions(labels):
         for row, label in enumerate(labels, start=1):
-            _number(label, f"Row {row}")
+            _number(label, f"Training data, row {row}")
         return Labels(REGRESSION, ["score"])
     for row, label in enumerate(labels, start=1):
         if label == "":
-            raise ValueError(f"Row {row}: a label must not be empty.")
+            raise ValueError(f"Training data, row {row}: a label must not be empty; name the class.")
     is_multi = isinstance(labels[0], list)
     values = {each for label in labels for each in label} if is_multi else set(labels)
     names = [str(value) for value in sorted(values, key=_natural_order)]
@@ -322,7 +322,7 @@ def infer_labels(labels: Sequence[Any], *, regression: bool = False) -> Labels:
     if not names:
         raise ValueError("There must be at least one label, but all lists of labels are empty.")
     if is_multi and len(labels[0]) > 1 and values <= _BITS and len({len(label) for label in labels}) == 1:
-        raise ValueError(f"Row 1: {_NO_BITS}; got {quoted(labels[0])}.")
+        raise ValueError(f"Training data, row 1: {_NO_BITS}; got {quoted(labels[0])}.")
     return Labels(MULTI_LABEL if is_multi else SINGLE_LABEL, names)
 
 

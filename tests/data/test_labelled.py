@@ -92,7 +92,7 @@ def test_bad_labels_are_named():
         infer_labels(["yes", "yes"])
     with pytest.raises(ValueError, match="at least one label, but all lists of labels are empty"):
         infer_labels([[], []])
-    with pytest.raises(ValueError, match="Row 2: a label for regression must be a number, got 'x'"):
+    with pytest.raises(ValueError, match="Training data, row 2: a label for regression must be a number, got 'x'"):
         infer_labels([1, "x"], regression=True)
     labels = Labels("single_label_classification", ["no", "yes"])
     with pytest.raises(
