@@ -4,6 +4,7 @@
 checkpoint-500                 one rename by one process; not resumed from before it has its manifest
 checkpoint-500/manifest.json   written by a thread beside the training: all files on the disk, and their hashes
 checkpoint-400                 removed, if `save_total_limit` says so
+checkpoint-418                 saved when the run was stopped: removed after the next one that the options ask for
 """
 
 import errno
@@ -22,7 +23,7 @@ from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState,
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_callback import ExportableState
 from transformers.trainer_pt_utils import LengthGroupedSampler
-from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, HubStrategy, TrainOutput
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, HubStrategy, SaveStrategy, TrainOutput
 from transformers.utils import logging
 
 from ..data.files import is_full_disk
@@ -97,6 +98,7 @@ class ManifestCallback(TrainerCallback):
         if args.should_save and folder.is_dir():
             wait_for_manifests()
             best = state.best_model_checkpoint
+            self._facts["scheduled"] = _is_scheduled(args, state)
             rotation = (args.save_total_limit, best) if is_own else None
             job = threading.Thread(target=self.write, args=(folder, rotation), name="manifest")
             _writing.append(job)
@@ -492,29 +494,51 @@ def move_checkpoint(staged: Path, folder: Path) -> None:
     shutil.rmtree(staged.parent, ignore_errors=True)
 
 
+def _is_scheduled(args: TrainingArguments, state: TrainerState) -> bool:
+    """Whether the options ask for a checkpoint at this step; else it is there because the run was stopped."""
+    if args.save_strategy == SaveStrategy.STEPS:
+        return state.global_step % state.save_steps == 0 or state.global_step >= state.max_steps
+    if args.save_strategy == SaveStrategy.EPOCH:
+        return float(state.epoch or 0).is_integer()
+    return args.save_strategy == SaveStrategy.BEST and state.best_global_step == state.global_step
+
+
 def rotate_checkpoints(newest: Path, limit: int | None, best: str | None) -> None:
     """Remove the oldest checkpoints of a run, but never the newest and the best one.
 
-    Checkpoints of later steps than the newest are of an attempt that was given up, and are removed first.
+    Checkpoints of later steps than the newest are of an attempt that was given up, and are removed first. One that was
+    saved because the run was stopped does not count, and is removed once there is a newer one: so the run ends with
+    the same checkpoints, and the same average of the last ones, as one that was not stopped.
 
     Args:
         newest (`Path`): The checkpoint saved last, which is complete.
         limit (`int`, *optional*): How many to keep; all by default.
         best (`str`, *optional*): The best one.
     """
-    if limit is None or limit < 1:
-        return
     folders = folders_by_step(newest.parent)
     step = next((step for step, folder in folders.items() if folder == newest), 0)
     kept = {newest.resolve(), *([Path(best).resolve()] if best else [])}
+    unscheduled = {each for each in folders if not _was_scheduled(folders[each])}
     others = [each for each in folders if folders[each].resolve() not in kept]
     others.sort(key=lambda each: (each < step, each))
+    removed = [each for each in others if each in unscheduled]
+    if limit is not None and limit > 0:
+        counted = [each for each in others if each not in unscheduled]
+        removed += counted[: max(0, len(folders) - len(unscheduled) - max(limit, len(kept)))]
     trash = newest.parent / STAGING_FOLDER
-    for each in others[: max(0, len(folders) - max(limit, len(kept)))]:
+    for each in removed:
         trash.mkdir(exist_ok=True)
         # Moved away in one step: a process killed here leaves no half checkpoint.
         os.replace(folders[each], trash / f"removed-{each}")
     shutil.rmtree(trash, ignore_errors=True)
+
+
+def _was_scheduled(folder: Path) -> bool:
+    """Whether the options asked for a checkpoint, by its manifest."""
+    try:
+        return bool((read_manifest(folder) or {}).get("scheduled", True))
+    except ValueError:
+        return True
 
 
 def _folder_of(args: TrainingArguments, state: TrainerState) -> Path:

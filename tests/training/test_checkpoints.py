@@ -14,7 +14,7 @@ import torch
 from checkpoint_folders import steps_of, write_checkpoint, write_run
 from safetensors.torch import load_file, save_file
 from tiny_translation import tiny_collator, tiny_model, tiny_pairs, tiny_tokenizer, weights_of
-from transformers import Seq2SeqTrainer
+from transformers import Seq2SeqTrainer, TrainerCallback
 
 from hf_vanilla.training import (
     ManifestCallback,
@@ -347,6 +347,24 @@ def test_rotation_keeps_the_newest_and_the_best(tmp_path):
     flip("optimizer.pt")(tmp_path / "checkpoint-4")
     make_trainer(tmp_path, save_total_limit=2, max_steps=3).train(resume_from_checkpoint=True)
     assert sorted(path.name for path in tmp_path.glob("*checkpoint*")) == ["checkpoint-1", "checkpoint-3"]
+
+
+@pytest.mark.parametrize("limit", [None, 2])
+def test_stopped_run_ends_with_the_checkpoints_of_one_that_was_not(tmp_path, limit):
+    class StopAt(TrainerCallback):
+        def on_step_end(self, args, state, control, **kwargs):
+            if state.global_step == 5:
+                control.should_save = control.should_training_stop = True
+
+    def checkpoints():
+        return sorted(path.name for path in tmp_path.glob("*checkpoint*"))
+
+    options = {"max_steps": 7, "save_steps": 2, "save_total_limit": limit}
+    make_trainer(tmp_path, callbacks=[StopAt()], **options).train()
+    assert checkpoints() == ["checkpoint-2", "checkpoint-4", "checkpoint-5"]
+    make_trainer(tmp_path, **options).train(resume_from_checkpoint=True)
+    expected = ["checkpoint-2", "checkpoint-4", "checkpoint-6", "checkpoint-7"]
+    assert checkpoints() == (expected if limit is None else expected[-limit:])
 
 
 def test_checkpoints_without_optimizer_are_not_resumed(tmp_path):
