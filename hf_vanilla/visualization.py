@@ -8,6 +8,7 @@ import math
 import re
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
+from numbers import Real
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -27,6 +28,8 @@ logger = logging.get_logger(__name__)
 
 # Distinct for colour-blind readers (Okabe and Ito 2008).
 _COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+# Entries of a training log that are drawn, beside evaluations.
+_DRAWN_FIELDS = ("step", "loss", "learning_rate", "sequence_length")
 # Evaluation entries of a training log that are not metrics.
 _SPEED_FIELDS = ("runtime", "samples_per_second", "steps_per_second", "model_preparation_time")
 # An evaluation of one of several lengths of sequences.
@@ -297,8 +300,9 @@ def plot_training_curve(log_history: Sequence[Mapping[str, Any]], *, title: str 
 
     Raises:
         ImportError: if matplotlib is missing.
-        ValueError: if the log has nothing to plot.
+        ValueError: if the log has nothing to plot, or what is plotted of an entry, or its step, is no number.
     """
+    _check_log(log_history)
     panels = _logged_curves(log_history)
     phases = _logged_phases(log_history)
     last = max(entry.get("step", 0) for entry in log_history) or 1
@@ -339,10 +343,12 @@ def plot_position_losses(curves: Mapping[str, Mapping[str, Any]], *, title: str 
 
     Raises:
         ImportError: if matplotlib is missing.
-        ValueError: if there is no curve, or one has no loss.
+        ValueError: if there is no curve, or one has no loss, or is not what `loss_by_position` returns.
     """
     if len(curves) == 0:
         raise ValueError("`curves` must have at least one list of losses, got none.")
+    for label, curve in curves.items():
+        check_position_losses(curve, f"`curves`, {label!r}:")
     figure = _new_figure(7.5, 4.2, title)
     axes = figure.subplots()
     for (label, curve), color in zip(curves.items(), _cycle_colors(len(curves)), strict=True):
@@ -358,6 +364,31 @@ def plot_position_losses(curves: Mapping[str, Mapping[str, Any]], *, title: str 
     axes.set_xlim(left=0)
     _finish_curves(axes)
     return figure
+
+
+def check_position_losses(curve: Any, where: str) -> None:
+    """Check that a value is as what [`~hf_vanilla.metrics.loss_by_position`] returns.
+
+    Args:
+        curve (`Any`): The value, such as one read from a file.
+        where (`str`): Its place, for messages.
+
+    Raises:
+        ValueError: if it is no mapping, lacks `width`, `loss` or `tokens`, or these are other than numbers.
+    """
+    for name in ("width", "loss", "tokens"):
+        if not isinstance(curve, Mapping) or name not in curve:
+            raise ValueError(
+                f"{where} losses by position must have `width`, `loss` and `tokens`, but have no `{name}`."
+            )
+    width, losses, tokens = curve["width"], curve["loss"], curve["tokens"]
+    if not (_is_number(width) and width >= 1):
+        raise ValueError(f"{where} `width` must be a number of positions, at least 1, got {width!r:.80}.")
+    for name, values in (("loss", losses), ("tokens", tokens)):
+        if not isinstance(values, Sequence) or not all(each is None or _is_number(each) for each in values):
+            raise ValueError(f"{where} `{name}` must be a list of numbers, got {values!r:.80}.")
+    if [each is not None for each in losses] != [(each or 0) > 0 for each in tokens]:
+        raise ValueError(f"{where} `loss` must have a number wherever `tokens` has more than 0, and else none.")
 
 
 def _new_figure(width: float, height: float, title: str | None) -> "Figure":
@@ -527,6 +558,32 @@ class _Curve(NamedTuple):
 
     points: list[tuple[float, float]]
     final: list[tuple[float, float]]
+
+
+def _is_number(value: Any) -> bool:
+    """Whether a value can be drawn: a number, and no integer that is too large for matplotlib."""
+    return isinstance(value, Real) and not (isinstance(value, int) and abs(value) >= 2**63)
+
+
+def _check_log(log_history: Any) -> None:
+    """Check that a log is a list of mappings in which everything that is drawn is a number."""
+    if not isinstance(log_history, Sequence):
+        raise ValueError(f"`log_history` must be a list of entries, got {log_history!r:.80}.")
+    for number, entry in enumerate(log_history, start=1):
+        if not isinstance(entry, Mapping):
+            raise ValueError(f"`log_history` must have mappings as entries, but entry {number} is {entry!r:.80}.")
+        drawn = [
+            name
+            for name in entry
+            if name in _DRAWN_FIELDS or (name.startswith("eval_") and not name.endswith(_SPEED_FIELDS))
+        ]
+        if drawn and "step" not in entry:
+            raise ValueError(f"`log_history` must have a `step` in each entry, but entry {number} has none.")
+        for name in drawn:
+            if not _is_number(entry[name]):
+                raise ValueError(
+                    f"`log_history` must have numbers as `{name}`, but entry {number} has {entry[name]!r:.80}."
+                )
 
 
 def _logged_curves(log_history: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, _Curve]]:

@@ -8,6 +8,7 @@ command that has `tasks` in place of options takes the name of one as its first 
 import argparse
 import difflib
 import json
+import os
 import re
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -181,7 +182,13 @@ def _show(text: str, program: str) -> None:
     if program.startswith("hf-vanilla "):
         text = LAUNCHED.sub(r"\1 -m hf_vanilla.scripts.\2", text)
         text = SCRIPT.sub(lambda found: f"hf-vanilla {found[1].replace('_', '-')}", text)
-    sys.stdout.write(text.rstrip() + "\n")
+    try:
+        sys.stdout.write(text.rstrip() + "\n")
+        sys.stdout.flush()
+    except OSError as error:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes again at exit
+        sys.stderr.write(f"error: {error}\n")
+        sys.exit(1)
     sys.exit(0)
 
 

@@ -33,7 +33,7 @@ from transformers import (
 from transformers.utils import logging
 
 import hf_vanilla  # noqa: F401  (registers the models)
-from hf_vanilla.command_line.checks import check_files_exist, check_models, check_results_file, explained_loading
+from hf_vanilla.command_line.checks import check_files_exist, check_models, check_results_file, explained_model_loading
 from hf_vanilla.command_line.options import parse_arguments, run
 from hf_vanilla.command_line.report import write_report
 from hf_vanilla.data import build_pretraining_dataset, load_documents, mask_statically
@@ -68,6 +68,8 @@ class EvaluationArguments:
     notes: list[str] = field(default_factory=list, metadata={"help": "More facts for the report, each as name=value."})
 
     def __post_init__(self):
+        if self.batch_size < 1:
+            raise ValueError(f"`batch_size` must be at least 1 pair, got {self.batch_size}.")
         if self.by_position is not None and self.by_position < 1:
             raise ValueError(f"`by_position` must be at least 1 position, got {self.by_position}.")
         for note in self.notes:
@@ -111,6 +113,11 @@ def measure(
     measured = prediction.metrics
     names = ("mlm_loss", "mlm_accuracy", "nsp_accuracy") if with_next_sentence else ("mlm_loss", "mlm_accuracy")
     figures = {name: round(measured[f"test_{name}"], 4) for name in names}
+    if not math.isfinite(figures["mlm_loss"] + measured["test_loss"]):  # which has that of next sentences too
+        raise ValueError(
+            f"The loss of the model ({arguments.model}) on {path} is nan or infinite. Either its weights are nan "
+            '(train it again), or values overflow in its dtype (save it with `dtype="float32"`).'
+        )
     figures |= {"documents": len(documents), "pairs": len(masked)}
     if arguments.by_position is not None:
         by_position = loss_by_position(
@@ -128,7 +135,7 @@ def main() -> None:
     check_files_exist(files=arguments.files)
     check_results_file(arguments.results_file)
     check_models(model=arguments.model)
-    with explained_loading("model", arguments.model):
+    with explained_model_loading("model", arguments.model):
         tokenizer = AutoTokenizer.from_pretrained(arguments.model)
         model, loading = AutoModelForPreTraining.from_pretrained(arguments.model, output_loading_info=True)
     if any(name.startswith(TOKEN_HEAD) for name in loading["missing_keys"]):

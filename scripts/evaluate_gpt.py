@@ -22,7 +22,7 @@ from hf_vanilla.command_line.checks import (
     check_files_exist,
     check_models,
     check_results_file,
-    explained_loading,
+    explained_model_loading,
 )
 from hf_vanilla.command_line.options import parse_arguments, run
 from hf_vanilla.command_line.report import write_report
@@ -72,7 +72,7 @@ def main() -> None:
     if device == "auto":
         accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
         device = "cpu" if accelerator is None else accelerator.type
-    with explained_loading("model", arguments.model):
+    with explained_model_loading("model", arguments.model):
         tokenizer = AutoTokenizer.from_pretrained(arguments.model)
         model = AutoModelForCausalLM.from_pretrained(arguments.model).to(device).eval()
     figures = {

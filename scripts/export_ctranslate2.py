@@ -27,11 +27,13 @@ if __name__ == "__main__":  # before the slow imports
 
 import sys
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Literal
 
-from hf_vanilla.command_line.checks import check_models, explained_loading
+from hf_vanilla.command_line.checks import check_models, check_output_dir, explained_model_loading
 from hf_vanilla.command_line.options import parse_arguments, run
 from hf_vanilla.generation import export_to_ctranslate2, load_translator
+from hf_vanilla.training.signals import exit_on_sigterm
 
 
 @dataclass
@@ -52,7 +54,8 @@ class ExportArguments:
     max_length: int | None = field(
         default=None,
         metadata={
-            "help": "Most tokens of a source and of a translation. Default: those of learned positions, or 1024."
+            "help": "Most tokens of a source and of a translation, up to 100,000. Default: those of learned "
+            "positions, or 1024."
         },
     )
 
@@ -61,17 +64,22 @@ def main() -> None:
     """Export."""
     (arguments,) = parse_arguments(ExportArguments, description=__doc__)
     check_models(model=arguments.model)
-    with explained_loading("model", arguments.model):
+    check_output_dir(arguments.output_dir)
+    with explained_model_loading("model", arguments.model):
+        folder = Path(arguments.model)
+        if folder.is_dir() and not (folder / "config.json").is_file():
+            raise ValueError(f"`model` must be the folder of a model, but {folder} has no config.json.")
         model, tokenizer, target_tokenizer = load_translator(arguments.model)
-    folder = export_to_ctranslate2(
-        model,
-        tokenizer,
-        arguments.output_dir,
-        target_tokenizer=target_tokenizer,
-        quantization=arguments.quantization,
-        max_length=arguments.max_length,
-    )
-    print(f"The model for CTranslate2 is in {folder}.")
+    with exit_on_sigterm():  # without a half-written folder
+        export_to_ctranslate2(
+            model,
+            tokenizer,
+            arguments.output_dir,
+            target_tokenizer=target_tokenizer,
+            quantization=arguments.quantization,
+            max_length=arguments.max_length,
+        )
+    print(f"The model for CTranslate2 is in {arguments.output_dir}.")
 
 
 if __name__ == "__main__":

@@ -24,7 +24,12 @@ import numpy as np
 import torch
 from transformers import AutoModel, AutoTokenizer
 
-from hf_vanilla.command_line.checks import check_models, explained_loading, without_load_report
+from hf_vanilla.command_line.checks import (
+    check_models,
+    check_output_is_no_input,
+    explained_model_loading,
+    without_load_report,
+)
 from hf_vanilla.command_line.options import parse_arguments, run
 from hf_vanilla.data.files import read_lines, replacing_binary_file
 from hf_vanilla.generation.features import extract_features
@@ -56,7 +61,7 @@ class FeatureArguments:
 def write_vectors(file: BinaryIO, texts: list[str], arguments: FeatureArguments) -> None:
     """Load the model, and write the texts' vectors."""
     device = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else torch.device("cpu")
-    with explained_loading("model", arguments.model), without_load_report():  # of a head that is not used
+    with explained_model_loading("model", arguments.model), without_load_report():  # of a head that is not used
         model = AutoModel.from_pretrained(arguments.model).to(device).eval()
         tokenizer = AutoTokenizer.from_pretrained(arguments.model)
     vectors = extract_features(
@@ -70,6 +75,11 @@ def write_vectors(file: BinaryIO, texts: list[str], arguments: FeatureArguments)
         max_tokens_per_batch=arguments.max_tokens_per_batch,
         show_progress=True,
     )
+    if not all(np.isfinite(each).all() for each in vectors):
+        raise ValueError(
+            f"The vectors of the model ({arguments.model}) are nan or infinite. Either its weights are nan (train it "
+            'again), or values overflow in its dtype (save it with `dtype="float32"`).'
+        )
     if arguments.pooling == "tokens":
         matrices: dict[str, Any] = {str(number): matrix for number, matrix in enumerate(vectors)}
         np.savez(file, **matrices)
@@ -81,6 +91,7 @@ def main() -> None:
     """Read, encode, write."""
     (arguments,) = parse_arguments(FeatureArguments, description=__doc__)
     check_models(model=arguments.model)
+    check_output_is_no_input(arguments.output, input=arguments.input)
     texts = read_lines(arguments.input)
     if not texts:
         raise ValueError(f"--input ({arguments.input}) must have at least one line, but is empty.")

@@ -28,7 +28,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, TextStreamer, set_
 from transformers.utils import logging
 
 import hf_vanilla  # noqa: F401  (registers the models)
-from hf_vanilla.command_line.checks import check_device, check_models, explained_loading
+from hf_vanilla.command_line.checks import check_device, check_models, explained_model_loading
 from hf_vanilla.command_line.options import parse_arguments, run
 from hf_vanilla.data.files import STANDARD_STREAM, read_lines
 
@@ -120,7 +120,7 @@ def load(arguments: GenerateArguments):
     if device == "auto":
         accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
         device = "cpu" if accelerator is None else accelerator.type
-    with explained_loading("model", arguments.model):
+    with explained_model_loading("model", arguments.model):
         tokenizer = AutoTokenizer.from_pretrained(arguments.model, padding_side="left")
         model = AutoModelForCausalLM.from_pretrained(arguments.model, dtype=arguments.dtype).to(device).eval()
     if tokenizer.pad_token is None:

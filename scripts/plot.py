@@ -26,7 +26,9 @@ from hf_vanilla_cli import answer_early
 if __name__ == "__main__":  # before the slow imports
     answer_early("plot")
 
+import io
 import json
+import os
 import re
 import sys
 from dataclasses import dataclass, field
@@ -36,12 +38,19 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModel, AutoTokenizer
 
-from hf_vanilla.command_line.checks import check_files_exist, check_models, explained_loading, without_load_report
+from hf_vanilla.command_line.checks import (
+    check_files_exist,
+    check_models,
+    explained_model_loading,
+    without_load_report,
+)
 from hf_vanilla.command_line.options import parse_arguments, run, take_task
+from hf_vanilla.data.files import check_text, replacing_binary_file
 from hf_vanilla.generation import load_translator, translate, word_alignments
 from hf_vanilla.models.layers import sinusoidal_positions
 from hf_vanilla.training import noam_learning_rate
 from hf_vanilla.visualization import (
+    check_position_losses,
     plot_attention,
     plot_learning_rate,
     plot_position_encodings,
@@ -53,6 +62,10 @@ from hf_vanilla.visualization import (
 
 # What evaluate-bert adds to the name of a file when it evaluates several lengths.
 LENGTH = re.compile(r", \d+ tokens$")
+# The largest values of options; above them a picture takes gigabytes.
+LARGEST = {"dpi": 1_200, "length": 100_000, "d_model": 100_000, "max_steps": 10_000_000, "warmup_steps": 10_000_000}
+LARGEST_TABLE = 60_000_000  # numbers
+LARGEST_PICTURE = 250_000_000  # pixels
 
 
 @dataclass
@@ -97,9 +110,17 @@ class PlotArguments:
     )
 
     def __post_init__(self):
-        for name in ("dpi", "max_steps", "length"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"`{name}` must be at least 1, got {getattr(self, name)}.")
+        for name, largest in LARGEST.items():
+            given = getattr(self, name)
+            for value in given if isinstance(given, list) else [given]:
+                if not 1 <= value <= largest:
+                    raise ValueError(f"`{name}` must be from 1 to {largest:,}, got {value:,}.")
+        for name in ("source", "target", "title"):
+            check_text(getattr(self, name), f"`{name}`")
+        for name in ("source", "target"):
+            text = getattr(self, name)
+            if text is not None and not text.strip():
+                raise ValueError(f"`{name}` must have at least one word, got {text!r}.")
         check_models(model=self.model)
 
 
@@ -110,11 +131,30 @@ def require(arguments: PlotArguments, *names: str) -> None:
             raise ValueError(f"`{name}` is missing; give it as --{name}.")
 
 
+def picture_path(output: str) -> Path:
+    """Return the file to write: `output`, with .png if it has no suffix."""
+    if os.path.basename(output) in ("", ".", "..") or Path(output).is_dir():
+        raise ValueError(f"`output` must be a file, but {output} is a folder; give a file in it.")
+    path = Path(output)
+    return path if path.suffix[1:] else path.with_name(f"{path.name}.png")
+
+
+def read_object(option: str, path: Path) -> dict[str, Any]:
+    """Read a JSON file of one object."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"`{option}` must be JSON in UTF-8, but {path} is not: {error}.") from None
+    if not isinstance(content, dict):
+        raise ValueError(f"`{option}` must be a JSON object, but {path} has a {type(content).__name__}.")
+    return content
+
+
 def draw_attention(arguments: PlotArguments) -> Any:
     """Draw the cross-attention of a translation, or the self-attention of a text."""
     require(arguments, "model", "source")
     layer = -1 if arguments.layer is None else arguments.layer
-    with explained_loading("model", arguments.model):
+    with explained_model_loading("model", arguments.model):
         is_translator = AutoConfig.from_pretrained(arguments.model).is_encoder_decoder
         if not is_translator:
             tokenizer = AutoTokenizer.from_pretrained(arguments.model)
@@ -133,6 +173,7 @@ def draw_cross_attention(arguments: PlotArguments, layer: int) -> Any:
     """Draw the attention of each token of a translation to the source."""
     model, tokenizer, target_tokenizer, target = load_pair(arguments)
     model.set_attn_implementation("eager")
+    sentences = f"{arguments.source}  →  {target}".replace("$", r"\$")  # not the signs of mathematics
     source_ids, target_ids = tokenizer(arguments.source)["input_ids"], target_tokenizer(target)["input_ids"]
     with torch.no_grad():
         outputs = model(torch.tensor([source_ids]), labels=torch.tensor([target_ids]), output_attentions=True)
@@ -142,7 +183,7 @@ def draw_cross_attention(arguments: PlotArguments, layer: int) -> Any:
         readable_tokens(target_tokenizer, target_ids),
         layer=layer,
         heads=arguments.heads,
-        title=arguments.title or f"{arguments.source}  →  {target}",
+        title=arguments.title or sentences,
     )
 
 
@@ -151,6 +192,8 @@ def draw_alignment(arguments: PlotArguments) -> Any:
     require(arguments, "model", "source")
     source = str(arguments.source)
     model, tokenizer, target_tokenizer, target = load_pair(arguments)
+    if not target.split():
+        raise ValueError("`target` is missing, and the model's own translation is empty; give one as --target.")
     [alignment] = word_alignments(
         model,
         tokenizer,
@@ -166,7 +209,7 @@ def draw_alignment(arguments: PlotArguments) -> Any:
 
 def load_pair(arguments: PlotArguments) -> tuple[Any, Any, Any, str]:
     """Load a translator, and translate the source unless a target is given."""
-    with explained_loading("model", arguments.model):
+    with explained_model_loading("model", arguments.model):
         model, tokenizer, target_tokenizer = load_translator(str(arguments.model), dtype=torch.float32)
     target = arguments.target
     if target is None:
@@ -180,7 +223,7 @@ def draw_positions(arguments: PlotArguments) -> Any:
     [d_model, *_] = arguments.d_model
     kind = "sinusoidal"
     if arguments.model is not None:
-        with explained_loading("model", arguments.model):
+        with explained_model_loading("model", arguments.model):
             model = AutoModel.from_pretrained(arguments.model)
         tables = ("embed_positions", "position_embeddings")
         learned = [each for name, each in model.named_parameters() if name.removesuffix(".weight").endswith(tables)]
@@ -190,6 +233,11 @@ def draw_positions(arguments: PlotArguments) -> Any:
         if not hasattr(model.config, "position_type"):
             raise ValueError(f"`model` must have position encodings, but {arguments.model} has none that are known.")
         d_model, kind = model.config.d_model, model.config.position_type
+    if d_model % 2 or arguments.length * d_model > LARGEST_TABLE:
+        raise ValueError(
+            f"`d_model` must be even, and with `length` give at most {LARGEST_TABLE:,} numbers, got width {d_model:,} "
+            f"and length {arguments.length:,}."
+        )
     table = sinusoidal_positions(torch.arange(arguments.length), d_model, kind)
     return plot_position_encodings(table, title=arguments.title or f"{kind} position encodings, width {d_model}")
 
@@ -212,8 +260,11 @@ def draw_curve(arguments: PlotArguments) -> Any:
     path = path / "trainer_state.json" if path.is_dir() else path
     if not path.is_file():
         raise ValueError(f"`run` must be the folder of a training, but there is no {path}.")
-    history = json.loads(path.read_text(encoding="utf-8")).get("log_history", [])
-    return plot_training_curve(history, title=arguments.title or f"training of {path.absolute().parent.name}")
+    history = read_object("run", path).get("log_history", [])
+    try:
+        return plot_training_curve(history, title=arguments.title or f"training of {path.absolute().parent.name}")
+    except ValueError as error:
+        raise ValueError(f"`run` ({path}): {error}") from None
 
 
 def draw_position_losses(arguments: PlotArguments) -> Any:
@@ -226,12 +277,19 @@ def draw_position_losses(arguments: PlotArguments) -> Any:
     check_files_exist(results=arguments.results)
     curves = {}
     for path, label in zip(paths, labels, strict=True):
-        measured = json.loads(path.read_text(encoding="utf-8")).get("files", {})
-        found = {name: each["by_position"] for name, each in measured.items() if "by_position" in each}
+        files = read_object("results", path).get("files")
+        measured = files if isinstance(files, dict) else {}
+        found = {
+            name: each["by_position"]
+            for name, each in measured.items()
+            if isinstance(each, dict) and "by_position" in each
+        }
         if not found:
             raise ValueError(
                 f"`results` must be files of evaluate-bert with --by_position, but {path} has no losses by position."
             )
+        for name, each in found.items():
+            check_position_losses(each, f"`results` ({path}), {name!r}:")
         reach = {name: len(each["loss"]) * each["width"] for name, each in found.items()}
         longest: dict[str, str] = {}  # of each file, by its name without the length
         for name in sorted(found, key=lambda name: reach[name]):
@@ -257,10 +315,22 @@ def main() -> None:
     """Draw one picture."""
     kind = take_task(TASKS)
     (arguments,) = parse_arguments(PlotArguments, description=__doc__)
-    path = Path(arguments.output or f"{kind}.png")
+    path = picture_path(arguments.output or f"{kind}.png")
     figure = PICTURES[kind](arguments)
+    width, height = figure.get_size_inches() * arguments.dpi
+    if width * height > LARGEST_PICTURE:
+        raise ValueError(
+            f"`dpi` must give at most {LARGEST_PICTURE:,} pixels, but {arguments.dpi} gives {width:,.0f} x "
+            f"{height:,.0f}; lower it."
+        )
+    picture = io.BytesIO()
+    figure.savefig(picture, format=path.suffix[1:], dpi=arguments.dpi, bbox_inches="tight")
     path.absolute().parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=arguments.dpi, bbox_inches="tight")
+    try:
+        with replacing_binary_file(str(path)) as file:
+            file.write(picture.getbuffer())
+    except OSError as error:
+        raise ValueError(f"{path} can't be written: {error.strerror}.") from None
     sys.stdout.write(f"{path}\n")
 
 

@@ -45,7 +45,13 @@ from datasets import Dataset
 from transformers import AutoTokenizer, DataCollatorForLanguageModeling, set_seed
 
 from hf_vanilla import VanillaBertConfig, VanillaBertForMaskedLM, VanillaBertForPreTraining
-from hf_vanilla.command_line.checks import check_files_exist, check_models, check_output_dir, explained_loading
+from hf_vanilla.command_line.checks import (
+    check_files_exist,
+    check_models,
+    check_output_dir,
+    explained_loading,
+    explained_model_loading,
+)
 from hf_vanilla.command_line.options import parse_arguments, run, set_up_logging
 from hf_vanilla.command_line.splits import DatasetArguments, load_document_splits
 from hf_vanilla.data import (
@@ -376,7 +382,8 @@ def get_model(arguments: ModelArguments, tokenizer, longest: int):
         fixed = sorted(given.keys() - set(REGULARISATION))
         if fixed:
             raise ValueError(f"`{fixed[0]}` can't be changed in a trained model (`model_name_or_path`); leave it out.")
-        model = model_class.from_pretrained(arguments.model_name_or_path, **given)
+        with explained_model_loading("model_name_or_path", arguments.model_name_or_path):
+            model = model_class.from_pretrained(arguments.model_name_or_path, **given)
         if len(tokenizer) > model.config.vocab_size:
             raise ValueError(
                 f"The tokenizer has {len(tokenizer)} tokens, but the model `{arguments.model_name_or_path}` only "

@@ -41,7 +41,13 @@ from datasets import IterableDataset
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, DataCollatorForLanguageModeling, set_seed
 
 from hf_vanilla import VanillaGptConfig, VanillaGptForCausalLM
-from hf_vanilla.command_line.checks import check_files_exist, check_models, check_output_dir, explained_loading
+from hf_vanilla.command_line.checks import (
+    check_files_exist,
+    check_models,
+    check_output_dir,
+    explained_loading,
+    explained_model_loading,
+)
 from hf_vanilla.command_line.options import parse_arguments, run, set_up_logging
 from hf_vanilla.command_line.splits import DatasetArguments, check_streaming, load_document_splits
 from hf_vanilla.data import build_blocks, collate_blocks
@@ -244,7 +250,7 @@ def get_model(arguments: ModelArguments, tokenizer, block_length: int):
     given = given_fields(arguments)
     path = arguments.model_name_or_path
     if path is not None:
-        with explained_loading("model_name_or_path", path):
+        with explained_model_loading("model_name_or_path", path):
             model = AutoModelForCausalLM.from_pretrained(path, **given)
         if len(tokenizer) > model.config.vocab_size:
             raise ValueError(

@@ -28,7 +28,12 @@ import torch
 from accelerate import PartialState
 from accelerate.utils import gather_object
 
-from hf_vanilla.command_line.checks import check_device, check_models, explained_loading
+from hf_vanilla.command_line.checks import (
+    check_device,
+    check_models,
+    check_output_is_no_input,
+    explained_model_loading,
+)
 from hf_vanilla.command_line.options import on_first_process, parse_arguments, run
 from hf_vanilla.data.files import STANDARD_STREAM, read_lines, replacing_file
 from hf_vanilla.generation import load_translator, score_texts
@@ -96,7 +101,7 @@ def score_lines(
 ) -> list[float]:
     """Score the pairs, each process a part of them, and return the scores in order."""
     device = processes.device if arguments.device == "auto" else torch.device(arguments.device)
-    with explained_loading("model", arguments.model):
+    with explained_model_loading("model", arguments.model):
         model, tokenizer, target_tokenizer = load_translator(arguments.model, dtype=arguments.dtype, device=device)
     numbers = range(processes.process_index, len(sources), processes.num_processes)
     scores = score_texts(
@@ -119,6 +124,7 @@ def main() -> None:
     """Read, score, write: the first process reads and writes, all score."""
     (arguments,) = parse_arguments(ScoreArguments, description=__doc__)
     check_models(model=arguments.model)
+    check_output_is_no_input(arguments.output, source=arguments.source, target=arguments.target)
     processes = PartialState(cpu=arguments.device == "cpu" or not torch.accelerator.is_available())
     with replacing_file(arguments.output) if processes.is_main_process else nullcontext() as file:
         sources, targets = on_first_process(partial(read_pairs, arguments))

@@ -50,7 +50,13 @@ from transformers import (
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from hf_vanilla import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
-from hf_vanilla.command_line.checks import check_files_exist, check_models, check_output_dir, explained_loading
+from hf_vanilla.command_line.checks import (
+    check_files_exist,
+    check_models,
+    check_output_dir,
+    explained_loading,
+    explained_model_loading,
+)
 from hf_vanilla.command_line.options import parse_arguments, run, set_up_logging
 from hf_vanilla.command_line.splits import DatasetArguments, check_streaming, hold_out_validation, load_hub_splits
 from hf_vanilla.data import load_parallel_dataset, tokenize_parallel_dataset
@@ -368,7 +374,7 @@ def get_model(arguments: ModelArguments, tokenizer, target_tokenizer):
         fixed = sorted(given.keys() - set(REGULARISATION))
         if fixed:
             raise ValueError(f"`{fixed[0]}` can't be changed in a trained model (`model_name_or_path`); leave it out.")
-        with explained_loading("model_name_or_path", arguments.model_name_or_path):
+        with explained_model_loading("model_name_or_path", arguments.model_name_or_path):
             return AutoModelForSeq2SeqLM.from_pretrained(arguments.model_name_or_path, **given)
     is_joint = target_tokenizer is tokenizer
     config = VanillaTransformerConfig.preset(

@@ -31,7 +31,12 @@ import torch
 from accelerate import PartialState
 from accelerate.utils import gather_object
 
-from hf_vanilla.command_line.checks import check_device, check_models, explained_loading
+from hf_vanilla.command_line.checks import (
+    check_device,
+    check_models,
+    check_output_is_no_input,
+    explained_model_loading,
+)
 from hf_vanilla.command_line.options import on_first_process, parse_arguments, run
 from hf_vanilla.data.files import read_lines, replacing_file
 from hf_vanilla.generation import SearchOptions, Translation, load_translator, translate
@@ -137,7 +142,7 @@ def format_translations(number: int, translations: list[Translation], arguments:
 def translate_lines(lines: list[str], arguments: TranslateArguments, processes: PartialState) -> list[str]:
     """Translate the lines, each process a part of them, and return the output of each line in order."""
     device = processes.device if arguments.device == "auto" else torch.device(arguments.device)
-    with explained_loading("model", arguments.model):
+    with explained_model_loading("model", arguments.model):
         model, tokenizer, target_tokenizer = load_translator(
             arguments.model, dtype=arguments.dtype, device=device, allow_int8=arguments.allow_int8
         )
@@ -163,6 +168,7 @@ def main() -> None:
     """Read, translate, write: the first process reads and writes, all translate."""
     (arguments,) = parse_arguments(TranslateArguments, description=__doc__)
     check_models(model=arguments.model)
+    check_output_is_no_input(arguments.output, input=arguments.input)
     processes = PartialState(cpu=arguments.device == "cpu" or not torch.accelerator.is_available())
     with replacing_file(arguments.output) if processes.is_main_process else nullcontext() as file:
         lines = on_first_process(partial(read_lines, arguments.input))

@@ -424,6 +424,39 @@ def test_training_curve_of_evaluations_alone():
     assert [panel.get_ylabel() for panel in plot_training_curve([{"eval_bleu": 1.0, "step": 1}]).axes] == ["BLEU"]
 
 
+@pytest.mark.parametrize(
+    ("log", "message"),
+    [
+        (3, "a list of entries, got 3"),
+        (["a"], "mappings as entries, but entry 1 is 'a'"),
+        ([*LOG[:1], {"loss": 1.0}], "a `step` in each entry, but entry 2 has none"),
+        ([{"loss": "a", "step": 1}], "numbers as `loss`, but entry 1 has 'a'"),
+        ([{"eval_bleu": 1.0, "step": 10**400}], "numbers as `step`, but entry 1 has 10"),
+    ],
+)
+def test_bad_log_is_named(log, message):
+    with pytest.raises(ValueError, match=f"`log_history` must (be|have) {message}"):
+        plot_training_curve(log)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"tokens": None}, "`tokens` must be a list of numbers, got None"),
+        ({"loss": ["a", None]}, "`loss` must be a list of numbers, got "),
+        ({"width": 0}, "`width` must be a number of positions, at least 1, got 0"),
+        ({"loss": [1.0]}, "`loss` must have a number wherever `tokens` has more than 0"),
+    ],
+)
+def test_bad_losses_by_position_are_named(changes, message):
+    curve = {"width": 4, "loss": [3.0, None], "tokens": [1, 0], **changes}
+    with pytest.raises(ValueError, match=f"`curves`, 'old': {message}"):
+        plot_position_losses({"old": curve})
+    del curve["tokens"]
+    with pytest.raises(ValueError, match="`curves`, 'old': losses by position must have .*, but have no `tokens`"):
+        plot_position_losses({"old": curve})
+
+
 @pytest.mark.parametrize("log", [[], [{"train_loss": 1.0, "step": 3}]], ids=["empty", "summary alone"])
 def test_empty_log_is_named(log):
     with pytest.raises(ValueError, match=f"`log_history` must have .* got none in {len(log)} entries"):

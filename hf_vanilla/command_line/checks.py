@@ -11,7 +11,8 @@ from pathlib import Path
 import torch
 from transformers import AutoConfig
 
-from ..hub.folder import check_json_files
+from ..data.files import STANDARD_STREAM
+from ..hub.folder import check_json_files, check_weights
 from ..registration import AUTO_CLASSES
 
 
@@ -71,6 +72,23 @@ def check_files_exist(**files: str | list[str] | None) -> None:
         for path in [given] if isinstance(given, str) else given or []:
             if not Path(path).is_file():
                 raise ValueError(f"`{name}` must be an existing file, but there is no file {path}.")
+
+
+def check_output_is_no_input(output: str, **inputs: str) -> None:
+    """Check early that a file to write is none of the files to read, also by another path or a link.
+
+    Args:
+        output (`str`): Value of the option --output; `-` and devices are accepted.
+        **inputs (`str`): Paths by the name of the option.
+
+    Raises:
+        ValueError: if the output would replace an input.
+    """
+    for name, path in inputs.items():
+        if STANDARD_STREAM in (output, path) or not Path(output).is_file() or not Path(path).exists():
+            continue
+        if os.path.samefile(output, path):
+            raise ValueError(f"--output must be another file than --{name}, but {output} is the file {path} itself.")
 
 
 def check_device(device: str) -> None:
@@ -168,3 +186,25 @@ def explained_loading(option: str, name_or_path: str | os.PathLike[str] | None) 
         raise ValueError(
             f"`{option}` ({name_or_path}) is no folder, and no model of the Hub that can be reached: {first}"
         ) from error
+
+
+@contextmanager
+def explained_model_loading(option: str, name_or_path: str | os.PathLike[str] | None) -> Iterator[None]:
+    """Like [`explained_loading`], for weights too: transformers draws those that are missing at random.
+
+    Args:
+        option (`str`): Name of the option.
+        name_or_path (`str`, *optional*): Its value: a folder or a name on the Hub.
+
+    Yields:
+        Nothing: the block loads the model.
+
+    Raises:
+        ValueError: as by [`explained_loading`]; or if weights of this package's models in a folder are not those of
+            their config, or hold nan or infinity.
+    """
+    with explained_loading(option, name_or_path):
+        if name_or_path is not None and Path(name_or_path).is_dir():
+            with without_load_report():
+                check_weights(name_or_path)
+        yield

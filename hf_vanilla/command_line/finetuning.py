@@ -15,7 +15,14 @@ from ..data.files import find_column
 from ..data.labelled import column_names, load_rows
 from ..training import FinetuningArguments, FinetuningTask, lock_run_folder, seeds_report, train_with_seeds
 from ..training.checkpoints import LOSSES
-from .checks import check_files_exist, check_models, check_results_file, explained_loading, without_load_report
+from .checks import (
+    check_files_exist,
+    check_models,
+    check_results_file,
+    explained_loading,
+    explained_model_loading,
+    without_load_report,
+)
 from .options import parse_arguments, set_up_logging
 from .report import show_report, write_report
 from .splits import DatasetArguments, hold_out_validation, load_hub_splits
@@ -305,7 +312,7 @@ def build_model(auto_class: Any, arguments: CommonTaskArguments, **fields: Any) 
     if arguments.from_scratch:
         with explained_loading("model_name_or_path", name):
             return auto_class.from_config(AutoConfig.from_pretrained(name, **fields))
-    with explained_loading("model_name_or_path", name), without_load_report():
+    with explained_model_loading("model_name_or_path", name), without_load_report():
         model, loading = auto_class.from_pretrained(
             name, ignore_mismatched_sizes=True, output_loading_info=True, **fields
         )

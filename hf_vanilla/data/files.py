@@ -481,8 +481,10 @@ def _replacing(path: str, mode: str, **options: Any) -> Iterator[Any]:
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, target)
-    except BaseException:
+    except BaseException as error:
         os.unlink(temporary)
+        if isinstance(error, OSError) and is_full_disk(error) and error.filename is None:
+            error.filename = path
         raise
 
 

@@ -129,6 +129,11 @@ def _rows_of_file(path: str, options: Mapping[str, str], shown: Mapping[str, str
     try:
         return Dataset.from_dict(found)
     except (TypeError, ValueError, OverflowError) as error:  # pyarrow's errors are all of these
+        for column, values in found.items():
+            for number, value in enumerate(values, start=1):
+                if isinstance(value, int) and not -(2**63) <= value < 2**63:
+                    where = f"{path}, row {number}: {shown.get(column, repr(column))}"
+                    raise ValueError(f"{where} must be a number of at most 64 bits, got {quoted(value)}.") from None
         raise ValueError(f"{path}: the values of a column must be of one type: {quoted(str(error))}.") from None
 
 

@@ -1,6 +1,7 @@
 """Export of an encoder-decoder to CTranslate2, whose programs and servers run without torch."""
 
 import os
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from ..data.files import is_full_disk
 from ..models.layers import sinusoidal_positions
 from ..models.text_batches import TARGET_TOKENIZER, check_target_tokenizer
 
@@ -28,6 +30,8 @@ ACTIVATIONS = {
 QUANTIZATIONS = ("float32", "float16", "bfloat16", "int16", "int8", "int8_float32", "int8_float16", "int8_bfloat16")
 # Sinusoids have no last position, but CTranslate2 reads them from a table; it cuts sources at 1,024 tokens by default.
 DEFAULT_MAX_LENGTH = 1024
+MOST_POSITIONS = 100_000  # two tables of 400 MB for a `d_model` of 1,024
+WEIGHTS = "model.bin"  # without it, CTranslate2 loads no folder
 
 
 def export_to_ctranslate2(
@@ -42,18 +46,19 @@ def export_to_ctranslate2(
     """Write an encoder-decoder and its tokenizers as a folder for `ctranslate2.Translator`.
 
     The search there has the length penalty `length^alpha`, which is `length_penalty_type="power"` here, and ends with
-    the first `beam_size` hypotheses; `patience=4` looks further. The folder appears when it is complete.
+    the first `beam_size` hypotheses; `patience=4` looks further. A new folder appears when it is complete; into an
+    empty one, the weights are moved last.
 
     Args:
         model (`PreTrainedModel`): The model, on a CPU.
         tokenizer (`PreTrainedTokenizerBase`): Tokenizer of the source.
-        output_dir (`str`): The folder to write; it must be new or empty.
+        output_dir (`str`): The folder to write, or a link to it; it must be new or empty.
         target_tokenizer (`PreTrainedTokenizerBase`, *optional*): Tokenizer of the target, if it is another one.
         quantization (`str`, defaults to `"float32"`): Type of the weights: `"float32"`, `"float16"`, `"bfloat16"`,
             `"int16"`, or `"int8"`, alone or as in `"int8_bfloat16"` with the type of all else. CTranslate2 converts
             types that a machine lacks when it loads them.
         max_length (`int`, *optional*): Most tokens of a source and of a translation; by default those of a table of
-            learned positions, or 1,024.
+            learned positions, which are the most, or 1,024 of at most 100,000.
 
     Returns:
         `Path`: `output_dir`.
@@ -62,28 +67,62 @@ def export_to_ctranslate2(
         ImportError: if ctranslate2 is not installed.
         ValueError: if the model is no encoder-decoder of this package, has what CTranslate2 lacks, such as heads that
             don't share `d_model`, or a weight that is nan or infinite; if a tokenizer doesn't fit it; if `output_dir`
-            is not empty, `quantization` is unknown, or `max_length` is below 1 or beyond the model's.
+            is not empty or can't be written, `quantization` is unknown, or `max_length` is below 1, or beyond 100,000
+            or the model's.
     """
-    target = Path(output_dir)
+    target = Path(os.path.realpath(output_dir))
+    _remove_leftovers(target)
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        raise ValueError(f"`output_dir` must be a new or empty folder, but {target} is not; give another.")
+        raise ValueError(f"`output_dir` must be a new or empty folder, but {output_dir} is not; give another.")
     if quantization not in QUANTIZATIONS:
         raise ValueError(f"`quantization` must be one of {', '.join(QUANTIZATIONS)}; got {quantization!r}.")
     spec = to_ctranslate2(model, tokenizer, target_tokenizer, max_length=max_length)
     spec.optimize(quantization=quantization)
-    temporary = Path(f"{os.path.realpath(target)}.{os.getpid()}.tmp")
-    temporary.mkdir(parents=True)
+    # An existing folder may be a file system of its own, onto which no other folder can be moved.
+    temporary = target / f".{os.getpid()}.tmp" if target.exists() else Path(f"{target}.{os.getpid()}.tmp")
     try:
+        temporary.mkdir(parents=True)
         spec.save(str(temporary))
         tokenizer.save_pretrained(temporary)
         if target_tokenizer is not None and target_tokenizer is not tokenizer:
             target_tokenizer.save_pretrained(temporary / TARGET_TOKENIZER)
-        if target.exists():
-            target.rmdir()
-        temporary.rename(target)
+        if temporary.parent == target:
+            for path in sorted(temporary.iterdir(), key=lambda path: path.name == WEIGHTS):
+                path.rename(target / path.name)
+        else:
+            temporary.rename(target)
+    except Exception as error:
+        if not isinstance(error, OSError) and not is_full_disk(error):
+            raise
+        reason = getattr(error, "strerror", None) or error
+        raise ValueError(f"`output_dir` ({output_dir}) can't be written: {reason}.") from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
-    return target
+    return Path(output_dir)
+
+
+def _remove_leftovers(target: Path) -> None:
+    """Remove the temporary folders of exports to `target` that were killed."""
+    for path in [*target.parent.glob("*.tmp"), *target.glob(".*.tmp")]:
+        start = "" if path.parent == target else target.name
+        number = re.fullmatch(re.escape(start) + r"\.(\d{1,7})\.tmp", path.name)
+        if number and not _is_other_process(int(number[1])):
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def _is_other_process(number: int) -> bool:
+    """Whether a process with this number is running beside this one; assumed on Windows."""
+    if number == os.getpid():
+        return False
+    if os.name == "nt":
+        return True  # signal 0 would end the process there
+    try:
+        os.kill(number, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass  # it is another user's
+    return True
 
 
 def to_ctranslate2(
@@ -178,9 +217,9 @@ def _positions(stack: Any, max_length: int | None) -> torch.Tensor:
     config = stack.config
     limit = config.max_position_embeddings if config.position_type == "learned" else None
     length = limit or DEFAULT_MAX_LENGTH if max_length is None else max_length
-    if length < 1 or (limit is not None and length > limit):
-        rule = "at least 1" if limit is None else f"between 1 and the model's learned positions ({limit})"
-        raise ValueError(f"`max_length` must be {rule}, got {length}.")
+    if not 1 <= length <= (limit or MOST_POSITIONS):
+        most = f"{MOST_POSITIONS:,}" if limit is None else f"the model's learned positions ({limit})"
+        raise ValueError(f"`max_length` must be between 1 and {most}, got {length}.")
     if limit is not None:
         return stack.embed_positions.weight[:length]
     return sinusoidal_positions(torch.arange(length), config.d_model, config.position_type)

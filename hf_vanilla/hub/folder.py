@@ -252,6 +252,24 @@ def check_model(folder: str | os.PathLike[str], model_class: type[PreTrainedMode
         )
 
 
+def check_weights(folder: str | os.PathLike[str]) -> None:
+    """Check that a model of this package in a folder has all its weights, before something is computed with it.
+
+    transformers draws weights that are missing at random, and only lists them. Other models are not checked.
+
+    Args:
+        folder (`str`): The folder.
+
+    Raises:
+        ValueError: if its weights lack a tensor, have one too many or one of another shape, that is nan, infinite or
+            of integers; or if they can't be read.
+    """
+    model_class = find_model_class(folder)
+    if model_class is not None and any(model_class in models.values() for models in AUTO_CLASSES.values()):
+        with torch.random.fork_rng(devices=[]):
+            _check_numbers(Path(folder), _load_completely(Path(folder), model_class))
+
+
 def _check_weight_files(root: Path) -> None:
     """Raise unless there are weights and each file of them is complete."""
     paths = sorted(root.glob("*.safetensors"))
@@ -348,14 +366,25 @@ def _class_of_folder(root: Path) -> type[PreTrainedModel]:
 
 def _load_completely(root: Path, model_class: type[PreTrainedModel]) -> Any:
     """Load a model, and raise if a weight is missing, has another shape or is left over."""
+    shows_progress = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
     try:
-        model, loading = model_class.from_pretrained(root, local_files_only=True, output_loading_info=True)
+        model, loading = model_class.from_pretrained(
+            root, local_files_only=True, output_loading_info=True, ignore_mismatched_sizes=True
+        )
     except (OSError, RuntimeError, KeyError, SafetensorError, pickle.UnpicklingError) as error:
         raise ValueError(f"The model in {root} does not load: {error}") from error
-    for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"):
-        if loading[kind]:
-            named = ", ".join(sorted(map(str, loading[kind]))[:3])
-            raise ValueError(f"The weights in {root} are not those of {model_class.__name__}: {kind} {named}.")
+    finally:
+        if shows_progress:
+            logging.enable_progress_bar()
+    reshaped = [f"{name} has shape {[*found]}, not {[*wanted]}" for name, found, wanted in loading["mismatched_keys"]]
+    found = {"it lacks ": loading["missing_keys"], "it has also ": loading["unexpected_keys"], "": reshaped}
+    for what, names in found.items():
+        if names:
+            fault = what + ", ".join(sorted(names)[:3])
+            raise ValueError(
+                f"The weights in {root} are not those of a {model_class.__name__} with its {CONFIG_NAME}: {fault}."
+            )
     return model
 
 

@@ -17,6 +17,7 @@ from transformers.utils import CONFIG_NAME, SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHT
 
 from ..hub.folder import is_training_state
 from .checkpoints import read_json_object
+from .manifest import damage_of_files, read_manifest
 
 
 logger = logging.get_logger(__name__)
@@ -36,7 +37,7 @@ def average_checkpoints(
 
     Args:
         checkpoints (`Sequence[str]`): Folders with `model.safetensors`, or with shards and their index.
-        output_dir (`str`): The folder to write.
+        output_dir (`str`): The folder to write, or a link to it.
         overwrite (`bool`, *optional*, defaults to `False`): Whether to replace a model in `output_dir`.
 
     Returns:
@@ -44,10 +45,10 @@ def average_checkpoints(
 
     Raises:
         TypeError: if `checkpoints` is one folder instead of a list.
-        ValueError: if there are no checkpoints, one is given twice, one has no safetensors weights or broken ones,
-            their configs, tensors, shapes or dtypes differ, a weight is nan or infinite, or `output_dir` is one of the
-            checkpoints or contains one, is not empty (with `overwrite`: contains something else than a model), or
-            can't be written.
+        ValueError: if there are no checkpoints, one is given twice, one has no safetensors weights, or ones that are
+            broken or other than its manifest says, their configs, tensors, shapes or dtypes differ, a weight is nan or
+            infinite, or `output_dir` is one of the checkpoints or contains one, is not empty (with `overwrite`:
+            contains something else than a model), or can't be written.
 
     Source: Vaswani et al. 2017, 6.1.
     """
@@ -55,14 +56,16 @@ def average_checkpoints(
     target = Path(output_dir)
     _check_folders(folders, target)
     _check_target(target, overwrite)
+    _check_undamaged(folders)
     weights = [_Weights(folder) for folder in folders]
     _check_configs(folders)
     _check_tensors(weights)
-    temporary = _make_temporary_folder(target)
+    place = target.resolve() if target.is_symlink() else target
+    temporary = _make_temporary_folder(place)
     try:
         _write_average(weights, temporary)
         _copy_other_files(folders[-1], temporary)
-        _replace_folder(target, temporary)
+        _replace_folder(place, temporary)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
     logger.info(f"Averaged {len(folders)} checkpoints into {target}: {', '.join(str(folder) for folder in folders)}")
@@ -122,6 +125,16 @@ def _as_paths(checkpoints: Any) -> list[Path]:
     if isinstance(checkpoints, str | os.PathLike):
         raise TypeError(f"`checkpoints` must be a list of folders, got one folder ({checkpoints}); put it in a list.")
     return [Path(checkpoint) for checkpoint in checkpoints]
+
+
+def _check_undamaged(folders: list[Path]) -> None:
+    """Compare the weights of the checkpoints that have a manifest with it."""
+    for folder in folders:
+        manifest = read_manifest(folder) or {"files": {}}
+        files = {name: facts for name, facts in manifest["files"].items() if _WEIGHT_FILES.fullmatch(name)}
+        damage = damage_of_files(folder, {"files": files})
+        if damage is not None:
+            raise ValueError(f"`checkpoints`: {folder} has {damage}; leave it out, or take others.")
 
 
 def _check_folders(folders: list[Path], target: Path) -> None:

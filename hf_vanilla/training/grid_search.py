@@ -39,7 +39,7 @@ def search_settings(
     """Train with all settings of a grid and all seeds, and rank the settings by their median score.
 
     Finished trainings are kept in a journal, so that an interrupted search resumes, also one interrupted while it was
-    writing there.
+    writing there. No other search may use the journal at the same time.
 
     Args:
         task (`FinetuningTask`): What to train; `validation` is what the settings are scored on.
@@ -146,12 +146,16 @@ def _queue_remaining(study: Any, choices: dict[str, list[Any]]) -> int:
 
 
 def _open_journal(path: Path, *, is_main_process: bool) -> Any:
-    """Open the journal, without an incomplete last line: optuna would append to it and then fail.
+    """Open the journal, without what a killed search has left there.
 
-    Other processes leave such a line alone, because the main one may be writing it.
+    Optuna would wait for its lock, and would append to an incomplete last line and then fail. Other processes leave
+    both alone, because the main one may be writing.
     """
     from optuna.storages.journal import JournalFileBackend
 
+    path = path.absolute()  # optuna's lock is a link to this path, and it finds no age of a link that leads nowhere
+    if is_main_process:
+        path.with_name(f"{path.name}.lock").unlink(missing_ok=True)
     content = path.read_bytes() if path.is_file() else b""
     complete = content.rfind(b"\n") + 1
     if is_main_process and complete < len(content):

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import os
 import re
 import subprocess
 import sys
@@ -71,6 +72,15 @@ def test_help_needs_no_torch(program, example):
     assert example in shown
     assert "--num_beams INT" in shown
     assert ("python scripts/" in shown) == (program != "hf-vanilla")
+
+
+@pytest.mark.promise("disk full")
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs a file that is always full")
+def test_help_that_cannot_be_written_ends_in_one_line():
+    with open("/dev/full", "w") as full:
+        command = [sys.executable, ROOT / "scripts" / "translate.py", "--help"]
+        run = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert (run.returncode, run.stderr) == (1, "error: [Errno 28] No space left on device\n")
 
 
 @pytest.mark.parametrize(

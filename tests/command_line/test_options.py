@@ -20,12 +20,13 @@ from transformers import (
     TrainingArguments,
 )
 
-from hf_vanilla import VanillaBertConfig, VanillaTransformerConfig
+from hf_vanilla import VanillaBertConfig, VanillaBertModel, VanillaTransformerConfig
 from hf_vanilla.command_line.checks import (
     check_models,
     check_output_dir,
     check_results_file,
     explained_loading,
+    explained_model_loading,
     without_load_report,
 )
 from hf_vanilla.command_line.options import INTERRUPTED, parse_arguments, run, set_up_logging
@@ -309,6 +310,28 @@ def test_folder_of_models_names_one(tmp_path):
         AutoTokenizer.from_pretrained(tmp_path)
     with explained_loading("model", tmp_path):  # as of a tokenizer in the folder of a run
         pass
+
+
+@pytest.mark.promise("hostile weights")
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"num_hidden_layers": 3}, r"not those of a VanillaBertModel with its config.json: it lacks layers\.2"),
+        ({"num_hidden_layers": 1}, r"with its config.json: it has also layers\.1"),
+        ({"intermediate_size": 24}, r"layers.0.feed_forward.fc1.bias has shape \[20\], not \[24\]"),
+    ],
+    ids=["lacks", "has also", "shape"],
+)
+def test_weights_that_are_not_those_of_the_config_are_refused(tmp_path, changes, message):
+    sizes = {"vocab_size": 30, "hidden_size": 16, "num_attention_heads": 4, "max_position_embeddings": 8}
+    config = VanillaBertConfig(**sizes, num_hidden_layers=2, intermediate_size=20)
+    VanillaBertModel(config).save_pretrained(tmp_path)
+    with explained_model_loading("model", tmp_path):  # a new head is no fault
+        AutoModelForSequenceClassification.from_pretrained(tmp_path)
+    written = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**written, **changes}))
+    with pytest.raises(ValueError, match=message), explained_model_loading("model", tmp_path):
+        raise AssertionError("not reached")
 
 
 @pytest.mark.promise("absurd sizes")

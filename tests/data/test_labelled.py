@@ -115,7 +115,7 @@ def test_bad_labels_are_named():
         (
             "a.jsonl",
             f'{{"text": "x", "label": {10**30}}}\n{{"text": "x", "label": 1}}\n',
-            r"must be of one type: 'Python int",
+            r"a.jsonl, row 1: 'label' must be a number of at most 64 bits, got 10{30}\.",
         ),
         ("a.jsonl", "", r"must have at least one row"),
         (

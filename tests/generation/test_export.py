@@ -1,6 +1,9 @@
 """The export to CTranslate2: scores, translations, both vocabularies, and what it refuses."""
 
+import errno
 import json
+import multiprocessing
+import os
 
 import pytest
 import torch
@@ -134,10 +137,11 @@ def test_smaller_types_change_scores_a_little(tokenizers, tmp_path, quantization
         ({"attention_scale": 1.0}, {}, r"`attention_scale` must be d_k \*\* -0\.5.* got 1\.0"),
         ({"vocab_size": 260}, {}, r"The tokenizer must fit the model's vocabulary of 260, but has 261 tokens"),
         ({}, {"quantization": "int4"}, r"`quantization` must be one of float32, .*; got 'int4'"),
-        ({}, {"max_length": 0}, r"`max_length` must be at least 1, got 0"),
+        ({}, {"max_length": 0}, r"`max_length` must be between 1 and 100,000, got 0"),
+        ({}, {"max_length": 10**20}, r"`max_length` must be between 1 and 100,000, got 10{20}"),
         ({"position_type": "learned"}, {"max_length": 513}, r"`max_length` must be between 1 and .* \(512\), got 513"),
     ],
-    ids=["widths", "activation", "scale", "vocabulary", "type", "length", "positions"],
+    ids=["widths", "activation", "scale", "vocabulary", "type", "length", "memory", "positions"],
 )
 def test_what_ctranslate2_lacks_is_refused(tokenizers, tmp_path, config, options, message):
     model = random_model(tokenizers[0], **config)
@@ -159,6 +163,49 @@ def test_other_models_bad_weights_and_full_folders_are_refused(tokenizers, tmp_p
     with pytest.raises(ValueError, match=r"`output_dir` must be a new or empty folder, but .*full is not"):
         export_to_ctranslate2(random_model(tokenizers[0]), tokenizers[0], tmp_path / "full")
     assert [path.name for path in tmp_path.iterdir()] == ["full"]
+
+
+@pytest.mark.parametrize("place", ["real", "link", "dangling", "."])
+def test_output_can_be_an_empty_folder_or_a_link(tokenizers, tmp_path, monkeypatch, place):
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to("real")
+    (tmp_path / "dangling").symlink_to("new")
+    monkeypatch.chdir(tmp_path / "real" if place == "." else tmp_path)
+    written = tmp_path / ("new" if place == "dangling" else "real")
+    before = written.exists() and written.stat().st_ino
+    export_to_ctranslate2(random_model(tokenizers[0]), tokenizers[0], place, max_length=16)
+    ctranslate2.Translator(str(written))
+    assert before in (False, written.stat().st_ino)  # which may be where a volume is mounted, or the user's shell is
+    assert not list(tmp_path.glob("**/*.tmp"))
+    assert all((tmp_path / name).is_symlink() for name in ("link", "dangling"))
+
+
+def test_leftovers_of_killed_exports_are_removed(tokenizers, tmp_path):
+    ended = multiprocessing.get_context("spawn").Process()
+    ended.start()
+    ended.join()
+    kept = [tmp_path / f"new.{os.getppid()}.tmp", tmp_path / "new.notes.tmp", tmp_path / "empty"]
+    for path in (*kept, tmp_path / f"new.{ended.pid}.tmp", kept[-1] / f".{ended.pid}.tmp"):
+        path.mkdir()
+    for name in ("new", "empty"):
+        export_to_ctranslate2(random_model(tokenizers[0]), tokenizers[0], tmp_path / name, max_length=16)
+    assert sorted(tmp_path.iterdir()) == sorted([*kept, tmp_path / "new"])
+    assert not list((tmp_path / "empty").glob("*.tmp"))
+
+
+def test_output_that_cannot_be_written_is_named(tokenizers, tmp_path, monkeypatch):
+    model = random_model(tokenizers[0])
+    (tmp_path / "file").touch()
+    with pytest.raises(ValueError, match=r"`output_dir` \(.*file/new\) can't be written: Not a directory"):
+        export_to_ctranslate2(model, tokenizers[0], tmp_path / "file" / "new")
+
+    def fill_disk(folder):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(tokenizers[0], "save_pretrained", fill_disk)
+    with pytest.raises(ValueError, match=r"`output_dir` \(.*new\) can't be written: No space left on device"):
+        export_to_ctranslate2(model, tokenizers[0], tmp_path / "new")
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
 def test_damaged_export_is_not_loaded(tokenizers, tmp_path):

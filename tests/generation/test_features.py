@@ -114,6 +114,10 @@ def test_script_writes_arrays(model, tokenizer, tmp_path):
     refused = run(*options, tmp_path / "v.npy", "--pooling", "tokens")
     assert refused.returncode == 2
     assert "--output must end in .npz" in refused.stderr
+    (tmp_path / "link.npy").symlink_to(tmp_path / "texts.txt")
+    refused = run(*options, tmp_path / "link.npy")
+    assert refused.returncode == 1
+    assert "--output must be another file than --input" in refused.stderr
 
 
 def test_interrupted_script_leaves_nothing(model, tokenizer, tmp_path, monkeypatch):
@@ -127,6 +131,18 @@ def test_interrupted_script_leaves_nothing(model, tokenizer, tmp_path, monkeypat
     monkeypatch.setattr(np, "save", save_half)
     options = ["--model", tmp_path / "bert", "--input", tmp_path / "texts.txt", "--output", tmp_path / "v.npy"]
     assert run_here(monkeypatch, "extract_features.py", *options) == 130
+    assert sorted(os.listdir(tmp_path)) == ["bert", "texts.txt"]
+
+
+def test_script_refuses_vectors_of_nan(model, tokenizer, tmp_path, monkeypatch, capsys):
+    broken = VanillaBertModel(model.config)
+    broken.layers[0].feed_forward.fc1.weight.data[0, 0] = float("nan")
+    broken.save_pretrained(tmp_path / "bert")
+    tokenizer.save_pretrained(tmp_path / "bert")
+    (tmp_path / "texts.txt").write_text("park\n")
+    options = ["--model", tmp_path / "bert", "--input", tmp_path / "texts.txt", "--output", tmp_path / "v.npy"]
+    assert run_here(monkeypatch, "extract_features.py", *options) == 1
+    assert re.search("error: .*bert.* nan", capsys.readouterr().err)
     assert sorted(os.listdir(tmp_path)) == ["bert", "texts.txt"]
 
 

@@ -46,7 +46,7 @@ from hf_vanilla.hub.results import list_scores
 ROOT = Path(__file__).parents[2]
 sys.path.append(str(ROOT / "tests" / "scripts"))
 
-from script_runner import run  # noqa: E402
+from script_runner import run, run_here  # noqa: E402
 
 
 TOKENIZER = train_wordpiece_tokenizer(["the dog and the cat"] * 3, 40, show_progress=False)
@@ -331,6 +331,25 @@ def test_cards_of_the_recipes_are_up_to_date(name, tmp_path):
     finished = run("write_model_cards.py", "--folder", copied)
     assert finished.returncode == 0, finished.stderr
     assert (copied / f"{name}.md").read_text("utf-8") == (ROOT / "model_cards" / f"{name}.md").read_text("utf-8")
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "options", "message"),
+    [
+        ("facts.json", '{"multi', [], r"facts\.json must be valid JSON"),
+        ("results/multi30k_en_de_tok.json", "", [], r"multi30k_en_de_tok\.json must be valid JSON"),
+        ("results/multi30k_en_de_tok.json", "[]", [], r"multi30k_en_de_tok\.json must hold a JSON object, got list"),
+        (None, None, ["--namespace", "../../<b>"], r"`namespace` must be an account on the Hub, got '\.\./\.\./<b>'"),
+    ],
+    ids=["cut facts", "empty results", "list", "namespace"],
+)
+def test_script_names_what_is_wrong_with_its_input(tmp_path, monkeypatch, capsys, file, content, options, message):
+    copied = tmp_path / "model_cards"
+    shutil.copytree(ROOT / "model_cards", copied)
+    if file is not None:
+        (copied / file).write_text(content)
+    assert run_here(monkeypatch, "write_model_cards.py", "--folder", copied, *options) == 1
+    assert re.search(message, capsys.readouterr().err)
 
 
 HOSTILE = "<img src=x onerror=alert(1)> \x1b[31mred\x1b[0m | cell\n# heading\n[link](http://x) ```"

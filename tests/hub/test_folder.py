@@ -139,10 +139,10 @@ def add_another_tokenizer(folder):
     ("change", "message"),
     [
         (break_config, "must be a folder with a config.json"),
-        (drop_a_tensor, "missing_keys bert.pooler.dense.weight"),
+        (drop_a_tensor, "with its config.json: it lacks bert.pooler.dense.weight"),
         (truncate, "does not load"),
-        (rename_a_tensor, "missing_keys bert.pooler.dense.weight"),
-        (add_a_tensor, "unexpected_keys bert.extra.weight"),
+        (rename_a_tensor, "with its config.json: it lacks bert.pooler.dense.weight"),
+        (add_a_tensor, "it has also bert.extra.weight"),
         (deepen, "config.json must not nest brackets deeper than 100 levels"),
         (deepen_the_tokenizer, "tokenizer.json must not nest brackets deeper than 100 levels"),
         (enlarge, "config.json must have at most 16,777,216 bytes, got 16,777,217"),

@@ -2,6 +2,7 @@
 
 import re
 import runpy
+import signal
 import sys
 from pathlib import Path
 
@@ -14,7 +15,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "generation"))
 from text_translator import SENTENCES, save_translator
 
 
-pytest.importorskip("ctranslate2")
+specs = pytest.importorskip("ctranslate2.specs")
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of ctranslate2's own imports
 
 
@@ -30,3 +31,16 @@ def test_program_in_the_help_translates_with_an_export(tmp_path, monkeypatch, ca
     assert capsys.readouterr().out == f"{SENTENCES[0]}\n"
     assert run_here(monkeypatch, "export_ctranslate2.py", *options) == 1
     assert "`output_dir` must be a new or empty folder, but runs/en-de-ct2 is not" in capsys.readouterr().err
+    options[options.index("runs/en-de")] = "runs/en-de-ct2/target_tokenizer"
+    Path(options[1]).mkdir()
+    assert run_here(monkeypatch, "export_ctranslate2.py", *options) == 1
+    assert "`model` must be the folder of a model, but runs/en-de-ct2/target_tokenizer has" in capsys.readouterr().err
+
+
+def test_sigterm_leaves_nothing(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    save_translator("model")
+    monkeypatch.setattr(specs.ModelSpec, "save", lambda spec, folder: signal.raise_signal(signal.SIGTERM))
+    options = ["--model", "model", "--output_dir", "exported"]
+    assert run_here(monkeypatch, "export_ctranslate2.py", *options) == 143
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]

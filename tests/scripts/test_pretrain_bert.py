@@ -2,9 +2,11 @@
 
 import json
 import os
+import re
+import shutil
 
 import pytest
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from script_runner import run, run_here, train_and_resume, write_documents
 from transformers import AutoModelForMaskedLM, AutoTokenizer, pipeline
 
@@ -119,6 +121,19 @@ def test_model_without_next_sentence_head_is_evaluated_on_masked_tokens(
     (found,) = json.loads(capsys.readouterr().out).values()
     assert found.keys() == {"mlm_loss", "mlm_accuracy", "documents", "pairs"}
     assert os.listdir(tmp_path) == ["mlm"]
+
+
+def test_evaluation_refuses_nan_and_an_empty_batch(run_dir, corpus, tmp_path, monkeypatch, capsys):
+    shutil.copytree(run_dir, tmp_path / "broken")
+    weights = load_file(run_dir / "model.safetensors")
+    save_file({name: each * float("nan") for name, each in weights.items()}, tmp_path / "broken" / "model.safetensors")
+    options = ["--model", tmp_path / "broken", "--files", corpus / "held_out.txt", "--max_length", 16]
+    options += ["--results_file", tmp_path / "result.json"]
+    assert run_here(monkeypatch, "evaluate_bert.py", *options) == 1
+    assert re.search("broken.* nan", capsys.readouterr().err)
+    assert run_here(monkeypatch, "evaluate_bert.py", *options, "--batch_size", 0) == 2
+    assert "`batch_size` must be at least 1 pair, got 0" in capsys.readouterr().err
+    assert os.listdir(tmp_path) == ["broken"]
 
 
 def test_phases_have_rates_new_positions_and_validation_of_their_own(corpus, tmp_path, monkeypatch):

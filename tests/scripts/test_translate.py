@@ -194,6 +194,18 @@ def test_translate_names_bad_input(run, tmp_path, arguments, status, message):
     assert os.listdir(tmp_path) == ["latin"]
 
 
+@pytest.mark.parametrize("link", ["symlink_to", "hardlink_to", None])
+def test_output_never_replaces_the_source(run, source, tmp_path, link):
+    before, output = Path(source).read_bytes(), tmp_path / ".." / tmp_path.name / "source"
+    if link is not None:
+        output = tmp_path / "link"
+        getattr(output, link)(source)
+    status, _, err = run("--input", source, "--output", output)
+    assert status == 1
+    assert f"--output must be another file than --input, but {output} is the file {source} itself" in err
+    assert Path(source).read_bytes() == before
+
+
 def test_interrupted_translation_leaves_nothing(run, script, source, tmp_path, monkeypatch):
     def interrupted(*_, **__):
         raise KeyboardInterrupt

@@ -95,6 +95,12 @@ def test_average_of_a_run_loads_and_is_tied(tmp_path):
         torch.testing.assert_close(tensor, mean, rtol=0, atol=1e-6)
     assert averaged.lm_head.weight is averaged.model.decoder.embed_tokens.weight
     assert AutoTokenizer.from_pretrained(tmp_path / "averaged").pad_token_id == 0
+    content = bytearray((folders[1] / WEIGHTS).read_bytes())
+    content[-3] ^= 4
+    (folders[1] / WEIGHTS).write_bytes(content)
+    with pytest.raises(ValueError, match=r"checkpoint-3 has a broken model.safetensors: its bytes have changed"):
+        average_checkpoints(folders, tmp_path / "damaged")
+    assert not (tmp_path / "damaged").exists()
 
 
 # Bad input
@@ -230,6 +236,18 @@ def test_output_is_replaced_only_with_overwrite(tmp_path):
     assert torch.equal(load_file(tmp_path / "averaged" / WEIGHTS)["embedding"], written["embedding"])
     assert sorted(os.listdir(tmp_path / "averaged")) == ["config.json", WEIGHTS]
     assert sorted(os.listdir(tmp_path)) == ["1", "2", "averaged"]
+
+
+@pytest.mark.parametrize("exists", [True, False])
+def test_output_follows_a_link(tmp_path, exists):
+    run = write_run(tmp_path / "out", [1.0, 3.0])
+    if exists:
+        (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to("real")
+    average_checkpoints(last_checkpoints(run, 2), tmp_path / "link")
+    assert (tmp_path / "link").is_symlink()
+    assert (tmp_path / "real" / WEIGHTS).is_file()
+    assert len(list(tmp_path.iterdir())) == 3
 
 
 def test_output_must_be_another_folder(tmp_path):

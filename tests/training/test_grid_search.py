@@ -1,6 +1,7 @@
 """The search over settings: the whole grid with all seeds, ranked, interrupted and resumed."""
 
 import itertools
+import os
 
 import pytest
 from datasets import Dataset
@@ -104,6 +105,15 @@ def test_search_resumes_with_an_incomplete_line_in_the_journal(tmp_path, args):
     ranking = search_settings(task(last), args, [1, 2], tmp_path / "journal", grid=GRID)
     assert sorted(first + rest + last) == sorted(itertools.product(*GRID.values(), (1, 2)))
     assert [sorted(each["scores"]) for each in ranking] == [["1", "2"]] * 4
+
+
+def test_search_resumes_after_one_that_was_killed_with_the_lock(tmp_path, args, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    os.symlink("runs/journal", tmp_path / "journal.lock")  # as an earlier version with the journal runs/journal
+    args.num_train_epochs, trained = 1, []
+    search_settings(task(trained), args, [1], "journal", grid={"learning_rate": [1e-2]})
+    assert len(trained) == 1
+    assert not os.path.lexists("journal.lock")
 
 
 def test_search_refuses_evaluations_before_the_end(tmp_path, args):
