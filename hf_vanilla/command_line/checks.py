@@ -1,5 +1,6 @@
 """Checks of files, folders and models before a script's long work."""
 
+import json
 import logging
 import os
 import re
@@ -180,6 +181,8 @@ def explained_loading(option: str, name_or_path: str | os.PathLike[str] | None) 
         if models:
             rule = f"`{option}` must be the folder of a model, but {folder} has no config.json"
             raise ValueError(f"{rule}; give one of its subfolders, such as {models[0].parent}.") from None
+        if isinstance(error, json.JSONDecodeError):
+            raise ValueError(f"`{option}` ({folder}) has a JSON file that is cut or damaged: {error}.") from None
         if folder.is_dir():
             raise
         first = str(error).strip().partition("\n")[0]

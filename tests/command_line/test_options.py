@@ -341,6 +341,14 @@ def test_absurd_file_is_refused_before_it_is_read(tmp_path):
         AutoConfig.from_pretrained(tmp_path)
 
 
+def test_cut_tokenizer_names_the_folder(tmp_path):
+    (tmp_path / "tokenizer.json").write_text('{"model": {"type": "WordLe')
+    (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "TokenizersBackend"}')
+    message = rf"`model` \({tmp_path}\) has a JSON file that is cut or damaged: Unterminated string"
+    with pytest.raises(ValueError, match=message), explained_loading("model", tmp_path):
+        AutoTokenizer.from_pretrained(tmp_path)
+
+
 def test_other_loading_errors_are_unchanged(tmp_path):
     with pytest.raises(ValueError, match="^Something else"), explained_loading("model", str(tmp_path)):
         raise ValueError("Something else.")
