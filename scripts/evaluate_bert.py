@@ -133,7 +133,8 @@ def main() -> None:
     (arguments,) = parse_arguments(EvaluationArguments, description=__doc__)
     logging.set_verbosity_error()
     check_files_exist(files=arguments.files)
-    check_results_file(arguments.results_file)
+    for path in arguments.files:
+        check_results_file(arguments.results_file, files=path)
     check_models(model=arguments.model)
     with explained_model_loading("model", arguments.model):
         tokenizer = AutoTokenizer.from_pretrained(arguments.model)
@@ -144,6 +145,12 @@ def main() -> None:
         )
     with_next_sentence = NEXT_SENTENCE_HEAD not in loading["missing_keys"]
     lengths = arguments.max_length
+    positions = model.config.max_position_embeddings
+    if max(lengths) > positions:
+        raise ValueError(
+            f"`max_length` must be at most {positions}, the positions of the model ({arguments.model}), "
+            f"got {max(lengths)}."
+        )
     figures = {
         path if len(lengths) == 1 else f"{path}, {length} tokens": measure(
             model, tokenizer, path, length, arguments, with_next_sentence=with_next_sentence

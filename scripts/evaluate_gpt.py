@@ -66,7 +66,8 @@ def main() -> None:
     (arguments,) = parse_arguments(EvaluationArguments, description=__doc__)
     logging.set_verbosity_error()
     check_files_exist(files=arguments.files)
-    check_results_file(arguments.results_file)
+    for path in arguments.files:
+        check_results_file(arguments.results_file, files=path)
     check_models(model=arguments.model)
     device = arguments.device
     if device == "auto":

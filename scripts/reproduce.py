@@ -386,8 +386,12 @@ def extract(wanted: Extract, data_dir: Path, path: Path) -> None:
         shutil.copyfile(data_dir / wanted.source, path)
         return
     with gzip.open(data_dir / wanted.source, "rt", encoding="utf-8") as rows, replacing_file(str(path)) as file:
-        for row in itertools.islice(rows, wanted.rows):
-            file.write(json.loads(row)[wanted.column] + "\n")
+        try:
+            for row in itertools.islice(rows, wanted.rows):
+                file.write(json.loads(row)[wanted.column] + "\n")
+        except (gzip.BadGzipFile, EOFError, ValueError, LookupError, TypeError) as error:
+            rule = f"must be gzipped lines of JSON, each with a text `{wanted.column}`"
+            raise ValueError(f"{data_dir / wanted.source} {rule}: {error!r}.") from None
 
 
 def reproduce(name: str, data_dir: Path, folder: Path) -> None:
@@ -396,7 +400,7 @@ def reproduce(name: str, data_dir: Path, folder: Path) -> None:
     if recipe.after is not None:
         reproduce(recipe.after, data_dir, folder)
     (folder / "runs").mkdir(parents=True, exist_ok=True)
-    state: dict[str, Any] = read_json(folder / STATE_FILE) or {"done": [], "seconds": {}}
+    state: dict[str, Any] = {"done": [], "seconds": {}, **read_json(folder / STATE_FILE)}
     if not set(recipe.commands) <= set(state["done"]):
         for path, wanted in recipe.files.items():
             extract(wanted, data_dir, folder / path)
@@ -456,6 +460,11 @@ def main() -> None:
     if missing:
         raise ValueError(f"`data_dir` ({data_dir}) must have {', '.join(missing)}.")
     reproduce(name, data_dir, folder)
+    if not (folder / results_path(name)).is_file():
+        raise ValueError(
+            f"{folder / results_path(name)} is missing, though {folder / STATE_FILE} says that its command is done; "
+            "remove that to run all commands again."
+        )
     if not RECORDED.is_dir():
         sys.stderr.write("The recorded scores are in the project's repository, not in the installed package.\n")
     recorded, measured = read_json(RECORDED / f"{name}.json"), read_json(folder / results_path(name))

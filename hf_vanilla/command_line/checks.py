@@ -6,7 +6,7 @@ import os
 import re
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import torch
@@ -44,20 +44,22 @@ def _check_folder(folder: Path, rule: str) -> None:
         raise ValueError(f"{rule} that can be written to: {error}.") from error
 
 
-def check_results_file(path: str | None) -> None:
+def check_results_file(path: str | None, **inputs: str | None) -> None:
     """Check early that a file of results can be written. Leaves no files.
 
     Args:
         path (`str`, *optional*): The file. Neither it nor its folder need exist yet.
+        **inputs (`str`, *optional*): Files to read, by the name of the option, which the file may not be.
 
     Raises:
-        ValueError: if it is a folder, or its folder can't be created or written to.
+        ValueError: if it is a folder or an input, or its folder can't be created or written to.
     """
     if path is None:
         return
     if Path(path).is_dir():
         raise ValueError(f"`results_file` must be a file, but {path} is a folder; give a file in it.")
     _check_folder(Path(path).absolute().parent, f"`results_file` ({path}) must be in a folder")
+    check_output_is_no_input(path, "results_file", **inputs)
 
 
 def check_files_exist(**files: str | list[str] | None) -> None:
@@ -75,21 +77,26 @@ def check_files_exist(**files: str | list[str] | None) -> None:
                 raise ValueError(f"`{name}` must be an existing file, but there is no file {path}.")
 
 
-def check_output_is_no_input(output: str, **inputs: str) -> None:
+def check_output_is_no_input(output: str, option: str = "output", /, **inputs: str | None) -> None:
     """Check early that a file to write is none of the files to read, also by another path or a link.
 
     Args:
-        output (`str`): Value of the option --output; `-` and devices are accepted.
-        **inputs (`str`): Paths by the name of the option.
+        output (`str`): Value of the option; `-` and devices are accepted.
+        option (`str`, defaults to `"output"`): Name of the option.
+        **inputs (`str`, *optional*): Paths by the name of the option.
 
     Raises:
         ValueError: if the output would replace an input.
     """
+    if not Path(output).is_file():
+        return
     for name, path in inputs.items():
-        if STANDARD_STREAM in (output, path) or not Path(output).is_file() or not Path(path).exists():
+        if path is None:
             continue
-        if os.path.samefile(output, path):
-            raise ValueError(f"--output must be another file than --{name}, but {output} is the file {path} itself.")
+        with suppress(OSError):  # of a file that is missing, of which others tell
+            read = os.stat(0 if path == STANDARD_STREAM else path)
+            if os.path.samestat(os.stat(output), read):
+                raise ValueError(f"`{option}` must be another file than `{name}`, but {output} is that file itself.")
 
 
 def check_device(device: str) -> None:

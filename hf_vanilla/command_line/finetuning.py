@@ -85,7 +85,8 @@ class CommonTaskArguments(DatasetArguments):
             raise ValueError(
                 f"`max_length` must be at least {MIN_LENGTH}, for a word and the special tokens; got {longest}."
             )
-        check_results_file(self.results_file)
+        data = {name: getattr(self, name, None) for name in ("train_file", "validation_file", "test_file")}
+        check_results_file(self.results_file, **data)
         check_models(model_name_or_path=self.model_name_or_path)
 
     def required(self) -> tuple[str, ...]:

@@ -222,7 +222,8 @@ class AugmentedImages(torch.utils.data.Dataset):
     """
 
     def __init__(self, dataset: Dataset, transform: ImageTransform, seed: int) -> None:
-        self.dataset, self.transform, self.seed, self.epoch = dataset, transform, seed, 0
+        self.dataset, self.transform, self.seed = dataset, transform, seed
+        self.epoch = torch.tensor(0).share_memory_()  # with workers that outlive an epoch
 
     def set_epoch(self, epoch: int) -> None:
         """Change the random numbers; [`~hf_vanilla.training.finetuning.EpochOfDataCallback`] calls this.
@@ -230,7 +231,7 @@ class AugmentedImages(torch.utils.data.Dataset):
         Args:
             epoch (`int`): Epoch from 0.
         """
-        self.epoch = epoch
+        self.epoch.fill_(epoch)
 
     def __len__(self) -> int:
         """Return the number of images."""
@@ -238,7 +239,7 @@ class AugmentedImages(torch.utils.data.Dataset):
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         """Return what a classifier is given of a row."""
-        state = np.random.SeedSequence((self.seed, self.epoch, index)).generate_state(1, np.uint64)
+        state = np.random.SeedSequence((self.seed, int(self.epoch), index)).generate_state(1, np.uint64)
         generator = torch.Generator().manual_seed(int(state[0]))
         row: dict[str, Sequence[Any]] = {name: [value] for name, value in self.dataset[index].items()}
         return {name: values[0] for name, values in self.transform(row, generator).items()}

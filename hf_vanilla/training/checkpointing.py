@@ -23,12 +23,19 @@ from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState,
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_callback import ExportableState
 from transformers.trainer_pt_utils import LengthGroupedSampler
-from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, HubStrategy, SaveStrategy, TrainOutput
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, HubStrategy, TrainOutput
 from transformers.utils import logging
 
 from ..data.files import is_full_disk
 from ..hub.pushing_trainer import ResilientPushTrainer
-from .checkpoints import MANIFEST_MARK, checkpoint_to_resume, find_best_checkpoint, folders_by_step, why_not_resumable
+from .checkpoints import (
+    MANIFEST_MARK,
+    checkpoint_to_resume,
+    find_best_checkpoint,
+    folders_by_step,
+    was_scheduled,
+    why_not_resumable,
+)
 from .manifest import changes, harmless_changes, read_manifest, training_facts, write_manifest
 from .muon import MuonTrainer
 from .parallelism import check_parallelism
@@ -71,6 +78,7 @@ class ManifestCallback(TrainerCallback):
         self.force = force
         self.resumed: Path | None = None  # set by a trainer that knows it, and has checked its files
         self.saved: Path | None = None  # set by a trainer that leaves the removal of old ones to this callback
+        self.is_scheduled = True  # set by such a trainer, too: whether more than a stop asks for this checkpoint
         self._facts: dict[str, Any] = {}
 
     def on_train_begin(
@@ -98,7 +106,7 @@ class ManifestCallback(TrainerCallback):
         if args.should_save and folder.is_dir():
             wait_for_manifests()
             best = state.best_model_checkpoint
-            self._facts["scheduled"] = _is_scheduled(args, state)
+            self._facts["scheduled"] = self.is_scheduled
             rotation = (args.save_total_limit, best) if is_own else None
             job = threading.Thread(target=self.write, args=(folder, rotation), name="manifest")
             _writing.append(job)
@@ -396,7 +404,10 @@ class VerifiedCheckpointTrainer(MuonTrainer, ResilientPushTrainer):
                     self.state.stateful_callbacks.setdefault(type(callback).__name__, {})
             with self._full_disk_noted():
                 super()._save_checkpoint(model, trial)
-                self._name_best_checkpoint(staging / name, Path(run_dir, name))
+                is_scheduled = not any(
+                    getattr(each, "saves_out_of_turn", False) for each in self.callback_handler.callbacks
+                )
+                self._name_best_checkpoint(staging / name, str(Path(run_dir, name)) if is_scheduled else best)
         except BaseException:
             if self.args.should_save:
                 shutil.rmtree(staging, ignore_errors=True)
@@ -414,7 +425,7 @@ class VerifiedCheckpointTrainer(MuonTrainer, ResilientPushTrainer):
         self.accelerator.wait_for_everyone()
         manifest = self._callback(ManifestCallback)
         if manifest is not None:
-            manifest.saved = Path(run_dir, name)
+            manifest.saved, manifest.is_scheduled = Path(run_dir, name), is_scheduled
         if self.args.push_to_hub:
             # With the state to resume from, the manifest has to be in the push.
             if manifest is not None and self.args.should_save and self.args.hub_strategy in _PUSHING_STATE:
@@ -458,10 +469,10 @@ class VerifiedCheckpointTrainer(MuonTrainer, ResilientPushTrainer):
             "again at the next checkpoint."
         )
 
-    def _name_best_checkpoint(self, staged: Path, folder: Path) -> None:
-        """Have the state name the place of this checkpoint instead of the staging folder, if it is the best."""
+    def _name_best_checkpoint(self, staged: Path, best: str | None) -> None:
+        """Have the state name another place than the staging folder, if this checkpoint is the best."""
         if self.state.best_model_checkpoint == str(staged):
-            self.state.best_model_checkpoint = str(folder)
+            self.state.best_model_checkpoint = best
             if self.args.should_save:
                 self.state.save_to_json(str(staged / TRAINER_STATE_NAME))
 
@@ -494,15 +505,6 @@ def move_checkpoint(staged: Path, folder: Path) -> None:
     shutil.rmtree(staged.parent, ignore_errors=True)
 
 
-def _is_scheduled(args: TrainingArguments, state: TrainerState) -> bool:
-    """Whether the options ask for a checkpoint at this step; else it is there because the run was stopped."""
-    if args.save_strategy == SaveStrategy.STEPS:
-        return state.global_step % state.save_steps == 0 or state.global_step >= state.max_steps
-    if args.save_strategy == SaveStrategy.EPOCH:
-        return float(state.epoch or 0).is_integer()
-    return args.save_strategy == SaveStrategy.BEST and state.best_global_step == state.global_step
-
-
 def rotate_checkpoints(newest: Path, limit: int | None, best: str | None) -> None:
     """Remove the oldest checkpoints of a run, but never the newest and the best one.
 
@@ -518,7 +520,7 @@ def rotate_checkpoints(newest: Path, limit: int | None, best: str | None) -> Non
     folders = folders_by_step(newest.parent)
     step = next((step for step, folder in folders.items() if folder == newest), 0)
     kept = {newest.resolve(), *([Path(best).resolve()] if best else [])}
-    unscheduled = {each for each in folders if not _was_scheduled(folders[each])}
+    unscheduled = {each for each in folders if not was_scheduled(folders[each])}
     others = [each for each in folders if folders[each].resolve() not in kept]
     others.sort(key=lambda each: (each < step, each))
     removed = [each for each in others if each in unscheduled]
@@ -531,14 +533,6 @@ def rotate_checkpoints(newest: Path, limit: int | None, best: str | None) -> Non
         # Moved away in one step: a process killed here leaves no half checkpoint.
         os.replace(folders[each], trash / f"removed-{each}")
     shutil.rmtree(trash, ignore_errors=True)
-
-
-def _was_scheduled(folder: Path) -> bool:
-    """Whether the options asked for a checkpoint, by its manifest."""
-    try:
-        return bool((read_manifest(folder) or {}).get("scheduled", True))
-    except ValueError:
-        return True
 
 
 def _folder_of(args: TrainingArguments, state: TrainerState) -> Path:

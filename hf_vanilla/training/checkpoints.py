@@ -179,7 +179,22 @@ def find_best_checkpoint(state: TrainerState, run_dir: str | os.PathLike) -> str
     if best is not None and Path(best).is_dir():
         return best
     moved = Path(run_dir, f"{PREFIX_CHECKPOINT_DIR}-{state.best_global_step}")
-    return str(moved) if state.best_global_step and moved.is_dir() else None
+    return str(moved) if state.best_global_step and moved.is_dir() and was_scheduled(moved) else None
+
+
+def was_scheduled(folder: Path) -> bool:
+    """Say whether a checkpoint would be there if the run had not been stopped, by its manifest.
+
+    Args:
+        folder (`Path`): The checkpoint.
+
+    Returns:
+        `bool`: whether; `True` also if no manifest tells.
+    """
+    try:
+        return bool((read_manifest(folder) or {}).get("scheduled", True))
+    except ValueError:
+        return True
 
 
 def folder_of_tokenizer(checkpoint: str | os.PathLike) -> Path:

@@ -58,6 +58,7 @@ class StopOnSignalCallback(TrainerCallback):
             raise ValueError(f"`grace` must be a positive number of seconds, got {grace}.")
         self.grace = grace
         self.stops_evaluation = False  # set where the trainer saves then
+        self.saves_out_of_turn = False  # whether the checkpoint of the stop is one that nothing else asks for
         self._received = 0  # number of the signal; 0 before
         self._received_at = 0.0
         self._is_stopping = False
@@ -75,6 +76,7 @@ class StopOnSignalCallback(TrainerCallback):
             return
         self.restore()
         self._received, self._is_stopping, self._process = 0, False, os.getpid()
+        self.saves_out_of_turn = False
         if args.world_size > 1 and distributed.is_initialized():
             # Tensors of this group stay on the CPU, so no step waits for a GPU.
             self._group = distributed.new_group(backend="gloo", timeout=args.ddp_timeout_delta)
@@ -89,6 +91,8 @@ class StopOnSignalCallback(TrainerCallback):
     ) -> None:
         """Have the trainer save and stop."""
         if self._is_requested():
+            is_end_of_epoch = args.save_strategy == SaveStrategy.EPOCH and float(state.epoch or 0).is_integer()
+            self.saves_out_of_turn = not control.should_save and not is_end_of_epoch
             self._stop(control)
             if not self.stops_evaluation or args.save_strategy == SaveStrategy.BEST:
                 control.should_evaluate = False

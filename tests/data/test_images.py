@@ -1,12 +1,14 @@
 """Labelled images from folders and tables, and what a model is given of them."""
 
 import json
+import sys
 
 import numpy as np
 import pytest
 import torch
 from datasets import Dataset, Image
 from PIL import Image as Pictures
+from torch.utils.data import DataLoader
 
 from hf_vanilla import VanillaVitConfig
 from hf_vanilla.data.images import AugmentedImages, ImageTransform, build_image_processor, load_images
@@ -146,6 +148,18 @@ def test_changes_depend_on_seed_epoch_and_row_alone():
     assert not torch.equal(dataset[1]["pixel_values"], first["pixel_values"])
     again = AugmentedImages(rows, ImageTransform(PROCESSOR, min_crop=0.3), seed=5)
     assert torch.equal(again[1]["pixel_values"], first["pixel_values"])
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="workers there import this file anew, which takes long")
+def test_workers_that_outlive_an_epoch_learn_the_next_one():
+    rows = Dataset.from_dict({"image": [Pictures.fromarray(PIXELS)] * 3, "labels": [4, 0, 7]})
+    dataset = AugmentedImages(rows, ImageTransform(PROCESSOR, min_crop=0.3), seed=5)
+    loader = DataLoader(dataset, batch_size=3, num_workers=1, persistent_workers=True)
+    for epoch in range(2):
+        dataset.set_epoch(epoch)
+        (batch,) = loader
+        expected = torch.stack([dataset[row]["pixel_values"] for row in range(3)])
+        assert torch.equal(batch["pixel_values"], expected)
 
 
 @pytest.mark.parametrize(

@@ -117,7 +117,7 @@ def test_script_writes_arrays(model, tokenizer, tmp_path):
     (tmp_path / "link.npy").symlink_to(tmp_path / "texts.txt")
     refused = run(*options, tmp_path / "link.npy")
     assert refused.returncode == 1
-    assert "--output must be another file than --input" in refused.stderr
+    assert "`output` must be another file than `input`" in refused.stderr
 
 
 def test_interrupted_script_leaves_nothing(model, tokenizer, tmp_path, monkeypatch):

@@ -73,6 +73,22 @@ def test_missing_data_is_named(tmp_path, monkeypatch, capsys):
     assert not (tmp_path / "out").exists()
 
 
+def test_missing_results_and_damaged_data_are_named(tmp_path, monkeypatch, capsys):
+    name, data, folder = "multi30k_en_de_tok", tmp_path / "multi30k", tmp_path / "out" / "multi30k_en_de_tok"
+    data.mkdir()
+    folder.mkdir(parents=True)
+    for each in ("tok_train", "tok_val", "tok_test_2016_flickr"):
+        (data / f"{each}.jsonl.gz").write_bytes(gzip.compress(b'{"en": "a"}\n')[:-9])
+    options = (name, "--data_dir", tmp_path, "--output_dir", tmp_path / "out")
+    assert call(monkeypatch, *options) == 1
+    assert (
+        "tok_test_2016_flickr.jsonl.gz must be gzipped lines of JSON, each with a text `en`" in capsys.readouterr().err
+    )
+    (folder / "reproduced.json").write_text(json.dumps({"done": reproduce.RECIPES[name].commands}))
+    assert call(monkeypatch, *options) == 1
+    assert f"{name}.json is missing, though" in capsys.readouterr().err
+
+
 def test_stopped_run_continues_to_the_row_of_scores(tmp_path, monkeypatch, capsys):
     data = tmp_path / "data" / "glue"
     data.mkdir(parents=True)

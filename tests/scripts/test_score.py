@@ -101,7 +101,7 @@ def test_scores_equal_those_of_translations(run, folder, tmp_path):
         ([], 1, "Source and target must have equally many lines, but {0}/source has 4 and {0}/short has 3;"),
         (["--target", "{0}/latin"], 1, "latin must be UTF-8, but line 1 is not"),
         (["--source", "{0}/missing"], 1, "missing can't be read: No such file"),
-        (["--output", "{0}/latin", "--target", "{0}/latin"], 1, "--output must be another file than --target, but"),
+        (["--output", "{0}/latin", "--target", "{0}/latin"], 1, "`output` must be another file than `target`, but"),
         (["--output", "{0}/missing/out"], 1, "out can't be written: No such file"),
         (["--source", "-", "--target", "-"], 2, "--source and --target can't both be standard input (-)"),
         (["--max_length", "0"], 2, "--max_length must be at least 1, got 0"),

@@ -202,7 +202,7 @@ def test_output_never_replaces_the_source(run, source, tmp_path, link):
         getattr(output, link)(source)
     status, _, err = run("--input", source, "--output", output)
     assert status == 1
-    assert f"--output must be another file than --input, but {output} is the file {source} itself" in err
+    assert f"`output` must be another file than `input`, but {output} is that file itself" in err
     assert Path(source).read_bytes() == before
 
 

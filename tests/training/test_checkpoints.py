@@ -349,22 +349,15 @@ def test_rotation_keeps_the_newest_and_the_best(tmp_path):
     assert sorted(path.name for path in tmp_path.glob("*checkpoint*")) == ["checkpoint-1", "checkpoint-3"]
 
 
-@pytest.mark.parametrize("limit", [None, 2])
-def test_stopped_run_ends_with_the_checkpoints_of_one_that_was_not(tmp_path, limit):
-    class StopAt(TrainerCallback):
+@pytest.mark.parametrize("strategy", ["no", "steps"])
+def test_checkpoints_that_a_callback_asks_for_are_kept(tmp_path, strategy):
+    class SaveAt(TrainerCallback):
         def on_step_end(self, args, state, control, **kwargs):
-            if state.global_step == 5:
-                control.should_save = control.should_training_stop = True
+            control.should_save = control.should_save or state.global_step in (1, 3)
 
-    def checkpoints():
-        return sorted(path.name for path in tmp_path.glob("*checkpoint*"))
-
-    options = {"max_steps": 7, "save_steps": 2, "save_total_limit": limit}
-    make_trainer(tmp_path, callbacks=[StopAt()], **options).train()
-    assert checkpoints() == ["checkpoint-2", "checkpoint-4", "checkpoint-5"]
-    make_trainer(tmp_path, **options).train(resume_from_checkpoint=True)
-    expected = ["checkpoint-2", "checkpoint-4", "checkpoint-6", "checkpoint-7"]
-    assert checkpoints() == (expected if limit is None else expected[-limit:])
+    make_trainer(tmp_path, callbacks=[SaveAt()], save_strategy=strategy, save_steps=2).train()
+    expected = [1, 3] if strategy == "no" else [1, 2, 3, 4]
+    assert sorted(path.name for path in tmp_path.glob("*checkpoint*")) == [f"checkpoint-{step}" for step in expected]
 
 
 def test_checkpoints_without_optimizer_are_not_resumed(tmp_path):

@@ -118,6 +118,38 @@ def test_signal_after_an_epoch_ends_the_training(tmp_path):
 
 
 @pytest.mark.promise("SIGTERM or Ctrl-C")
+@pytest.mark.parametrize("options", [{}, {"save_total_limit": 2}, {"load_best_model_at_end": True}])
+def test_stopped_run_ends_with_the_checkpoints_of_one_that_was_not(tmp_path, options):
+    def make_trainer(callback):
+        arguments = VanillaTrainingArguments(
+            str(tmp_path), max_steps=7, save_steps=2, eval_strategy="steps", eval_steps=1,
+            metric_for_best_model="rank", greater_is_better=True, use_cpu=True, disable_tqdm=True, report_to="none", dataloader_pin_memory=False,
+            save_strategy="steps", **options,
+        )  # fmt: skip
+        model, pairs = tiny_model(), tiny_pairs(9)
+        ranks = {"compute_metrics": lambda prediction: {"rank": float(trainer.state.global_step == 5)}}
+        data = {"train_dataset": pairs, "eval_dataset": pairs}
+        trainer = VanillaTrainer(model, arguments, tiny_collator(model), callbacks=[callback], **data, **ranks)
+        return trainer
+
+    def checkpoints():
+        return [path.name for path in sorted(tmp_path.glob("*checkpoint*"))]
+
+    callback = transformers.TrainerCallback()
+    callback.on_pre_optimizer_step = lambda args, state, control, **kwargs: (
+        os.kill(os.getpid(), signal.SIGTERM) if state.global_step == 4 else None
+    )
+    with pytest.raises(SystemExit, match="143"):
+        train_to_end(make_trainer(callback))
+    assert checkpoints() == ["checkpoint-2", "checkpoint-4", "checkpoint-5"]
+    trainer = make_trainer(transformers.TrainerCallback())
+    train_to_end(trainer, checkpoint_to_resume(tmp_path))
+    expected = ["checkpoint-2", "checkpoint-4", "checkpoint-6", "checkpoint-7"]
+    assert checkpoints() == expected[-options.get("save_total_limit", 4) :]
+    assert not str(trainer.state.best_model_checkpoint).endswith("checkpoint-5")
+
+
+@pytest.mark.promise("SIGTERM or Ctrl-C")
 def test_second_signal_ends_at_once(tmp_path):
     process = start(tmp_path, "long step")
     wait_for((tmp_path / "slow").exists)
