@@ -123,7 +123,8 @@ def test_stopped_run_ends_with_the_checkpoints_of_one_that_was_not(tmp_path, opt
     def make_trainer(callback):
         arguments = VanillaTrainingArguments(
             str(tmp_path), max_steps=7, save_steps=2, eval_strategy="steps", eval_steps=1,
-            metric_for_best_model="rank", greater_is_better=True, use_cpu=True, disable_tqdm=True, report_to="none", dataloader_pin_memory=False,
+            metric_for_best_model="rank", greater_is_better=True,
+            use_cpu=True, disable_tqdm=True, report_to="none", dataloader_pin_memory=False,
             save_strategy="steps", **options,
         )  # fmt: skip
         model, pairs = tiny_model(), tiny_pairs(9)
