@@ -1,9 +1,10 @@
 """Labelled images for classification, from folders and tables, and what a model is given of them."""
 
 import io
+import itertools
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -167,14 +168,15 @@ class ImageTransform:
         self.processor, self.mode, self.min_crop, self.flip = processor, MODES[num_channels], min_crop, flip
 
     def __call__(
-        self, rows: dict[str, Sequence[Any]], generator: torch.Generator | None = None
+        self, rows: dict[str, Sequence[Any]], generators: Iterable[torch.Generator | None] = itertools.repeat(None)
     ) -> dict[str, Sequence[Any]]:
         """Process a batch of rows.
 
         Args:
             rows (`dict[str, Sequence]`): Columns; `image` holds Pillow's images, or what
                 `datasets.Image(decode=False)` gives, from which an image that can't be read is named.
-            generator (`torch.Generator`, *optional*): Source of the random numbers; torch's own by default.
+            generators (`Iterable[torch.Generator]`, *optional*): Source of each image's random numbers; torch's own by
+                default.
 
         Returns:
             `dict[str, Sequence]`: `pixel_values`, tensors of shape `(channels, height, width)`, and the columns but
@@ -183,7 +185,10 @@ class ImageTransform:
         Raises:
             ValueError: if an image has more than 8 bits for a channel, or can't be read, such as a truncated one.
         """
-        images = [self.augment(_decode(each).convert(self.mode), generator) for each in rows["image"]]
+        images = [
+            self.augment(_decode(each).convert(self.mode), generator)
+            for each, generator in zip(rows["image"], generators, strict=False)
+        ]
         pixel_values = list(self.processor(images, return_tensors="pt")["pixel_values"])
         return {"pixel_values": pixel_values, **{name: rows[name] for name in rows if name != "image"}}
 
@@ -192,7 +197,7 @@ class ImageTransform:
 
         Args:
             image (`PIL.Image.Image`): The image.
-            generator (`torch.Generator`, *optional*): As above.
+            generator (`torch.Generator`, *optional*): Source of the random numbers; torch's own by default.
 
         Returns:
             `PIL.Image.Image`: the part, of another size.
@@ -239,7 +244,14 @@ class AugmentedImages(torch.utils.data.Dataset):
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         """Return what a classifier is given of a row."""
+        return self.__getitems__([index])[0]
+
+    def __getitems__(self, indices: list[int]) -> list[dict[str, Any]]:
+        """Return what a classifier is given of rows, which are processed as one batch."""
+        columns = self.transform(self.dataset[indices], map(self._generator, indices))
+        return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+
+    def _generator(self, index: int) -> torch.Generator:
+        """Return the source of a row's random numbers."""
         state = np.random.SeedSequence((self.seed, int(self.epoch), index)).generate_state(1, np.uint64)
-        generator = torch.Generator().manual_seed(int(state[0]))
-        row: dict[str, Sequence[Any]] = {name: [value] for name, value in self.dataset[index].items()}
-        return {name: values[0] for name, values in self.transform(row, generator).items()}
+        return torch.Generator().manual_seed(int(state[0]))

@@ -4,7 +4,7 @@
 checkpoint-500                 one rename by one process; not resumed from before it has its manifest
 checkpoint-500/manifest.json   written by a thread beside the training: all files on the disk, and their hashes
 checkpoint-400                 removed, if `save_total_limit` says so
-checkpoint-418                 saved when the run was stopped: removed after the next one that the options ask for
+checkpoint-418                 saved because the run was stopped: removed once the next one is complete
 """
 
 import errno
