@@ -13,12 +13,14 @@ from .beam_search import beam_search
 from .cpu_layers import fast_model
 from .export import export_to_ctranslate2
 from .scoring import ScoreOutput, TextScore, labels_of_beams, score, score_texts
+from .step_graphs import StepGraphs
 from .translation import load_translator, translate
 
 
 __all__ = [
     "ScoreOutput",
     "SearchOptions",
+    "StepGraphs",
     "TextScore",
     "Translation",
     "WordAlignment",

@@ -4,7 +4,9 @@ Shapes: `rows` is the number of beams per sentence that a step computes: 1 at th
 same, otherwise `num_beams`.
 """
 
-from typing import Any, Protocol
+import copy
+from collections.abc import Sequence
+from typing import Any, Protocol, cast
 
 import torch
 from torch import nn
@@ -162,6 +164,7 @@ class SideBySideDecoder:
     past_key_values: Cache | None = None
     supported_inputs: set[str]  # of those that `generate()` prepares
     position_ids: torch.Tensor
+    cache: Cache | EncoderDecoderCache
 
     def __init__(
         self, decoder: nn.Module, lm_head: nn.Module, input_ids: torch.Tensor, num_beams: int, dtype: torch.dtype
@@ -176,7 +179,7 @@ class SideBySideDecoder:
         self.prompt = input_ids[::num_beams]
         self.used = self.prompt.shape[1]  # slots in use per sentence; the mask hides the others
         self.capacity = self.used + SPARE_STEPS * num_beams
-        self.slot_layers = [_SlotLayer(self.capacity) for _ in self.decoder.layers]
+        self.slot_layers: list[Any] = [_SlotLayer(self.capacity) for _ in self.decoder.layers]
         self.hides = torch.finfo(dtype).min  # added to the scores of hidden slots
         shape = (len(self.prompt), num_beams, self.capacity)
         self.mask = torch.full(shape, self.hides, dtype=dtype, device=input_ids.device)
@@ -243,14 +246,68 @@ class SideBySideDecoder:
         Returns:
             `torch.Tensor` of shape `(batch, num_beams, vocab)`: the logits of the next token.
         """
-        batch, num_beams = parents.shape
-        self.mask = self.mask[torch.arange(batch, device=parents.device)[:, None], parents]
-        if self.kept is not None or self.used + num_beams > self.capacity:
+        self.make_room(parents)
+        self.mask[:, :, self.used : self.used + self.num_beams] = self.own_slot
+        self.advance()
+        return self.logits_of(sequences[..., -1])
+
+    @property
+    def is_full(self) -> bool:
+        """Whether slots must be moved before the next step: none are left, or sentences have left."""
+        return self.kept is not None or self.used + self.num_beams > self.capacity
+
+    def make_room(self, parents: torch.Tensor) -> None:
+        """Reorder the mask for the beams that continue, and see to it that there are slots for them.
+
+        Args:
+            parents (`torch.LongTensor` of shape `(batch, num_beams)`): The beam of the previous step that each
+                continues.
+        """
+        self.mask = self.mask[torch.arange(len(parents), device=parents.device)[:, None], parents]
+        if self.is_full:
             self.reuse_slots()
-        self.mask[:, :, self.used : self.used + num_beams] = self.own_slot
-        self.used += num_beams
+
+    def advance(self) -> None:
+        """Count one more token of each beam."""
+        self.used += self.num_beams
         self.position_ids = self.position_ids[:, -1:] + 1
-        return self.lm_head(self._decode(sequences[..., -1], self.mask[:, None]))
+
+    def logits_of(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Process a token of each beam, whose slot the mask already has.
+
+        Args:
+            tokens (`torch.LongTensor` of shape `(batch, num_beams)`): The tokens, at `position_ids`.
+
+        Returns:
+            `torch.Tensor` of shape `(batch, num_beams, vocab)`: the logits of the next token.
+        """
+        return self.lm_head(self._decode(tokens, self.mask[:, None]))
+
+    def state(self) -> dict[str, torch.Tensor]:
+        """Return what the next step reads and writes besides tokens, once the prompt is read.
+
+        Returns:
+            `dict[str, torch.Tensor]`: of masks, `(batch, ..., keys)`; of keys and values, `(batch, heads, keys,
+            width)`; and `position_ids` of the last token, `(batch, 1)`.
+        """
+        position_ids = self.position_ids[:, -1:].expand(len(self.mask), 1)
+        return {"mask": self.mask, "position_ids": position_ids, **_tensors_of("slot", self.slot_layers)}
+
+    def on_buffers(self, buffers: dict[str, torch.Tensor], slots: torch.Tensor) -> "SideBySideDecoder":
+        """Return a decoder whose `logits_of` reads and writes other tensors: a step that can be captured.
+
+        Args:
+            buffers (`dict[str, torch.Tensor]`): Tensors of the names that `state` gives.
+            slots (`torch.LongTensor` of shape `(num_beams,)`): The slots for the keys and values of the next tokens.
+
+        Returns:
+            `SideBySideDecoder`: the decoder, with the same weights.
+        """
+        twin = copy.copy(self)
+        twin.mask, twin.position_ids = buffers["mask"], buffers["position_ids"]
+        twin.slot_layers = _fixed_layers("slot", buffers, slots)
+        twin.cache = Cache(layers=twin.slot_layers)
+        return twin
 
     def keep(self, sentences: torch.Tensor) -> None:
         """Drop all sentences except these.
@@ -310,9 +367,10 @@ class Seq2SeqDecoder(SideBySideDecoder):
             attention_mask=model_kwargs.get("attention_mask"),
             encoder_hidden_states=self.encoder_hidden_states,
         )
-        self.length = 0
+        self.length = self.used
+        check_length(self.length, position_limit(self.decoder.config))
         self.position_ids = torch.arange(self.used, device=input_ids.device)[None]
-        self.source_layers = [DynamicLayer() for _ in self.slot_layers]
+        self.source_layers: list[DynamicLayer] = [DynamicLayer() for _ in self.slot_layers]
         self.cache = EncoderDecoderCache(Cache(layers=self.slot_layers), Cache(layers=self.source_layers))
 
     @staticmethod
@@ -320,6 +378,43 @@ class Seq2SeqDecoder(SideBySideDecoder):
         input_ids: torch.Tensor, generation_config: GenerationConfig, model_kwargs: dict[str, Any]
     ) -> bool:
         return len(model_kwargs["encoder_outputs"][0]) * generation_config.num_beams == len(input_ids)
+
+    def advance(self) -> None:
+        """Count one more token of each beam."""
+        super().advance()
+        self.length += 1
+        check_length(self.length, position_limit(self.decoder.config))
+
+    def state(self) -> dict[str, torch.Tensor]:
+        """Return what the next step reads and writes besides tokens, with keys, values and mask of the source.
+
+        Returns:
+            `dict[str, torch.Tensor]`: of masks, `(batch, ..., keys)`; of keys and values, `(batch, heads, keys,
+            width)`; and `position_ids` of the last token, `(batch, 1)`.
+        """
+        mask = self.encoder_mask
+        if mask is None:  # all is seen
+            mask = self.mask.new_ones(len(self.mask), 1, 1, self.encoder_hidden_states.shape[1], dtype=torch.bool)
+            if self.decoder.config._attn_implementation == "eager":
+                mask = self.mask.new_zeros(mask.shape)
+        return {**super().state(), **_tensors_of("source", self.source_layers), "source_mask": mask}
+
+    def on_buffers(self, buffers: dict[str, torch.Tensor], slots: torch.Tensor) -> "Seq2SeqDecoder":
+        """Return a decoder whose `logits_of` reads and writes other tensors: a step that can be captured.
+
+        Args:
+            buffers (`dict[str, torch.Tensor]`): Tensors of the names that `state` gives.
+            slots (`torch.LongTensor` of shape `(num_beams,)`): The slots for the keys and values of the next tokens.
+
+        Returns:
+            `Seq2SeqDecoder`: the decoder, with the same weights.
+        """
+        twin = cast(Seq2SeqDecoder, super().on_buffers(buffers, slots))
+        twin.encoder_mask = buffers["source_mask"]
+        twin.encoder_hidden_states = self.encoder_hidden_states.new_empty(0)  # its keys and values are known
+        twin.source_layers = _fixed_layers("source", buffers, slots)
+        twin.cache = EncoderDecoderCache(Cache(layers=twin.slot_layers), Cache(layers=twin.source_layers))
+        return twin
 
     def keep(self, sentences: torch.Tensor) -> None:
         """Drop all sentences except these.
@@ -335,8 +430,6 @@ class Seq2SeqDecoder(SideBySideDecoder):
             layer.batch_select_indices(sentences)
 
     def _decode(self, tokens: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-        self.length += self.position_ids.shape[1]
-        check_length(self.length, position_limit(self.decoder.config))
         hidden_states = self.decoder.embed(self.decoder.embed_tokens(tokens), self.position_ids)
         for layer in self.decoder.layers:
             hidden_states = layer(hidden_states, mask, self.encoder_hidden_states, self.encoder_mask, self.cache)
@@ -433,6 +526,35 @@ class _SlotLayer(DynamicLayer):
             )
             for states in (self.keys, self.values)
         )
+
+
+class _FixedLayer(DynamicLayer):
+    """A cache layer of tensors that stay where they are: new keys and values are written into the slots given."""
+
+    def __init__(self, keys: torch.Tensor, values: torch.Tensor, slots: torch.Tensor):
+        super().__init__()
+        self.lazy_initialization(keys, values)
+        self.keys, self.values, self.slots = keys, values, slots
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.keys.index_copy_(2, self.slots, key_states), self.values.index_copy_(2, self.slots, value_states)
+
+
+def _tensors_of(name: str, layers: Sequence[DynamicLayer]) -> dict[str, torch.Tensor]:
+    """Name the keys and values of all layers."""
+    tensors: dict[str, torch.Tensor] = {}
+    for number, layer in enumerate(layers):
+        tensors |= {f"{name}_keys_{number}": layer.keys, f"{name}_values_{number}": layer.values}
+    return tensors
+
+
+def _fixed_layers(name: str, buffers: dict[str, torch.Tensor], slots: torch.Tensor) -> list[DynamicLayer]:
+    """Make layers of keys and values with such names."""
+    keys = [each for key, each in buffers.items() if key.startswith(f"{name}_keys_")]
+    values = [each for key, each in buffers.items() if key.startswith(f"{name}_values_")]
+    return [_FixedLayer(*each, slots) for each in zip(keys, values, strict=True)]
 
 
 def decoder_for(

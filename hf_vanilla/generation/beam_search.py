@@ -45,7 +45,8 @@ from transformers.utils import ModelOutput
 from ..models.checks import check_generation_options, check_input_ids, check_not_nan
 from ..models.chunked_loss import CHUNK_LOGITS
 from ..models.translating import NOT_FOUND, length_penalty_of
-from .beam_decoders import BeamDecoder, decoder_for
+from .beam_decoders import BeamDecoder, SideBySideDecoder, decoder_for
+from .step_graphs import StepGraphs
 
 
 if TYPE_CHECKING:
@@ -89,6 +90,7 @@ def beam_search(
     max_length_offset: int | None = None,
     streamer: "BaseStreamer | None" = None,
     tokenizer: "PreTrainedTokenizerBase | None" = None,
+    step_graphs: StepGraphs | None = None,
     **model_kwargs: Any,
 ) -> SearchOutput | torch.Tensor:
     """Beam search, to be passed to `generate()` as its `custom_generate`.
@@ -122,6 +124,8 @@ def beam_search(
             step; only for `num_beams=1`. `generate()` of other libraries' models doesn't pass it on, so bind it, too:
             `model.generate(..., streamer=streamer, custom_generate=partial(beam_search, streamer=streamer))`.
         tokenizer (`PreTrainedTokenizerBase`, *optional*): For `stop_strings`, of which `generate()` makes a criterion.
+        step_graphs (`StepGraphs`, *optional*): Captures the steps of the faster search as CUDA graphs and replays
+            them, in this search and later ones. Other models and options than the faster search's don't use it.
         **model_kwargs: The model's inputs as prepared by `generate()`: `encoder_outputs`, `attention_mask` and so on.
 
     Returns:
@@ -132,7 +136,7 @@ def beam_search(
     Raises:
         ValueError: if an option is out of its range or of another generation mode, an id is outside the vocabulary,
             a streamer is combined with several beams, `max_length_offset` is given for a decoder-only model, or the
-            model gives nan.
+            model gives nan, or `step_graphs` are given for a model that is not on a CUDA device.
         TypeError: if ids or numbers of beams are not integers.
 
     Source: Vaswani et al. 2017, 6.1; Wu et al. 2016, 7.
@@ -154,6 +158,8 @@ def beam_search(
     options = _Options(generation_config, logits_processor, stopping_criteria, penalty, input_ids)
     limits = _length_limits(input_ids, options, max_length_offset, model_kwargs)
     decoder = decoder_for(model, input_ids, generation_config, model_kwargs)
+    if step_graphs is not None and isinstance(decoder, SideBySideDecoder):
+        decoder = step_graphs.wrap(decoder)
     record = _Record(options, streamer, len(input_ids))
     # A streamer may change in place what it gets, which inference mode forbids.
     with torch.inference_mode(decoder.can_drop and options.is_bare and streamer is None):
