@@ -28,6 +28,7 @@ from .finetuning import (
 )
 from .grid_search import PAPER_GRID, search_settings
 from .initialization import initialize_from_examples
+from .memory import ReleaseMemoryCallback
 from .muon import MuonWithAdamW
 from .policies import BatchWatcher, NaNPolicyCallback, StopOnDivergenceCallback, add_policies
 from .pretraining import (
@@ -90,6 +91,7 @@ __all__ = [
     "Phase",
     "PhasedBatchSampler",
     "PretrainingTrainer",
+    "ReleaseMemoryCallback",
     "RepeatableCollator",
     "ResilientPushTrainer",
     "StopOnDivergenceCallback",

@@ -37,6 +37,7 @@ from .checkpoints import (
     why_not_resumable,
 )
 from .manifest import changes, harmless_changes, read_manifest, training_facts, write_manifest
+from .memory import ReleaseMemoryCallback
 from .muon import MuonTrainer
 from .parallelism import check_parallelism
 from .policies import BatchWatcher, NaNPolicyCallback, RollbackRequested
@@ -215,6 +216,7 @@ class VerifiedCheckpointTrainer(MuonTrainer, ResilientPushTrainer):
     - With `on_nan="rollback"` it returns to the newest good checkpoint as [`NaNPolicyCallback`] asks for.
     - `dataloader_drop_last` is for training alone: evaluations and predictions count every row.
     - `muon` in the training arguments updates the matrices of the layers by Muon.
+    - Freed memory goes back to the system once a minute ([`ReleaseMemoryCallback`]).
     - Context and sequence parallelism (`parallelism_config`) are refused.
     """
 
@@ -225,6 +227,7 @@ class VerifiedCheckpointTrainer(MuonTrainer, ResilientPushTrainer):
         self._resumed_from: str | None = None
         if not any(isinstance(each, ManifestCallback) for each in self.callback_handler.callbacks):
             self.add_callback(ManifestCallback(force=getattr(self.args, "force_resume", False)))
+        self.add_callback(ReleaseMemoryCallback())
 
     def create_accelerator_and_postprocess(self) -> None:
         """Create the accelerator, unless it is to cut sequences across devices.

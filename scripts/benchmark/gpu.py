@@ -60,7 +60,7 @@ from hf_vanilla.command_line.options import parse_arguments, run
 from hf_vanilla.command_line.report import describe_environment
 from hf_vanilla.data import python_documentation
 from hf_vanilla.data.batching import TokenBudgetBatchSampler
-from hf_vanilla.generation import beam_search, fast_model
+from hf_vanilla.generation import StepGraphs, beam_search, fast_model
 from hf_vanilla.models.checks import IGNORED_LABEL
 from hf_vanilla.models.text_batches import batches_by_length, padded
 
@@ -468,7 +468,9 @@ def measure_beam_search(setting: Setting) -> dict[str, Any]:
     lengths = sentence_lengths(count)[0].clamp(max=8 if setting.quick else 250).sort().values.tolist()
     sources = [torch.randint(5, vocab_size, (length,)).tolist() for length in lengths]
 
-    def side(name: str, **options: Any) -> Build:
+    found: dict[str, dict[int, list[int]]] = {}  # the translations of a side's last turn, by sentence
+
+    def side(label: str, name: str, **options: Any) -> Build:
         def build(share: float) -> Callable[[], float]:
             model = models[name].eval().to(device(), torch.bfloat16)
             budget = max(lengths[-1], round(most * share))
@@ -476,10 +478,10 @@ def measure_beam_search(setting: Setting) -> dict[str, Any]:
                 model = fast_model(model, budget)
 
             def measure() -> float:
-                started = now()
+                outputs, started = [], now()  # fetched after the clock has stopped
                 for places in batches_by_length(lengths, budget):
                     batch = [sources[place] for place in places]
-                    model.generate(
+                    sequences = model.generate(
                         input_ids=padded(batch, int(config.pad_token_id), model.device),
                         attention_mask=padded([[1] * len(each) for each in batch], 0, model.device),
                         num_beams=4,
@@ -488,23 +490,40 @@ def measure_beam_search(setting: Setting) -> dict[str, Any]:
                         suppress_tokens=[config.pad_token_id, config.eos_token_id],
                         **options,
                     )
-                return sum(lengths) / (now() - started)
+                    outputs.append((places, sequences))
+                seconds = now() - started
+                found[label] = {
+                    place: row for places, rows in outputs for place, row in zip(places, rows.tolist(), strict=True)
+                }
+                return sum(lengths) / seconds
 
             return measure
 
         return build
 
-    sides = {
-        "MarianMTModel.generate": side("MarianMTModel"),
-        "ours, generate() as it is": side("ours"),
-        "ours": side("ours", custom_generate=beam_search),
+    options: dict[str, dict[str, Any]] = {
+        "ours, generate() as it is": {},
+        "ours": {"custom_generate": beam_search},
+        "ours, CUDA graphs": {"custom_generate": beam_search, "step_graphs": StepGraphs()},
     }
+    sides = {"MarianMTModel.generate": side("MarianMTModel.generate", "MarianMTModel")}
+    sides |= {label: side(label, "ours", **chosen) for label, chosen in options.items()}
     ratios = {
-        "against MarianMTModel.generate": Ratio("ours", "MarianMTModel.generate", 3.0, 6.0),
+        "against MarianMTModel.generate": Ratio("ours", "MarianMTModel.generate", 3.0),
+        "with CUDA graphs, against MarianMTModel.generate": Ratio(
+            "ours, CUDA graphs", "MarianMTModel.generate", 3.0, 6.0
+        ),
+        "with CUDA graphs, against without": Ratio("ours, CUDA graphs", "ours"),
         "generate() as it is on both sides": Ratio("ours, generate() as it is", "MarianMTModel.generate"),
     }
     details: dict[str, Any] = {"preset": "base", "sentences": count, "batch_tokens": most, "vocab_size": vocab_size}
-    return compare(setting, sides, ratios, "source tokens per second", **details)
+    row = compare(setting, sides, ratios, "source tokens per second", **details)
+    same = {
+        label: sum(row == found["ours"][place] for place, row in rows.items())
+        for label, rows in found.items()
+        if label.startswith("ours, ") and "ours" in found
+    }
+    return {**row, "same_translations_as_ours": same}
 
 
 def measure_kernels(setting: Setting) -> dict[str, Any]:

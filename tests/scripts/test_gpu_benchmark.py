@@ -34,7 +34,8 @@ def start(gpu, monkeypatch, file, *options):
 @pytest.mark.filterwarnings("ignore::UserWarning")  # torch's reasons why a kernel does not run
 def test_rows_are_written_and_kept(gpu, monkeypatch, tmp_path, capsys):
     file = tmp_path / "gpu.json"
-    assert start(gpu, monkeypatch, file, "--rows", "kernels", "ceilings", "bert_large_real_lengths") == 0
+    names = ["kernels", "ceilings", "bert_large_real_lengths", "beam_search"]
+    assert start(gpu, monkeypatch, file, "--rows", *names) == 0
     rows = json.loads(file.read_text())["rows"]
     assert rows["kernels"]["kernels"]["sdpa, math, float32"]["passed"] is True
     assert "missing" in rows["kernels"]["kernels"]["varlen, flash, bfloat16"]
@@ -45,11 +46,15 @@ def test_rows_are_written_and_kept(gpu, monkeypatch, tmp_path, capsys):
     assert bert["left_out"] == {"BertForPreTraining, flash_attention_2": "ImportError: flash-attn is not installed"}
     assert bert["ratios"]["against sdpa"]["median"] > 0
     assert bert["settings"]["padding"] > 0
+    search = rows["beam_search"]
+    assert search["same_translations_as_ours"] == {"ours, generate() as it is": search["settings"]["sentences"]}
+    assert list(search["left_out"]) == ["ours, CUDA graphs"]
+    assert search["left_out"]["ours, CUDA graphs"].startswith("ValueError: `step_graphs` needs a model on a CUDA")
     monkeypatch.setattr(gpu, "ROWS", {name: gpu.Row(1, lambda setting: {"is_new": True}) for name in gpu.ROWS})
-    assert start(gpu, monkeypatch, file, "--rows", "kernels", "beam_search") == 0
+    assert start(gpu, monkeypatch, file, "--rows", "kernels", "bert_base") == 0
     again = json.loads(file.read_text())["rows"]
     assert {name: again.pop(name) for name in rows} == rows
-    assert again == {"beam_search": {"is_new": True}}
+    assert again == {"bert_base": {"is_new": True}}
     monkeypatch.setattr(gpu, "describe_device", lambda: {"name": "another"})
     assert start(gpu, monkeypatch, file) == 1
     assert "has rows of another run: `gpu` is {'name': 'cpu'}" in capsys.readouterr().err
