@@ -14,8 +14,8 @@ from ..models.configuration_vanilla_transformer import VanillaTransformerConfig
 from ..models.loss import cross_entropy_sum, mean_loss, smoothed_target
 
 
-# Number of logits of a prediction that are worked on at once on a CPU: 1 MiB in float32.
-BLOCK_SIZE = 2**18
+# Number of logits of a prediction that are worked on at once on a CPU: 256 KiB in float32.
+BLOCK_SIZE = 2**16
 
 
 class ConsistencyLoss:
@@ -58,13 +58,17 @@ class ConsistencyLoss:
             `torch.Tensor` of shape `()`: the loss in nats.
         """
         config, is_labelled = self.config, has_label(labels)
-        predictions = [half[is_labelled] for half in outputs.logits.split(len(labels))]  # (tokens, vocab) each
-        smoothing = config.label_smoothing if len(predictions) == 2 else 0.0
+        is_twice = len(outputs.logits) == 2 * len(labels) > 0
+        smoothing = config.label_smoothing if is_twice else 0.0
         target = smoothed_target(smoothing, config.label_smoothing_type, config.vocab_size, config.pad_token_id)
-        if len(predictions) == 2:
-            loss_sum = _ConsistencySum.apply(*predictions, labels[is_labelled], target, self.weight)
+        if is_twice:
+            rows = is_labelled.flatten().nonzero()[:, 0]  # once: an accelerator is waited for to count them
+            token_ids = labels.flatten().index_select(0, rows)
+            # (2, batch * tgt_len, vocab)
+            predictions = outputs.logits.unflatten(0, (2, len(labels))).flatten(1, 2)
+            loss_sum = _ConsistencySum.apply(predictions, rows, token_ids, target, self.weight)
         else:
-            loss_sum = cross_entropy_sum(predictions[0], labels[is_labelled], target)
+            loss_sum = cross_entropy_sum(outputs.logits, labels, target)
         return mean_loss(loss_sum, is_labelled.sum(), num_items_in_batch)
 
 
@@ -95,36 +99,54 @@ class _ConsistencySum(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
-        first: torch.Tensor,
-        second: torch.Tensor,
+        logits: torch.Tensor,
+        rows: torch.Tensor,
         token_ids: torch.Tensor,
         target: SmoothedTarget,
         weight: float,
     ) -> torch.Tensor:
-        loss_sum = torch.zeros((), dtype=torch.float32, device=first.device)
-        gradients = torch.empty_like(first), torch.empty_like(second)
-        step = max(1, (BLOCK_SIZE if first.device.type == "cpu" else CHUNK_LOGITS) // first.shape[1])
-        for start in range(0, len(first), step):
-            block = slice(start, start + step)
-            log_p, log_q = (logits[block].float().log_softmax(-1) for logits in (first, second))  # (rows, vocab)
+        loss_sum = torch.zeros((), dtype=torch.float32, device=logits.device)
+        gradients, share = torch.zeros_like(logits), weight / 4  # (2, tokens of the batch, vocab)
+        step = max(1, (BLOCK_SIZE if logits.device.type == "cpu" else CHUNK_LOGITS) // logits.shape[2])
+        for block, ids in zip(rows.split(step), token_ids[:, None].split(step), strict=True):
+            log_p, log_q = (half.index_select(0, block).float().log_softmax(-1) for half in logits)  # (rows, vocab)
             p, q, difference = log_p.exp(), log_q.exp(), log_p - log_q
-            wanted = torch.full_like(p, target.other_probability)
-            if target.excluded_id >= 0:
-                wanted[:, target.excluded_id] = 0.0
-            true_ids = token_ids[block, None]
-            wanted.scatter_add_(
-                1, true_ids, p.new_full(true_ids.shape, target.true_probability - target.other_probability)
-            )
-            from_p, from_q = (p * difference).sum(-1, keepdim=True), -(q * difference).sum(-1, keepdim=True)  # KL
-            loss_sum += -(wanted * (log_p + log_q)).sum() / 2 - len(p) * target.entropy
-            loss_sum += weight / 4 * (from_p + from_q).sum()
-            gradients[0][block] = (p - wanted) / 2 + weight / 4 * (p - q + p * (difference - from_p))
-            gradients[1][block] = (q - wanted) / 2 + weight / 4 * (q - p - q * (difference + from_q))
-        ctx.save_for_backward(*gradients)
+            from_p, from_q = torch.linalg.vecdot(p, difference), -torch.linalg.vecdot(q, difference)  # KL
+            loss_sum += share * (from_p + from_q).sum() - len(block) * target.entropy
+            loss_sum -= sum(_expected(each, ids, target) for each in (log_p, log_q)) / 2
+            difference *= share
+            for half, probabilities, other, divergence, signed in (
+                (0, p, q, from_p, difference),
+                (1, q, p, from_q, -difference),
+            ):
+                gradient = (signed + (0.5 + share * (1 - divergence))[:, None]).mul_(probabilities)
+                gradient.sub_(other, alpha=share)
+                _subtract_target(gradient, ids, target)
+                gradients[half].index_copy_(0, block, gradient.to(gradients.dtype))
+        ctx.save_for_backward(gradients)
         return loss_sum
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad_output: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        first, second = ctx.saved_tensors
-        return first * grad_output, second * grad_output, None, None, None
+        return ctx.saved_tensors[0] * grad_output, None, None, None, None
+
+
+def _expected(log_probs: torch.Tensor, ids: torch.Tensor, target: SmoothedTarget) -> torch.Tensor:
+    """Sum sum_v t_v log p_v over rows (rows, vocab) with the true tokens (rows, 1): shape ()."""
+    expected = (target.true_probability - target.other_probability) * log_probs.gather(1, ids).sum()
+    if target.other_probability > 0:
+        expected += target.other_probability * log_probs.sum()
+    if target.excluded_id >= 0:
+        expected -= target.other_probability * log_probs[:, target.excluded_id].sum()
+    return expected
+
+
+def _subtract_target(gradient: torch.Tensor, ids: torch.Tensor, target: SmoothedTarget) -> None:
+    """Subtract half of the target from rows (rows, vocab), in place."""
+    if target.other_probability > 0:
+        gradient.sub_(target.other_probability / 2)
+    if target.excluded_id >= 0:
+        gradient[:, target.excluded_id] += target.other_probability / 2
+    rest = (target.true_probability - target.other_probability) / 2
+    gradient.scatter_add_(1, ids, gradient.new_full(ids.shape, -rest))
