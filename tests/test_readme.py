@@ -261,6 +261,20 @@ def test_agreement_matches_the_searches(name):
     assert [int(number) for number in re.findall(r" (\d+) (?:differ|in|of)", paragraph)] == counts
 
 
+def test_costs_of_types_are_those_of_the_file():
+    types = json.loads((BENCHMARKS[0].parent / "translation_types.json").read_text(encoding="utf-8"))["types"]
+    bleu = {name: f"{figures['bleu']:.2f}" for name, figures in types.items()}
+    changed = {name: figures["translations_that_differ_from_float32"] for name, figures in types.items()}
+    text = " ".join(SPEEDS.split())
+    assert (
+        f"in int8 translates {changed['ours, int8']} otherwise than in float32 "
+        f"(bfloat16 {changed['ours, bfloat16']}), CTranslate2 {changed['CTranslate2, int8']}; "
+        f"BLEU is {bleu['ours, int8']} (int8), "
+        f"{bleu['ours, bfloat16']} (bfloat16) and {bleu['ours, float32']} (float32), "
+        f"CTranslate2's {bleu['CTranslate2, int8']} (int8) and {bleu['CTranslate2, float32']} (float32)"
+    ) in text
+
+
 def test_ceilings_match_the_profiles():
     results = BENCHMARKS[0].parent
     text = SPEEDS.partition("## What is left\n")[2]
