@@ -19,7 +19,7 @@ from tiny_gpts import tiny_gpt
 
 
 class Recorder(TorchDispatchMode):
-    """Records operations, and refuses those that a CUDA graph can't hold: questions of values, and new tensors."""
+    """Records operations, and refuses what a CUDA graph can't hold: questions of values, and values of Python."""
 
     refused = {"item", "is_nonzero", "_local_scalar_dense", "nonzero", "masked_select", "lift_fresh"}
 
