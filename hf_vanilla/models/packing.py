@@ -21,7 +21,7 @@ by the collator ([`host_sizes`]): then nothing waits.
 Packing is a fast path; everything has the same value without it. It is off with a cache, and where results would
 differ visibly: if a layer is hooked, traced or replaced, the whole model is compiled, or outputs of single layers are
 requested. Where layers are compiled one by one, there is a single bucket, as every number of them would be compiled
-anew.
+anew, and batches without padding are packed too.
 
 In this file: attention over sequences on a GPU; the layout of packed tokens; sizes of masks; what heads read;
 positions and planning; running the layers.
@@ -91,7 +91,7 @@ def gather_tokens(hidden_states: Tensor, tokens: Tensor | None) -> Tensor:
     Returns:
         `torch.Tensor` of shape `(1, tokens, d_model)`: the tokens, or `hidden_states` itself by default.
     """
-    return hidden_states if tokens is None else hidden_states.flatten(0, 1).index_select(0, tokens)[None]
+    return hidden_states if tokens is None else hidden_states.flatten(0, 1)[None].index_select(1, tokens)
 
 
 class Sequences(NamedTuple):
@@ -145,6 +145,7 @@ def has_operator(name: str) -> bool:
     return " ".join(given).startswith(KERNEL_ARGUMENTS[name])
 
 
+@torch.compiler.assume_constant_result  # compiled code can't read schemas
 def varlen_kernel(device: torch.device, dtype: torch.dtype) -> str | None:
     """Choose the operator for queries, keys and values.
 
@@ -745,15 +746,17 @@ def plan_packing(
     device, is_varlen = hidden_states.device, runs_varlen(model, hidden_states)
     if not _can_skip_positions(model, kwargs) or not (is_varlen or device.type == "cpu"):
         return None
+    batch, length = hidden_states.shape[:2]
     takes_tokens = is_varlen or model.config._attn_implementation in PACKED_KERNELS
-    min_share = 0 if is_varlen else MIN_PADDING_SHARE
-    sizes = _worth_packing(attention_mask, reads_first, sizes, min_share) if takes_tokens else None
+    # compiled layers always get tokens, or they would be compiled again for rows
+    is_compiled = _has_compiled_layers(model)
+    min_padding = 0 if is_compiled else 1 if is_varlen else MIN_PADDING_SHARE * batch * length
+    sizes = _worth_packing(attention_mask, reads_first, sizes, min_padding) if takes_tokens else None
     if attention_mask is not None or not takes_tokens:
         sequences = None
     has_outputs = outputs is not None and (output_count is not None or _can_read(outputs)) and len(layers) > 0
     if (sizes is None and sequences is None and not has_outputs) or not all(map(_accepts_packing, layers)):
         return None
-    batch, length = hidden_states.shape[:2]
     packing = Packing(batch, length, None)
     if attention_mask is not None and sizes is not None:
         is_token = (attention_mask != 0).to(device)
@@ -762,7 +765,7 @@ def plan_packing(
     elif sequences is not None:
         packing = packing._replace(positions=torch.arange(batch * length, device=device))
     if sequences is not None:
-        number = 1 if any(map(_is_compiled, layers)) else min(max_buckets, sequences.max_length // BUCKET_LENGTH)
+        number = 1 if is_compiled else min(max_buckets, sequences.max_length // BUCKET_LENGTH)
         packing = packing._replace(sequences=sequences) if is_varlen else _in_buckets(packing, sequences, number)
     if outputs is not None and has_outputs and not _has_hooks(model):
         is_read = (outputs.flatten() != 0).to(device)
@@ -786,14 +789,14 @@ def _in_buckets(packing: Packing, sequences: Sequences, num_buckets: int) -> Pac
     return packing._replace(positions=tokens, buckets=tuple(map(Packing.of_lengths, parts)))
 
 
-def _worth_packing(mask: Any, reads_first: bool, sizes: MaskSizes | None, min_share: float) -> MaskSizes | None:
+def _worth_packing(mask: Any, reads_first: bool, sizes: MaskSizes | None, min_padding: float) -> MaskSizes | None:
     """Return the sizes of a mask (batch, length) if there is enough padding, and a token in each row."""
     if not isinstance(mask, Tensor) or mask.dim() != 2 or mask.numel() == 0 or (sizes is None and not _can_read(mask)):
         return None
     sizes = sizes or count_masks(mask != 0)[0]
-    if (reads_first and sizes.firsts < len(mask)) or sizes.shortest == 0 or sizes.total == mask.numel():
+    if (reads_first and sizes.firsts < len(mask)) or sizes.shortest == 0:
         return None
-    return sizes if sizes.total <= (1 - min_share) * mask.numel() else None
+    return sizes if mask.numel() - sizes.total >= min_padding else None
 
 
 def runs_varlen(model: PreTrainedModel, hidden_states: Tensor) -> bool:
@@ -812,8 +815,8 @@ def runs_varlen(model: PreTrainedModel, hidden_states: Tensor) -> bool:
     if device.type != "meta" and torch.is_autocast_enabled(device.type):  # meta has no autocast
         dtype = torch.get_autocast_dtype(device.type)
     kernel = varlen_kernel(device, dtype) if model.config._attn_implementation == "sdpa" else None
-    layers: Any = model.layers  # compiled ones can't have the gradient of the other kernel
-    return kernel == FLASH or (kernel is not None and not any(map(_is_compiled, layers)))
+    # compiled layers can't have the gradient of the other kernel
+    return kernel == FLASH or (kernel is not None and not _has_compiled_layers(model))
 
 
 def is_flash(implementation: str) -> bool:
@@ -843,9 +846,10 @@ def _accepts_packing(layer: nn.Module) -> bool:
     return not any(map(_has_hooks, layer.modules()))
 
 
-def _is_compiled(layer: nn.Module) -> bool:
-    """Whether a layer, or a part of it, is compiled by itself."""
-    return any(each._compiled_call_impl is not None or hasattr(each, "_orig_mod") for each in layer.modules())
+def _has_compiled_layers(model: PreTrainedModel) -> bool:
+    """Whether a layer, or a part of one, is compiled by itself."""
+    layers: Any = model.layers
+    return any(each._compiled_call_impl is not None or hasattr(each, "_orig_mod") for each in layers.modules())
 
 
 def _has_hooks(module: nn.Module) -> bool:
@@ -962,7 +966,7 @@ def run_encoder(
             count = None if count is None else count + batch - firsts
     sequences, sizes = None, (mask_sizes or {}).get("attention_mask")
     if kwargs.get("position_ids") is None:
-        attention_mask = without_full_mask(attention_mask, sizes)
+        attention_mask = without_full_mask(model, attention_mask, sizes)
     if sequence_ids is not None and _can_read(sequence_ids):
         sequences = find_sequences(sequence_ids, batch, kwargs)
         sequence_ids = None if sequences is None else sequence_ids
@@ -993,10 +997,13 @@ def run_encoder(
     return hidden_states, first
 
 
-def without_full_mask(attention_mask: Tensor | None, sizes: MaskSizes | None) -> Tensor | None:
+def without_full_mask(model: PreTrainedModel, attention_mask: Tensor | None, sizes: MaskSizes | None) -> Tensor | None:
     """Drop a mask without padding if it is known to have none: transformers' helpers would wait for a GPU to find out.
 
+    Compiled layers keep it, to get tokens as they do of other batches.
+
     Args:
+        model (`PreTrainedModel`): The model, with `layers`.
         attention_mask (`torch.Tensor` of shape `(batch, length)`, *optional*): The mask.
         sizes (`MaskSizes`, *optional*): Its sizes.
 
@@ -1004,7 +1011,7 @@ def without_full_mask(attention_mask: Tensor | None, sizes: MaskSizes | None) ->
         `torch.Tensor`: the mask, or `None`.
     """
     is_full = sizes is not None and attention_mask is not None and sizes.total == attention_mask.numel()
-    return None if is_full else attention_mask
+    return None if is_full and not _has_compiled_layers(model) else attention_mask
 
 
 def run_decoder(
@@ -1046,7 +1053,7 @@ def run_decoder(
     sequences: tuple[Any, ...] = ()
     sizes = mask_sizes or {}
     source_sizes = sizes.get("attention_mask")
-    encoder_attention_mask = without_full_mask(encoder_attention_mask, source_sizes)
+    encoder_attention_mask = without_full_mask(model, encoder_attention_mask, source_sizes)
     # one bucket each: the rows of target and source must keep their order
     if past_key_values is None and encoder_hidden_states.shape[0] == hidden_states.shape[0]:
         source = plan_packing(model, encoder_hidden_states, encoder_attention_mask, sizes=source_sizes, **kwargs)

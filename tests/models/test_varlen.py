@@ -4,6 +4,7 @@ from itertools import pairwise
 
 import pytest
 import torch
+from accelerate.utils import compile_regions
 from tiny_berts import NO_DROPOUT, tiny_bert
 from tiny_berts import TASKS as BERT_TASKS
 from tiny_gpts import TASKS as GPT_TASKS
@@ -411,6 +412,38 @@ def test_torch_has_the_operators_with_the_expected_arguments(monkeypatch):
     assert packing.varlen_kernel(torch.device("meta"), torch.float32) is None
     monkeypatch.undo()
     packing.has_operator.cache_clear()
+
+
+def batch_of_lengths(lengths):
+    """Draw rows of these lengths, which have labels of their first three tokens."""
+    positions = torch.arange(max(lengths))
+    mask = positions < torch.tensor(lengths)[:, None]
+    ids = torch.randint(3, 13, mask.shape).masked_fill(~mask, 0)
+    return {"input_ids": ids, "attention_mask": mask.long(), "labels": ids.masked_fill(positions > 2, -100)}
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:The .grad attribute of a Tensor:UserWarning")
+@pytest.mark.parametrize("family", ["bert masked-lm", "gpt text", "transformer"])
+def test_layers_compiled_one_by_one_are_compiled_for_all_lengths_at_once(family, kernel_calls):
+    torch.compiler.reset()
+    graphs_of_layers = []
+
+    def backend(graph, inputs):
+        graphs_of_layers.extend([graph] if any("feed_forward" in node.name for node in graph.graph.nodes) else [])
+        return graph
+
+    make_model, _ = FAMILIES[family]
+    plain, compiled = make_model().train(), compile_regions(make_model().train(), backend=backend, fullgraph=True)
+    for lengths in ([9, 7], [10, 8, 6], [7, 7], [10, 9, 7, 5], [5, 5, 5], [9], [10, 4]):  # some without padding
+        batch = batch_of_lengths(lengths)
+        if family == "transformer":
+            batch["labels"] = batch["input_ids"].masked_fill(batch["input_ids"] == 0, -100).flip(0)
+        expected, actual = loss_and_gradients(plain, batch), loss_and_gradients(compiled, batch)
+        actual = {name.replace("_orig_mod.", ""): each for name, each in actual.items()}
+        torch.testing.assert_close(actual, expected, **TOLERANCE)
+    torch.compiler.reset()
+    # the first shape and all others, of two classes, or of the last layer and those before
+    assert 1 <= len(graphs_of_layers) <= 4
 
 
 def test_compiled_layers_take_no_kernel_whose_gradient_is_not_traced(monkeypatch):
