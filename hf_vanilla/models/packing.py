@@ -749,7 +749,7 @@ def plan_packing(
     batch, length = hidden_states.shape[:2]
     takes_tokens = is_varlen or model.config._attn_implementation in PACKED_KERNELS
     # compiled layers always get tokens, or they would be compiled again for rows
-    is_compiled = _has_compiled_layers(model)
+    is_compiled = (attention_mask is not None or sequences is not None) and _has_compiled_layers(model)
     min_padding = 0 if is_compiled else 1 if is_varlen else MIN_PADDING_SHARE * batch * length
     sizes = _worth_packing(attention_mask, reads_first, sizes, min_padding) if takes_tokens else None
     if attention_mask is not None or not takes_tokens:
