@@ -27,7 +27,6 @@ if __name__ == "__main__":  # before the slow imports
     answer_early("plot")
 
 import io
-import json
 import os
 import re
 import sys
@@ -45,7 +44,7 @@ from hf_vanilla.command_line.checks import (
     without_load_report,
 )
 from hf_vanilla.command_line.options import parse_arguments, run, take_task
-from hf_vanilla.data.files import check_text, replacing_binary_file
+from hf_vanilla.data.files import check_text, read_json_object, replacing_binary_file
 from hf_vanilla.generation import load_translator, translate, word_alignments
 from hf_vanilla.models.layers import sinusoidal_positions
 from hf_vanilla.training import noam_learning_rate
@@ -137,17 +136,6 @@ def picture_path(output: str) -> Path:
         raise ValueError(f"`output` must be a file, but {output} is a folder; give a file in it.")
     path = Path(output)
     return path if path.suffix[1:] else path.with_name(f"{path.name}.png")
-
-
-def read_object(option: str, path: Path) -> dict[str, Any]:
-    """Read a JSON file of one object."""
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"`{option}` must be JSON in UTF-8, but {path} is not: {error}.") from None
-    if not isinstance(content, dict):
-        raise ValueError(f"`{option}` must be a JSON object, but {path} has a {type(content).__name__}.")
-    return content
 
 
 def draw_attention(arguments: PlotArguments) -> Any:
@@ -260,7 +248,7 @@ def draw_curve(arguments: PlotArguments) -> Any:
     path = path / "trainer_state.json" if path.is_dir() else path
     if not path.is_file():
         raise ValueError(f"`run` must be the folder of a training, but there is no {path}.")
-    history = read_object("run", path).get("log_history", [])
+    history = read_json_object(path, "run").get("log_history", [])
     try:
         return plot_training_curve(history, title=arguments.title or f"training of {path.absolute().parent.name}")
     except ValueError as error:
@@ -277,7 +265,7 @@ def draw_position_losses(arguments: PlotArguments) -> Any:
     check_files_exist(results=arguments.results)
     curves = {}
     for path, label in zip(paths, labels, strict=True):
-        files = read_object("results", path).get("files")
+        files = read_json_object(path, "results").get("files")
         measured = files if isinstance(files, dict) else {}
         found = {
             name: each["by_position"]

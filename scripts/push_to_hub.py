@@ -33,10 +33,8 @@ if __name__ == "__main__":  # before the slow imports
     answer_early("push_to_hub")
 
 import dataclasses
-import json
 import sys
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from huggingface_hub import constants
@@ -44,6 +42,7 @@ from huggingface_hub import constants
 from hf_vanilla import publish, roll_back
 from hf_vanilla.command_line.checks import check_files_exist
 from hf_vanilla.command_line.options import parse_arguments, run
+from hf_vanilla.data.files import read_json_object
 from hf_vanilla.hub.card import CardFacts, missing_facts
 
 
@@ -83,23 +82,13 @@ class PushArguments:
                 raise ValueError(f"`{name}` has no effect with `roll_back_to`; leave it out.")
 
 
-def read_json(name: str, path: str | None) -> dict[str, Any] | None:
-    """Read the file of an option, if it is given."""
-    if path is None:
-        return None
-    try:
-        content = json.loads(Path(path).read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"`{name}` must be a JSON file, but {path} can't be read as one: {error}") from error
-    if not isinstance(content, dict):
-        raise ValueError(f"`{name}` must be a JSON file with an object, {{...}}; {path} contains something else.")
-    return content
-
-
 def read_facts(arguments: PushArguments) -> tuple[CardFacts | None, dict[str, Any] | None]:
     """Read the facts and results for the model card."""
     check_files_exist(card=arguments.card, results=arguments.results)
-    facts, results = (read_json(name, getattr(arguments, name)) for name in ("card", "results"))
+    facts, results = (
+        None if path is None else read_json_object(path, name)
+        for name, path in (("card", arguments.card), ("results", arguments.results))
+    )
     if facts is None:
         return None, results
     known = [each.name for each in dataclasses.fields(CardFacts)]

@@ -14,7 +14,6 @@ from hf_vanilla_cli import answer_early
 if __name__ == "__main__":  # before the slow imports
     answer_early("write_model_cards")
 
-import json
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,7 +22,7 @@ from huggingface_hub.errors import HFValidationError
 from huggingface_hub.utils import validate_repo_id
 
 from hf_vanilla.command_line.options import parse_arguments, run
-from hf_vanilla.data.files import replacing_file
+from hf_vanilla.data.files import read_json_object, replacing_file
 from hf_vanilla.hub.card import CardFacts, model_card
 
 
@@ -38,20 +37,9 @@ class CardsArguments:
     )
 
 
-def read_object(path: Path) -> dict:
-    """Read a JSON file."""
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{path} must be valid JSON: {error}.") from None
-    if not isinstance(found, dict):
-        raise ValueError(f"{path} must hold a JSON object, got {type(found).__name__}.")
-    return found
-
-
 def make_card(folder: Path, name: str, repo_id: str, entry: dict) -> str:
     """Make the card of one recipe, with the picture of its training if there is one."""
-    results = read_object(folder / "results" / entry["results"])
+    results = read_json_object(folder / "results" / entry["results"])
     card = model_card(
         CardFacts(**entry["facts"]),
         repo_id,
@@ -76,7 +64,7 @@ def main() -> None:
     facts = folder / "facts.json"
     if not facts.is_file():
         raise ValueError(f"`folder` must have facts.json, as model_cards of the repository has; got {folder}.")
-    for name, entry in read_object(facts).items():
+    for name, entry in read_json_object(facts).items():
         with replacing_file(str(folder / f"{name}.md")) as file:
             repo_id = f"{arguments.namespace}/{name}" if arguments.namespace else name
             file.write(make_card(folder, name, repo_id, entry))

@@ -270,6 +270,33 @@ def read_json_objects(path: str, bad: BadRecords | None = None) -> Iterator[tupl
             bad(ValueError(f"{where}: must be a JSON object, got {type(row).__name__}."))
 
 
+def read_json_object(path: str | os.PathLike[str], argument: str | None = None) -> dict[str, Any]:
+    """Read a JSON file that holds one object.
+
+    Args:
+        path (`str`): The file.
+        argument (`str`, *optional*): The argument that named it, for messages.
+
+    Returns:
+        `dict[str, Any]`: its content.
+
+    Raises:
+        UnreadableFileError: if the file can't be opened or read.
+        ValueError: if it holds anything else.
+    """
+    named = f"{path}" if argument is None else f"`{argument}`: {path}"
+    try:
+        with open(path, encoding="utf-8") as file:
+            content = json.load(file)
+    except OSError as error:
+        raise UnreadableFileError(f"{named} can't be read: {error.strerror or error}.") from error
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{named} must be JSON in UTF-8: {error}.") from error
+    if not isinstance(content, dict):
+        raise ValueError(f"{named} must hold a JSON object, got {type(content).__name__}.")
+    return content
+
+
 def _parse_json_lines(path: str, lines: Iterable[str], bad: BadRecords) -> Iterator[tuple[int, Any]]:
     """Yield (line number, value) of each line that is not blank."""
     for number, line in enumerate(lines, start=1):

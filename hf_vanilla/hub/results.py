@@ -1,6 +1,5 @@
 """Scores in results files, and in what a training saves next to its model."""
 
-import json
 import math
 import os
 import re
@@ -9,6 +8,7 @@ from typing import Any, NamedTuple
 
 from safetensors import safe_open
 
+from ..data.files import read_json_object
 from .run_settings import RUN_SETTINGS_FILE
 
 
@@ -65,8 +65,11 @@ def read_json(path: Path) -> dict[str, Any]:
 
     Returns:
         `dict[str, Any]`: its content, empty if there is no such file.
+
+    Raises:
+        ValueError: if the file is there, but holds no JSON object.
     """
-    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    return read_json_object(path) if path.is_file() else {}
 
 
 def results_of_folder(folder: str | os.PathLike[str]) -> dict[str, Any]:

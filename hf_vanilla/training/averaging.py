@@ -15,8 +15,8 @@ from transformers.trainer import TRAINING_ARGS_NAME
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from transformers.utils import CONFIG_NAME, SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME, WEIGHTS_NAME, logging
 
+from ..data.files import read_json_object
 from ..hub.folder import is_training_state
-from .checkpoints import read_json_object
 from .manifest import damage_of_files, read_manifest
 
 
@@ -79,7 +79,7 @@ class _Weights:
         self.folder = folder
         index = folder / SAFE_WEIGHTS_INDEX_NAME
         if index.is_file():
-            weight_map = read_json_object(index).get("weight_map")
+            weight_map = read_json_object(index, "checkpoints").get("weight_map")
             if not isinstance(weight_map, dict):
                 raise ValueError(f"`checkpoints`: {index} must have a `weight_map`; save the model again.")
             self.file_of = weight_map
@@ -173,7 +173,7 @@ def _check_target(target: Path, overwrite: bool) -> None:
 
 def _check_configs(folders: list[Path]) -> None:
     """Check that all checkpoints have the same config."""
-    configs = [read_json_object(folder / CONFIG_NAME) for folder in folders]
+    configs = [read_json_object(folder / CONFIG_NAME, "checkpoints") for folder in folders]
     for folder, config in zip(folders, configs, strict=True):
         names = sorted(set(config) | set(configs[-1]))
         differing = [name for name in names if config.get(name) != configs[-1].get(name)]

@@ -16,6 +16,7 @@ from transformers.trainer import OPTIMIZER_NAME, OPTIMIZER_NAME_BIN, SCHEDULER_N
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from transformers.utils import CONFIG_NAME, SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME, logging
 
+from ..data.files import read_json_object
 from ..hub.folder import check_model, find_model_class
 from .manifest import MANIFEST_FILE, damage_of_files, read_manifest
 
@@ -208,27 +209,6 @@ def folder_of_tokenizer(checkpoint: str | os.PathLike) -> Path:
     """
     run_dir = Path(checkpoint).parent
     return run_dir if (run_dir / TOKENIZER_CONFIG_FILE).is_file() else Path(checkpoint)
-
-
-def read_json_object(path: Path) -> dict[str, Any]:
-    """Read a JSON file of a checkpoint.
-
-    Args:
-        path (`Path`): The file.
-
-    Returns:
-        `dict[str, Any]`: its content.
-
-    Raises:
-        ValueError: if the file can't be read or holds no JSON object.
-    """
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ValueError(f"`checkpoints`: {path} can't be read: {error}.") from error
-    if not isinstance(found, dict):
-        raise ValueError(f"`checkpoints`: {path} must hold a JSON object, got {type(found).__name__}.")
-    return found
 
 
 def folders_by_step(run_dir: Path) -> dict[int, Path]:

@@ -20,12 +20,12 @@ from transformers.tokenization_utils_base import FULL_TOKENIZER_FILE
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.utils import CONFIG_NAME, logging
 
-from ..data.files import replacing_file
+from ..data.files import read_json_object, replacing_file
 from ..hub.pushing_trainer import ResilientPushTrainer
 from ..hub.run_settings import save_run_settings
 from ..models.text_batches import TARGET_TOKENIZER
 from .checkpointing import keep_manifests, wait_for_manifests
-from .checkpoints import checkpoint_to_resume, find_best_checkpoint, last_complete_checkpoint, read_json_object
+from .checkpoints import checkpoint_to_resume, find_best_checkpoint, last_complete_checkpoint
 from .divergence import check_finite_weights
 from .signals import exit_on_sigterm, stopping_on_signals
 

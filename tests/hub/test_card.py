@@ -336,8 +336,8 @@ def test_cards_of_the_recipes_are_up_to_date(name, tmp_path):
 @pytest.mark.parametrize(
     ("file", "content", "options", "message"),
     [
-        ("facts.json", '{"multi', [], r"facts\.json must be valid JSON"),
-        ("results/multi30k_en_de_tok.json", "", [], r"multi30k_en_de_tok\.json must be valid JSON"),
+        ("facts.json", '{"multi', [], r"facts\.json must be JSON in UTF-8"),
+        ("results/multi30k_en_de_tok.json", "", [], r"multi30k_en_de_tok\.json must be JSON in UTF-8"),
         ("results/multi30k_en_de_tok.json", "[]", [], r"multi30k_en_de_tok\.json must hold a JSON object, got list"),
         (None, None, ["--namespace", "../../<b>"], r"`namespace` must be an account on the Hub, got '\.\./\.\./<b>'"),
     ],

@@ -124,9 +124,9 @@ def test_bad_options_are_named(options, message, folder, monkeypatch, capfd):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"[]", "must be a JSON object, but bad.json has a list."),
-        (b'{"log_history": [', "must be JSON in UTF-8, but bad.json is not: "),
-        (b'{"run": "\xe4"}', "must be JSON in UTF-8, but bad.json is not: "),
+        (b"[]", "bad.json must hold a JSON object, got list."),
+        (b'{"log_history": [', "bad.json must be JSON in UTF-8: "),
+        (b'{"run": "\xe4"}', "bad.json must be JSON in UTF-8: "),
         (
             b'{"log_history": 3, "files": []}',
             ("(bad.json): `log_history` must be a list", "bad.json has no losses by"),
