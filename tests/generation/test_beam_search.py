@@ -7,6 +7,7 @@ from functools import partial
 
 import pytest
 import torch
+from searching import assert_same, search, search_stock
 from tiny_translator import BOS, EOS, PAD, sources, trained_model
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -27,20 +28,6 @@ def model():
 def inputs():
     torch.manual_seed(1)
     return sources(batch=9)  # with 4 beams enough rows for packed weights
-
-
-def search(model, inputs, **options):
-    return model.generate(**inputs, return_dict_in_generate=True, custom_generate=beam_search, **options)
-
-
-def search_stock(model, inputs, **options):
-    return model.generate(**inputs, return_dict_in_generate=True, **{**options, "output_scores": True})
-
-
-def assert_same(ours, theirs):
-    torch.testing.assert_close(ours.sequences, theirs.sequences, rtol=0, atol=0)
-    torch.testing.assert_close(ours.sequences_scores, theirs.sequences_scores, rtol=1e-4, atol=1e-4)
-    torch.testing.assert_close(ours.beam_indices, theirs.beam_indices, rtol=0, atol=0)
 
 
 OPTIONS = {

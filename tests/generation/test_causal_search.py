@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from searching import assert_same, search, search_stock
 from transformers import StoppingCriteria, StoppingCriteriaList
 from transformers.generation.streamers import BaseStreamer
 
@@ -44,21 +45,6 @@ def varied(model):
 @pytest.fixture(scope="module")
 def model():
     return varied(tiny_gpt(**SIZES))
-
-
-def search(model, inputs, **options):
-    return model.generate(**inputs, return_dict_in_generate=True, custom_generate=beam_search, **options)
-
-
-def search_stock(model, inputs, **options):
-    return model.generate(**inputs, return_dict_in_generate=True, **{**options, "output_scores": True})
-
-
-def assert_same(ours, theirs):
-    torch.testing.assert_close(ours.sequences, theirs.sequences, rtol=0, atol=0)
-    # float32, with keys in another order
-    torch.testing.assert_close(ours.sequences_scores, theirs.sequences_scores, rtol=1e-4, atol=1e-4)
-    torch.testing.assert_close(ours.beam_indices, theirs.beam_indices, rtol=0, atol=0)
 
 
 @NORMS

@@ -6,11 +6,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from searching import assert_same, search
 from tiny_translator import PAD, sources, trained_model
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from hf_vanilla.generation import StepGraphs, beam_search, step_graphs
+from hf_vanilla.generation import StepGraphs, step_graphs
 
 
 sys.path.append(str(Path(__file__).parents[1] / "models"))
@@ -68,17 +69,6 @@ def tape(monkeypatch):
     monkeypatch.setattr("hf_vanilla.models.checks.reads_values", lambda tensor: False)  # as on a GPU
     Tape.made = Tape.replays = 0
     return Tape
-
-
-def search(model, inputs, **options):
-    return model.generate(**inputs, return_dict_in_generate=True, custom_generate=beam_search, **options)
-
-
-def assert_same(actual, expected):
-    torch.testing.assert_close(actual.sequences, expected.sequences, rtol=0, atol=0)
-    # float32, with more keys, which are masked
-    torch.testing.assert_close(actual.sequences_scores, expected.sequences_scores, rtol=1e-4, atol=1e-4)
-    torch.testing.assert_close(actual.beam_indices, expected.beam_indices, rtol=0, atol=0)
 
 
 OPTIONS = {
