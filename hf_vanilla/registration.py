@@ -3,6 +3,7 @@
 from typing import Any
 
 import transformers
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 from transformers.pipelines import PIPELINE_REGISTRY
 
 from .generation.translation_pipeline import AutoTranslator, TranslationPipeline
@@ -10,6 +11,7 @@ from .models.configuration_vanilla_bert import VanillaBertConfig
 from .models.configuration_vanilla_gpt import VanillaGptConfig
 from .models.configuration_vanilla_transformer import VanillaTransformerConfig
 from .models.configuration_vanilla_vit import VanillaVitConfig
+from .models.modeling_vanilla_gpt import VanillaGptForCausalLM
 from .models.pipeline_vanilla_bert import QuestionAnsweringPipeline
 
 
@@ -36,6 +38,8 @@ def register() -> None:
         transformers.AutoConfig.register(config_class.model_type, config_class)
         for name, model_class in models.items():
             getattr(transformers, name).register(config_class, model_class)
+    # For the label smoothing of transformers' trainer, which shifts the labels of these classes alone.
+    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[VanillaGptConfig.model_type] = VanillaGptForCausalLM.__name__
     for task, (pipeline_class, auto_class) in PIPELINES.items():
         if task not in PIPELINE_REGISTRY.get_supported_tasks():
             PIPELINE_REGISTRY.register_pipeline(task, pipeline_class=pipeline_class, pt_model=(auto_class,))

@@ -17,11 +17,24 @@ from transformers.modeling_utils import PreTrainedModel
 from transformers.utils import ModelOutput
 
 from ..models.checks import check_length, position_limit
+from ..models.packing import has_hooks
 from .cpu_layers import for_cpu
 
 
 # Number of steps after which slots without descendants are reused.
 SPARE_STEPS = 8
+
+
+def _is_as_its_class(model: PreTrainedModel) -> bool:
+    """Tell whether a model computes what the class that declares `supports_fast_search` does.
+
+    A subclass may have another `forward`, an instance may have hooks or patches, and PEFT puts a prompt before inputs.
+    """
+    owner = next(each for each in type(model).__mro__ if "forward" in vars(each))
+    if "supports_fast_search" not in vars(owner) or "prepare_inputs_for_generation" in vars(model):
+        return False
+    is_prepared = hasattr(model, "_original_forward")  # by accelerate, which patches `forward` for mixed precision
+    return not any(map(has_hooks, [model.get_decoder()] if is_prepared else [model, model.get_decoder()]))
 
 
 class BeamDecoder(Protocol):
@@ -208,7 +221,7 @@ class SideBySideDecoder:
         """
         cache = model_kwargs.get("past_key_values")
         return (
-            getattr(type(model), "supports_fast_search", False)
+            _is_as_its_class(model)
             and model.config._attn_implementation in ("eager", "sdpa")
             and model_kwargs.keys() <= cls.supported_inputs
             and cache is not None

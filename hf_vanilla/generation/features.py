@@ -57,7 +57,8 @@ def extract_features(
 
     Raises:
         TypeError: if `texts` is a single string, or contains something else than strings.
-        ValueError: if the model is in training mode, or an argument is unknown or out of its range.
+        ValueError: if the model is in training mode, an argument is unknown or out of its range, or a text to pool has
+            no token.
 
     Source: Devlin et al. 2018, 5.3, Table 7.
     """
@@ -74,6 +75,8 @@ def extract_features(
     texts = [without_lone_surrogates(text) for text in texts]
     encoded = tokenizer(texts, truncation=True, max_length=longest) if texts else {"input_ids": []}
     lengths = [len(ids) for ids in encoded["input_ids"]]
+    if 0 in lengths and pooling != "tokens":
+        raise ValueError(f"`texts` must have tokens, but text {lengths.index(0) + 1} has none; leave it out.")
     features: list[np.ndarray] = [np.zeros(0, dtype=np.float32)] * len(lengths)
     with tqdm(total=len(lengths), unit="text", disable=not show_progress) as progress:
         for batch in batches_by_length(lengths, max_tokens_per_batch):

@@ -236,10 +236,24 @@ def checked_embeddings(
     if (input_ids is None) == (inputs_embeds is None):
         raise ValueError(f"Pass either `{prefix}input_ids` or `{prefix}inputs_embeds`: exactly one of them.")
     if input_ids is not None:
-        check_input_ids(f"{prefix}input_ids", input_ids, embedding.num_embeddings)
+        check_input_ids(f"{prefix}input_ids", input_ids, embedding_sizes(embedding)[0])
         return embedding(input_ids)
-    check_states(f"{prefix}inputs_embeds", inputs_embeds, embedding.embedding_dim)
+    check_states(f"{prefix}inputs_embeds", inputs_embeds, embedding_sizes(embedding)[1])
     return cast(Tensor, inputs_embeds)
+
+
+def embedding_sizes(embedding: Any) -> tuple[int, int]:
+    """Return the sizes of a table of embeddings, or of one inside of an adapter.
+
+    Args:
+        embedding (`nn.Module`): The embeddings.
+
+    Returns:
+        `tuple[int, int]`: their number, and their width.
+    """
+    if hasattr(embedding, "num_embeddings"):
+        return embedding.num_embeddings, embedding.embedding_dim
+    return embedding.weight.shape[0], embedding.weight.shape[1]
 
 
 def check_states(name: str, states: Any, width: int) -> None:

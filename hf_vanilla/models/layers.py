@@ -296,9 +296,9 @@ class MultiHeadAttention(nn.Module):
         # Asks for training, not for gradients: a checkpointed layer runs once without them and once with them, and
         # must draw the same dropout both times.
         rate = attention_dropout_rate(self)
-        is_slow = key.shape[2] <= SHORT_SEQUENCE or (rate > 0 and key.dtype.itemsize < 4)
-        is_slow = is_slow and self.training and key.device.type == "cpu"
-        if implementation == "sdpa" and (is_slow or 0 in query.shape or 0 in key.shape):
+        is_short = key.shape[2] <= SHORT_SEQUENCE or (rate > 0 and key.dtype.itemsize < 4)
+        products_are_faster = is_short and self.training and key.device.type == "cpu"
+        if implementation == "sdpa" and (products_are_faster or 0 in query.shape or 0 in key.shape):
             kernel = eager_attention_forward
         output, weights = kernel(self, query, key, value, attention_mask, dropout=rate, scaling=self.scaling, **kwargs)
         return output, weights if implementation == "eager" else None

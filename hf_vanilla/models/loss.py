@@ -95,7 +95,7 @@ def token_loss(
     transform = transform or nn.Identity()
     if labels is None:
         return None, _project(projection, transform(hidden_states), frozen_row)
-    check_labels("labels", labels, tuple(hidden_states.shape[:2]), projection.out_features, VOCABULARY_HINT)
+    check_labels("labels", labels, tuple(hidden_states.shape[:2]), _outputs_of(projection), VOCABULARY_HINT)
     labels, logits = labels.long(), None
     if not training:
         logits = _project(projection, transform(hidden_states), frozen_row)
@@ -180,11 +180,17 @@ def freeze_row(matrix: Tensor, row: int, dim: int = 0) -> Tensor:
     return matrix
 
 
+def _outputs_of(projection: Any) -> int:
+    """Count the outputs of a projection, or of one inside of an adapter."""
+    return projection.out_features if hasattr(projection, "out_features") else projection.weight.shape[0]
+
+
 def _is_plain(projection: nn.Module) -> bool:
     """Whether a product with its weight is all that a projection does: no adapter, no hook, no offloaded weights."""
     projection = getattr(projection, "_orig_mod", projection)  # compiled by itself
-    has_hooks = projection._forward_hooks or projection._forward_pre_hooks  # pruning has one
-    return type(projection) is nn.Linear and not (has_hooks or hasattr(projection, "_hf_hook"))
+    kinds = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")  # pruning has one
+    has_hooks = any(getattr(projection, kind) for kind in kinds)
+    return type(projection) is nn.Linear and "forward" not in vars(projection) and not has_hooks
 
 
 def _project(projection: Any, hidden_states: Tensor, frozen_row: int | None) -> Tensor:

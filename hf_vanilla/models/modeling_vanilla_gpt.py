@@ -430,7 +430,7 @@ class VanillaGptClassifier(VanillaGptWithProjection):
             is_token = input_ids != self.config.pad_token_id
         last = is_token.long().cumsum(1).argmax(1)  # (texts,); the first maximum is at the last token
         is_read, next_ids = torch.arange(given.shape[1], device=last.device) == last[:, None], None
-        texts = len(last)
+        texts = last.shape[0]
         count: int | None = 0  # of the tokens whose next is predicted
         cast(dict, kwargs).pop("mask_sizes", None)  # a collator does not know which tokens these are
         if labels is not None and input_ids is not None and self.training and self.config.lm_loss_weight > 0:

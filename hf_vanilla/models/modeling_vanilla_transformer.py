@@ -58,6 +58,7 @@ from .checks import (
     check_shape,
     check_states,
     checked_embeddings,
+    embedding_sizes,
     position_limit,
 )
 from .configuration_vanilla_transformer import VanillaTransformerConfig
@@ -482,7 +483,7 @@ class Seq2SeqGenerationMixin(StreamingGenerationMixin):
         if source is not None and source is options.get("inputs_embeds"):
             check_states("inputs_embeds", source, self.config.d_model)
         elif source is not None:
-            check_input_ids("input_ids", source, embedding.num_embeddings)
+            check_input_ids("input_ids", source, embedding_sizes(embedding)[0])
         check_arguments(attention_mask=options.get("attention_mask"))
         if (prompt := options.get("decoder_input_ids")) is not None:
             check_input_ids("decoder_input_ids", prompt, self.config.vocab_size)

@@ -767,7 +767,7 @@ def plan_packing(
     if sequences is not None:
         number = 1 if is_compiled else min(max_buckets, sequences.max_length // BUCKET_LENGTH)
         packing = packing._replace(sequences=sequences) if is_varlen else _in_buckets(packing, sequences, number)
-    if outputs is not None and has_outputs and not _has_hooks(model):
+    if outputs is not None and has_outputs and not has_hooks(model):
         is_read = (outputs.flatten() != 0).to(device)
         is_read = is_read if packing.positions is None else is_read[packing.positions]
         count = int(is_read.sum()) if output_count is None else output_count
@@ -843,7 +843,7 @@ def _accepts_packing(layer: nn.Module) -> bool:
         classes = (each for each in type(module).__mro__ if not each.__module__.startswith(HARMLESS_HOOK_MODULES))
         if "accepts_packing" not in vars(next(each for each in classes if "forward" in vars(each))):
             return False
-    return not any(map(_has_hooks, layer.modules()))
+    return not any(map(has_hooks, layer.modules()))
 
 
 def _has_compiled_layers(model: PreTrainedModel) -> bool:
@@ -852,8 +852,15 @@ def _has_compiled_layers(model: PreTrainedModel) -> bool:
     return any(each._compiled_call_impl is not None or hasattr(each, "_orig_mod") for each in layers.modules())
 
 
-def _has_hooks(module: nn.Module) -> bool:
-    """Whether a module is patched, or has hooks other than those of recording, sharding and offloading."""
+def has_hooks(module: nn.Module) -> bool:
+    """Tell whether a module is patched, or has hooks other than those of recording, sharding and offloading.
+
+    Args:
+        module (`nn.Module`): The module.
+
+    Returns:
+        `bool`: whether.
+    """
     is_placed = hasattr(module, "_hf_hook") or hasattr(module, "_is_hooked")  # by accelerate or tensor parallelism
     if "forward" in vars(module) and not is_placed:
         return True

@@ -409,7 +409,8 @@ def _take_file_names(module: Any, state_dict: dict[str, Tensor], prefix: str, *a
     names = [*deepcopy(module.file_names()), *get_checkpoint_conversion_mapping("legacy")]
     ignored = module._keys_to_ignore_on_load_unexpected or ()
     parts: dict[str, tuple[WeightConverter, dict[str, Tensor]]] = {}
-    for theirs in [name for name in state_dict if name.startswith(prefix)]:
+    own = {prefix + name for name in module.state_dict()}
+    for theirs in [name for name in state_dict if name.startswith(prefix) and name not in own]:
         ours, converter, pattern = theirs[len(prefix) :], None, ""
         for each in names:
             ours, source = each.rename_source_key(ours)

@@ -17,6 +17,7 @@ import inspect
 import math
 import re
 import sys
+import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
@@ -196,20 +197,21 @@ def forced_attention(
     check_evaluation_mode(model)
     check_arguments(input_ids=input_ids, labels=labels)
     decoder_input_ids = model.prepare_decoder_input_ids_from_labels(labels)
-    implementation = model.config._attn_implementation
-    model.set_attn_implementation("eager")  # the only kernel that returns attention weights
-    try:
-        with torch.no_grad():
-            outputs = model(
-                input_ids=input_ids,
-                attention_mask=attention_mask,
-                decoder_input_ids=decoder_input_ids,
-                output_attentions=True,
-                use_cache=False,
-                return_dict=True,
-            )
-    finally:
-        model.set_attn_implementation(implementation)
+    with _KERNEL_CHANGES:  # of a model that several threads may share
+        implementation = model.config._attn_implementation
+        model.set_attn_implementation("eager")  # the only kernel that returns attention weights
+        try:
+            with torch.no_grad():
+                outputs = model(
+                    input_ids=input_ids,
+                    attention_mask=attention_mask,
+                    decoder_input_ids=decoder_input_ids,
+                    output_attentions=True,
+                    use_cache=False,
+                    return_dict=True,
+                )
+        finally:
+            model.set_attn_implementation(implementation)
     check_not_nan(outputs.logits)
     attention = mean_of_heads(outputs.cross_attentions, layer, heads)  # (batch, tgt_len, src_len)
     return attention * (labels != IGNORED_LABEL)[..., None]
@@ -292,6 +294,8 @@ def combine_subwords(
     return attention.new_zeros(shape).index_add_(0, target, summed) / subwords[:, None]
 
 
+# Held while a model has another attention kernel, as threads may share it.
+_KERNEL_CHANGES = threading.Lock()
 # Most bytes of the log probabilities of all steps, which transformers keeps.
 MAX_SCORES_MEMORY = 2**30
 # The score of a hypothesis that was not found, as in transformers.

@@ -1,5 +1,8 @@
 """Word alignments: beams against forced decoding, and subwords combined into words."""
 
+import sys
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
 from tiny_translator import reversal_batch, sources, trained_model
@@ -91,6 +94,21 @@ def test_attention_kernel_is_restored(model):
     with pytest.raises(ValueError, match="must be in"):
         forced_attention(model, torch.full((2, 7), 99), *list(reversal_batch(2).values())[1:])
     assert model.config._attn_implementation == "sdpa"
+
+
+def test_threads_can_share_a_model(model):
+    batches = [reversal_batch(2).values() for _ in range(30)]
+    expected = [forced_attention(model, *batch) for batch in batches]
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        with ThreadPoolExecutor(4) as threads:
+            found = list(threads.map(lambda batch: forced_attention(model, *batch), batches))
+    finally:
+        sys.setswitchinterval(interval)
+    assert model.config._attn_implementation == "sdpa"
+    for each, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(each, other)
 
 
 def test_subwords_are_combined_into_words():

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from peft import PromptTuningConfig, get_peft_model
 from searching import assert_same, search, search_stock
 from transformers import StoppingCriteria, StoppingCriteriaList
 from transformers.generation.streamers import BaseStreamer
@@ -208,6 +209,44 @@ class StopAtToken(StoppingCriteria):
 def test_custom_stopping_criteria_end_sequences(model):
     options = {"num_beams": 4, "max_new_tokens": 20, "stopping_criteria": StoppingCriteriaList([StopAtToken()])}
     assert_same(search(model, prompts(), **options), search_stock(model, prompts(), **options))
+
+
+class Inverted(VanillaGptForCausalLM):
+    def forward(self, *args, **kwargs):
+        outputs = super().forward(*args, **kwargs)
+        outputs.logits = -outputs.logits
+        return outputs
+
+
+def inverted(module, args, outputs):
+    outputs.logits = -outputs.logits
+    return outputs
+
+
+def changed_states(module, args, outputs):
+    outputs.last_hidden_state = outputs.last_hidden_state.roll(1, -1)
+    return outputs
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning", "ignore:Position ids are not supported:UserWarning")
+@pytest.mark.parametrize("way", ["subclass", "hook", "hook of the decoder", "patch", "prompt"])
+def test_search_computes_what_the_model_does(model, way):
+    expected = search(model, prompts(), num_beams=4, max_new_tokens=9)
+    changed = copy.deepcopy(model)
+    if way == "subclass":
+        changed.__class__ = Inverted
+    elif way == "hook":
+        changed.register_forward_hook(inverted)
+    elif way == "hook of the decoder":
+        changed.transformer.register_forward_hook(changed_states)
+    elif way == "patch":
+        forward = changed.forward
+        changed.forward = lambda *args, **kwargs: inverted(changed, args, forward(*args, **kwargs))
+    else:
+        changed = get_peft_model(changed, PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=3)).eval()
+    found = search(changed, prompts(), num_beams=4, max_new_tokens=9)
+    assert_same(found, search_stock(changed, prompts(), num_beams=4, max_new_tokens=9))
+    assert found.sequences.shape != expected.sequences.shape or not torch.equal(found.sequences, expected.sequences)
 
 
 def test_search_uses_all_positions_that_the_model_learnt():

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from tokenizers.processors import TemplateProcessing
 
 from hf_vanilla import VanillaBertConfig, VanillaBertModel
 from hf_vanilla.data.tokenization import train_wordpiece_tokenizer
@@ -85,6 +86,14 @@ def test_no_texts_have_no_vectors(model, tokenizer):
 def test_bad_input_is_named(model, tokenizer, options, message):
     with pytest.raises(ValueError, match=message):
         extract_features(model, tokenizer, TEXTS, **options)
+
+
+def test_text_without_tokens_is_named(model):
+    tokenizer = train_wordpiece_tokenizer(TEXTS * 3, 60, show_progress=False)
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing("$A")
+    assert [len(each) for each in extract_features(model, tokenizer, ["park", ""], pooling="tokens")] == [1, 0]
+    with pytest.raises(ValueError, match="`texts` must have tokens, but text 2 has none"):
+        extract_features(model, tokenizer, ["park", ""])
 
 
 def test_lone_surrogate_is_read_as_a_replacement_character(model, tokenizer):

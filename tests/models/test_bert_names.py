@@ -118,6 +118,21 @@ def test_load_state_dict_accepts_bert_names_and_reports_missing_ones(tmp_path):
     assert result.unexpected_keys == ["bert.layers.2.self_attn.qkv_proj.weight"]
 
 
+class WithParts(VanillaBertForMaskedLM):
+    """Has parameters of its own whose names look like those in files."""
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.attention, self.output = (torch.nn.ModuleDict({"dense": torch.nn.Linear(12, 5)}) for _ in range(2))
+        self.post_init()
+
+
+def test_own_names_of_a_subclass_are_not_those_of_files():
+    model, other = (WithParts(tiny_bert("masked-lm").config) for _ in range(2))
+    assert str(other.load_state_dict(model.state_dict())) == "<All keys matched successfully>"
+    assert_same(other, model)
+
+
 @pytest.mark.parametrize("older_first", [True, False])
 def test_code_of_another_checkpoint_does_not_change_names(older_first, tmp_path):
     """transformers keeps one list of names for each model type; both copies of the code register theirs."""

@@ -1,6 +1,7 @@
 """Compilation, export, LoRA adapters and other attention kernels."""
 
 import shutil
+from functools import partial
 
 import pytest
 import torch
@@ -198,6 +199,17 @@ def test_exported_program_has_the_same_logits_for_other_shapes():
         torch.testing.assert_close(program(**inputs, use_cache=False).logits, model(**inputs, use_cache=False).logits)
 
 
+def test_exported_classifier_has_the_same_logits_for_other_shapes():
+    model = tiny_gpt("classes")
+    given = {name: GPT_TASKS["classes"][2][name] for name in ("input_ids", "attention_mask")}
+    batch, length = torch.export.Dim("batch", min=1, max=64), torch.export.Dim("length", min=2, max=17)
+    program = torch.export.export(
+        model, (), given, dynamic_shapes={name: {0: batch, 1: length} for name in given}
+    ).module()
+    inputs = {name: rows.repeat(2, 1)[:3, :5] for name, rows in given.items()}
+    torch.testing.assert_close(program(**inputs).logits, model(**inputs).logits)
+
+
 ATTENTION = ["qkv_proj", "q_proj", "kv_proj", "out_proj", "fc1", "fc2"]
 
 
@@ -269,6 +281,28 @@ def test_lora_on_gpt_learns_and_reloads(task, tmp_path):
     torch.testing.assert_close(
         reloaded.merge_and_unload()(**batch).logits, model(**batch).logits, rtol=1e-4, atol=1e-4
     )
+
+
+FAMILIES = {
+    "encoder-decoder": (tiny_model, "embed_tokens", "SEQ_2_SEQ_LM", BATCH),
+    "bert": (partial(tiny_bert, "masked-lm"), "word_embeddings", None, TASKS["masked-lm"][3]),
+    "gpt": (tiny_gpt, "embed_tokens", "CAUSAL_LM", GPT_TASKS["text"][2]),
+}
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning")
+@pytest.mark.parametrize("kind", ["layer", "rows"])
+@pytest.mark.parametrize(("make", "table", "task_type", "batch"), FAMILIES.values(), ids=FAMILIES)
+def test_adapters_of_embeddings_are_trained(make, table, task_type, batch, kind):
+    rows = {"target_modules": ["fc1"], "trainable_token_indices": {table: [3, 5]}}
+    options = rows if kind == "rows" else {"target_modules": [table]}
+    model = get_peft_model(make(), LoraConfig(task_type=task_type, r=3, **options))
+    if kind == "layer":  # it starts at zero; around rows, PEFT leaves out the bias of BERT's tied projection
+        torch.testing.assert_close(model.eval()(**batch).logits, make().eval()(**batch).logits)
+    model.train()(**batch).loss.backward()
+    trained = {name: each.grad for name, each in model.named_parameters() if each.requires_grad}
+    assert all(each is not None for each in trained.values())
+    assert any(each.any() for name, each in trained.items() if table in name)
 
 
 @pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")

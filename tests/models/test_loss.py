@@ -280,13 +280,21 @@ def test_labelled_tokens_are_searched_once():
     assert torch.equal(gradient, torch.autograd.grad(hidden_states[LABELS != -100], hidden_states, direction)[0])
 
 
+@pytest.mark.parametrize("way", ["hook", "patch"])
 @pytest.mark.parametrize("tied", [True, False])
-def test_hooks_of_the_projection_change_the_loss_of_training_too(tied):
+def test_hooks_of_the_projection_change_the_loss_of_training_too(tied, way):
     model = tiny_model(tie_word_embeddings=tied, dropout=0.0, label_smoothing=0.0)
-    model.lm_head.register_forward_hook(lambda module, args, logits: logits * 0)
+    forward, calls = model.lm_head.forward, []
+    if way == "hook":
+        model.lm_head.register_forward_hook(lambda module, args, logits: logits * 0)
+    else:
+        model.lm_head.forward = lambda states: forward(states) * 0
+    model.lm_head.register_full_backward_hook(lambda *args: calls.append(1))
     for training in (True, False):
         loss = model.train(training)(**BATCH).loss
         assert loss.item() == pytest.approx(math.log(model.config.vocab_size), rel=1e-6)  # of float32
+        loss.backward()
+    assert len(calls) == 2
 
 
 def test_frozen_row_keeps_its_values_and_has_no_gradient():

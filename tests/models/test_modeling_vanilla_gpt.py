@@ -261,7 +261,8 @@ def test_logits_are_computed_where_they_are_kept(kept):
     torch.testing.assert_close(model(**TEXT, logits_to_keep=kept).logits, expected)
 
 
-def test_stock_trainer_learns_to_continue_a_text(tmp_path):
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_stock_trainer_learns_to_continue_a_text(tmp_path, smoothing):
     backend = Tokenizer(models.WordLevel({str(number): number for number in range(VOCAB)}, "1"))
     backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, pad_token="0")
@@ -270,6 +271,7 @@ def test_stock_trainer_learns_to_continue_a_text(tmp_path):
     ]
     model = tiny_gpt(hidden_dropout_prob=0.0)
     options = dict(max_steps=60, learning_rate=0.01, per_device_train_batch_size=6, gradient_accumulation_steps=2)
+    options["label_smoothing_factor"] = smoothing
     args = TrainingArguments(
         str(tmp_path), use_cpu=True, report_to=[], disable_tqdm=True, save_strategy="no", **options
     )
