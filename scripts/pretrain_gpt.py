@@ -37,7 +37,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from datasets import IterableDataset
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, DataCollatorForLanguageModeling, set_seed
 
 from hf_vanilla import VanillaGptConfig, VanillaGptForCausalLM
@@ -129,10 +128,7 @@ class DataArguments(DatasetArguments):
     streaming: bool = field(
         default=False, metadata={"help": "Read and cut the documents during the training; needs max_steps."}
     )
-    shuffle_buffer: int = field(
-        default=10_000,
-        metadata={"help": "Blocks of a stream that are shuffled together, without max_tokens_per_batch."},
-    )
+    shuffle_buffer: int | None = field(default=None, metadata={"help": "Earlier name of stream_buffer."})
     preprocessing_num_workers: int | None = field(
         default=None, metadata={"help": "Processes that tokenize. Default: this one."}
     )
@@ -197,7 +193,7 @@ def get_tokenizer(arguments: ModelArguments, documents, block_length: int, outpu
     return tokenizer
 
 
-def build_examples(arguments: DataArguments, corpora, tokenizer, training_args: PretrainingArguments):
+def build_examples(arguments: DataArguments, corpora, tokenizer):
     """Cut training and validation documents into blocks, and return the collator of both."""
     settings: dict[str, Any] = {
         "block_length": arguments.block_length,
@@ -208,9 +204,6 @@ def build_examples(arguments: DataArguments, corpora, tokenizer, training_args: 
     blocks = {
         name: build_blocks(documents, tokenizer, num_proc=workers, **settings) for name, documents in corpora.items()
     }
-    # A stream of token-budget batches is shuffled by the trainer.
-    if isinstance(blocks["train"], IterableDataset) and training_args.max_tokens_per_batch is None:
-        blocks["train"] = blocks["train"].shuffle(seed=training_args.seed, buffer_size=arguments.shuffle_buffer)
     if not arguments.separate_documents:
         return blocks, collate_blocks
     if tokenizer.pad_token_id in (None, tokenizer.eos_token_id):
@@ -219,6 +212,16 @@ def build_examples(arguments: DataArguments, corpora, tokenizer, training_args: 
             "a document is learnt; leave it out, or give another tokenizer."
         )
     return blocks, DataCollatorForLanguageModeling(tokenizer, mlm=False)
+
+
+def plan_streaming(arguments: DataArguments, training_args: PretrainingArguments) -> None:
+    """Let the trainer shuffle and batch a stream, by tokens, as it can resume after several passes."""
+    if not arguments.streaming:
+        return
+    if arguments.shuffle_buffer is not None:
+        training_args.stream_buffer = arguments.shuffle_buffer
+    if training_args.max_tokens_per_batch is None:
+        training_args.max_tokens_per_batch = training_args.per_device_train_batch_size * arguments.block_length
 
 
 def given_fields(arguments: ModelArguments) -> dict:
@@ -277,6 +280,7 @@ def main() -> None:
     )
     set_up_logging(training_args)
     check_streaming(data_args, training_args)
+    plan_streaming(data_args, training_args)
     check_output_dir(training_args.output_dir)
     check_models(
         model_name_or_path=model_args.model_name_or_path, tokenizer_name_or_path=model_args.tokenizer_name_or_path
@@ -304,7 +308,7 @@ def train(model_args: ModelArguments, data_args: DataArguments, training_args: P
         if training_args.process_index > 0:
             saved_in = output_dir
         tokenizer = get_tokenizer(model_args, corpora["train"], data_args.block_length, output_dir, saved_in)
-        blocks, collator = build_examples(data_args, corpora, tokenizer, training_args)
+        blocks, collator = build_examples(data_args, corpora, tokenizer)
 
     # 2. model and trainer
     model = get_model(model_args, tokenizer, data_args.block_length)

@@ -335,10 +335,12 @@ def get_tokenizers(arguments: ModelArguments, pairs, output_dir: Path, saved_in:
 
 
 def save_tokenizers(tokenizer, target_tokenizer, output_dir: Path) -> None:
-    """Save them where `load_tokenizers` finds them."""
+    """Save them where `load_tokenizers` finds them, in place of those of a run that was started before."""
     tokenizer.save_pretrained(output_dir)
     if target_tokenizer is not tokenizer:
         target_tokenizer.save_pretrained(output_dir / TARGET_TOKENIZER)
+    elif (output_dir / TARGET_TOKENIZER).exists():
+        shutil.rmtree(output_dir / TARGET_TOKENIZER)
 
 
 def train_tokenizers(arguments: ModelArguments, pairs):

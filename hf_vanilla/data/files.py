@@ -3,6 +3,7 @@
 import codecs
 import csv
 import errno
+import glob
 import gzip
 import itertools
 import json
@@ -358,7 +359,7 @@ def read_parquet(path: str, *, streaming: bool = False) -> Dataset | IterableDat
         ValueError: if it is no Parquet file, or has no rows.
     """
     try:
-        table = load_dataset("parquet", data_files=path, split="train", streaming=streaming)
+        table = load_dataset("parquet", data_files=glob.escape(path), split="train", streaming=streaming)
         is_empty = not len(table) if isinstance(table, Dataset) else next(iter(table), None) is None
     except (DatasetGenerationError, ArrowException, ValueError) as error:
         raise ValueError(f"{path} must be a Parquet file with rows: {error.__cause__ or error}.") from None

@@ -2,6 +2,7 @@
 
 import json
 import os
+import unicodedata
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -13,6 +14,8 @@ from ..models.answering import MAX_ANSWER_LENGTH, N_BEST, Answer, best_answers, 
 from .files import check_text, existing_path, iterate_lines, quoted, read_json_objects, read_parquet, suffix_of
 
 
+# Categories of Unicode, of letters which tokenizers may drop: controls, format marks, combining marks, white space.
+WITHOUT_TOKENS = ("Cc", "Cf", "Mn", "Zl", "Zp", "Zs")
 QUESTION_COLUMNS = ("id", "question", "context", "answers")
 
 
@@ -269,9 +272,10 @@ def _answer_positions(answers: Mapping[str, Sequence[Any]], spans: np.ndarray) -
     if not answers["text"]:
         return 0, 0
     text = answers["text"][0]
-    # White space has no token, so at the edge of a context no window would have all of " Ben".
-    start = answers["answer_start"][0] + len(text) - len(text.lstrip())
-    end = start + len(text.strip())
+    # These letters may have no token, so at the edge of a context no window would have all of " Ben".
+    kept = [number for number, letter in enumerate(text) if unicodedata.category(letter) not in WITHOUT_TOKENS]
+    first, last = (kept[0], kept[-1]) if kept else (0, len(text) - 1)
+    start, end = (answers["answer_start"][0] + place for place in (first, last + 1))
     tokens = np.flatnonzero((spans[:, 1] > start) & (spans[:, 0] < end) & (spans[:, 0] >= 0))
     context = np.flatnonzero(spans[:, 0] >= 0)
     if len(tokens) == 0 or spans[context[0], 0] > start or spans[context[-1], 1] < end:

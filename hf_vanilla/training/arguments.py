@@ -51,7 +51,7 @@ class PrecisionArguments(TrainingArguments):
             By default, and if `bf16` or `fp16` is set, those decide.
 
     Raises:
-        ValueError: if it is another name.
+        ValueError: if it is another name, or `max_steps` is 0.
     """
 
     precision: Literal["fastest", "float32", "bfloat16"] | None = field(
@@ -65,6 +65,8 @@ class PrecisionArguments(TrainingArguments):
     def __post_init__(self) -> None:
         if self.precision not in (None, FASTEST, "float32", "bfloat16"):
             raise ValueError(f"`precision` must be fastest, float32 or bfloat16, got {self.precision!r}.")
+        if self.max_steps == 0:
+            raise ValueError("`max_steps` must be at least 1 update, or -1 for all `num_train_epochs`, got 0.")
         if self.fp16 or (self.bf16 and self.precision != "bfloat16"):
             self.precision = None
         if self.precision == "bfloat16":

@@ -177,10 +177,11 @@ def find_best_checkpoint(state: TrainerState, run_dir: str | os.PathLike) -> str
         `str`: the folder; `None` if there is none.
     """
     best = state.best_model_checkpoint
-    if best is not None and Path(best).is_dir():
-        return best
-    moved = Path(run_dir, f"{PREFIX_CHECKPOINT_DIR}-{state.best_global_step}")
-    return str(moved) if state.best_global_step and moved.is_dir() and was_scheduled(moved) else None
+    own = Path(run_dir, f"{PREFIX_CHECKPOINT_DIR}-{state.best_global_step}")
+    is_there = best is not None and Path(best).is_dir()
+    if state.best_global_step and own.is_dir() and not (is_there and own.samefile(str(best))) and was_scheduled(own):
+        return str(own)  # first: the folder's former place may be that of another run by now
+    return best if is_there else None
 
 
 def was_scheduled(folder: Path) -> bool:

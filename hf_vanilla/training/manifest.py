@@ -42,6 +42,7 @@ ORDER_ARGUMENTS = (
     "per_device_train_batch_size",
     "gradient_accumulation_steps",
     "train_sampling_strategy",
+    "dataloader_drop_last",
 )
 # Fields of a config that saving or loading a model sets.
 VOLATILE_FIELDS = {

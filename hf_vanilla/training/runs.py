@@ -47,6 +47,7 @@ SEMANTIC_ARGUMENTS = (
     "data_seed",
     "max_tokens_per_batch",
     "stream_buffer",
+    "dataloader_drop_last",
     "per_device_train_batch_size",
     "gradient_accumulation_steps",
     "average_last",
@@ -77,12 +78,12 @@ NON_SEMANTIC_OPTIONS = re.compile(
     r"|preprocessing_num_workers|local_rank|debug"
     r"|report_to|project|run_name|precision|use_cpu|skip_memory_metrics|torch_compile|prediction_loss_only|label_names"
     r"|remove_unused_columns|include_for_metrics|per_device_eval_batch_size|gradient_checkpointing"
-    r"|(log|logging|save|push|hub|trackio|dataloader|ddp|torch_compile|torch_empty|eval|do|gradient_checkpointing)_.*"
+    r"|(log|logging|save|push|hub|trackio|dataloader(?!_drop_last)|ddp|torch_compile|torch_empty|eval|do|gradient_checkpointing)_.*"
 )
 
 
 # Options whose values are files or models, which are compared by content.
-PATH_OPTIONS = re.compile(r".*(_files?|_path)")
+PATH_OPTIONS = re.compile(r".*(_files?|_path)|dataset_name")
 
 
 # What earlier versions noted in place of a folder of data.
@@ -383,7 +384,7 @@ def has_all_updates(folder: str | os.PathLike[str], args: TrainingArguments) -> 
     state = TrainerState.load_from_json(str(Path(folder) / TRAINER_STATE_NAME))
     if args.max_steps > 0:
         return state.global_step >= args.max_steps
-    return (state.epoch or 0.0) >= args.num_train_epochs
+    return (state.epoch or 0.0) >= args.num_train_epochs - 1e-9  # a sum of fractions
 
 
 def is_finished(args: TrainingArguments) -> bool:
@@ -407,11 +408,12 @@ def is_finished(args: TrainingArguments) -> bool:
 
 
 def _stopped_early(state: dict[str, Any], args: TrainingArguments) -> bool:
-    """Whether a state is that of a run of this length which early stopping has ended."""
-    if getattr(args, "early_stopping_patience", 0) == 0:
-        return False
+    """Whether a state is that of a run of this length which early stopping has ended, with no less patience."""
+    patience = getattr(args, "early_stopping_patience", 0)
+    stopping = state.get("stateful_callbacks", {}).get(EarlyStoppingCallback.__name__)
+    had = stopping["args"]["early_stopping_patience"] if isinstance(stopping, dict) else patience
     has_ended = any("train_runtime" in entry for entry in state.get("log_history", []))
-    return has_ended and _has_length(state, args)
+    return 0 < patience <= had and has_ended and _has_length(state, args)
 
 
 def _has_length(state: dict[str, Any], args: TrainingArguments) -> bool:

@@ -39,6 +39,14 @@ def test_documents_of_every_file_format(tmp_path, kind, streaming):
     assert documents.column_names == ["text"]
 
 
+def test_names_of_files_are_no_patterns(tmp_path):
+    for name in ("part[1]", "part1"):
+        Dataset.from_dict({"text": [name]}).to_parquet(tmp_path / f"{name}.parquet")
+    for streaming in (False, True):
+        documents = load_documents(data_files=str(tmp_path / "part[1].parquet"), streaming=streaming)
+        assert [row["text"] for row in documents] == ["part[1]"]
+
+
 def test_several_files_form_one_corpus(tmp_path):
     files = [write(tmp_path, kind) for kind in ("json", "txt")]
     assert len(load_documents(data_files=files)) == 6

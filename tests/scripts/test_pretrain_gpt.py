@@ -89,6 +89,14 @@ def test_changed_options_are_refused(run_dir, corpus, monkeypatch, capsys):
     assert "error: `block_length` is 8, not the 16 that the run in" in capsys.readouterr().err
 
 
+@pytest.mark.slow
+def test_stream_is_resumed_to_the_same_bits_after_several_passes(corpus, tmp_path):
+    arguments = [*files(corpus), "--save_steps", 6, "--streaming", "--output_dir", tmp_path / "run"]
+    train_and_resume(SCRIPT, [*arguments, "--per_device_train_batch_size", 64], tmp_path / "run")
+    state = json.loads((tmp_path / "run" / "checkpoint-6" / "stream_state.json").read_text())
+    assert state["stream"]["buffer_start"]["source"]["pass"] > 0
+
+
 @pytest.mark.parametrize("kind", [["--streaming"], ["--separate_documents"]], ids=["stream", "documents"])
 def test_further_pretraining_of_a_foreign_model(run_dir, corpus, tmp_path, monkeypatch, kind):
     config = GPT2Config(n_embd=16, n_layer=1, n_head=2, n_positions=16, vocab_size=290, eos_token_id=1, bos_token_id=1)

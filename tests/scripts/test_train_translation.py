@@ -1,6 +1,7 @@
 """Training a translator from two text files: resuming, translation, evaluation, bad input."""
 
 import json
+import shutil
 
 import pytest
 from script_runner import run, run_here, train_and_resume
@@ -123,7 +124,7 @@ def test_options_without_effect_on_comet_are_refused(monkeypatch, capsys, option
 
 
 @pytest.mark.slow
-def test_separate_vocabularies(corpus, tmp_path):
+def test_separate_vocabularies(corpus, tmp_path, monkeypatch):
     output_dir = tmp_path / "run"
     trained = run(
         "train_translation.py", *text_files(corpus), *TINY, "--output_dir", output_dir, "--max_steps", 2,
@@ -139,6 +140,11 @@ def test_separate_vocabularies(corpus, tmp_path):
     lines = translated.stdout.split("\n")
     assert len(lines) == 4
     assert lines[1] == ""
+    for path in (output_dir / "config.json", *output_dir.glob("checkpoint-*")):  # as if killed before the first one
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    options = [*text_files(corpus), *TINY, "--output_dir", output_dir, "--max_steps", 2, "--no_predict_with_generate"]
+    assert run_here(monkeypatch, "train_translation.py", *options) == 0
+    assert not (output_dir / "target_tokenizer").exists()
 
 
 @pytest.mark.slow

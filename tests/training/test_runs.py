@@ -3,6 +3,7 @@
 import hashlib
 import json
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -12,7 +13,7 @@ import pytest
 import torch
 from datasets import Dataset
 from tiny_translation import tiny_collator, tiny_model, tiny_pairs, weights_of
-from transformers import AutoTokenizer, Seq2SeqTrainer, Trainer, TrainingArguments
+from transformers import AutoTokenizer, Seq2SeqTrainer, Trainer, TrainerState, TrainingArguments
 
 from hf_vanilla import VanillaBertConfig, VanillaBertForSequenceClassification, training
 from hf_vanilla.command_line.options import run
@@ -23,6 +24,7 @@ from hf_vanilla.training import (
     begin_run,
     check_and_save_options,
     decisive_options,
+    has_all_updates,
     is_finished,
     last_complete_checkpoint,
     lock_run_folder,
@@ -108,19 +110,20 @@ def test_changed_options_are_refused(tmp_path, options):
     assert not (tmp_path / "elsewhere").exists()
 
 
-def test_other_folder_of_images_is_refused(tmp_path):
-    for name in ("cat/1.png", "dog/1.png"):
-        (tmp_path / "images" / name).parent.mkdir(parents=True)
-        (tmp_path / "images" / name).write_bytes(b"pixels")
-    run, options = tmp_path / "run", {"train_file": str(tmp_path / "images")}
+@pytest.mark.parametrize("name", ["train_file", "dataset_name"])
+def test_other_folder_of_data_is_refused(tmp_path, name):
+    for image in ("cat/1.png", "dog/1.png"):
+        (tmp_path / "images" / image).parent.mkdir(parents=True)
+        (tmp_path / "images" / image).write_bytes(b"pixels")
+    run, options = tmp_path / "run", {name: str(tmp_path / "images")}
     begin(run, options)
     (run / "config.json").write_text("{}")
     begin(run, options)
     (tmp_path / "images" / "dog" / "1.png").rename(tmp_path / "images" / "cat" / "2.png")
-    with pytest.raises(ValueError, match="`train_file` has other contents than those that the run in"):
+    with pytest.raises(ValueError, match=f"`{name}` has other contents than those that the run in"):
         begin(run, options)
     nothing = f"sha256 {hashlib.sha256().hexdigest()}"  # of an earlier version, which did not read such folders
-    (run / "_run_options.json").write_text(json.dumps({"train_file": nothing}))
+    (run / "_run_options.json").write_text(json.dumps({name: nothing}))
     begin(run, options)
 
 
@@ -137,6 +140,7 @@ def test_other_folder_of_images_is_refused(tmp_path):
         {"teacher_forcing_ratio": 0.5},
         {"label_smoothing_factor": 0.1},
         {"bf16": True},
+        {"dataloader_drop_last": True},
     ],
     ids=lambda change: next(iter(change)),
 )
@@ -315,6 +319,17 @@ def test_run_with_all_updates_trains_no_more(tmp_path, trainer_class, length):
     assert not is_finished(longer.args)  # the saved model is that of the third update
 
 
+def test_fractions_of_epochs_are_counted(tmp_path):
+    TrainerState(epoch=1 + 2 / 3).save_to_json(str(tmp_path / "trainer_state.json"))  # below 5 / 3, as rounded
+    assert has_all_updates(tmp_path, VanillaTrainingArguments(tmp_path, num_train_epochs=5 / 3, use_cpu=True))
+    assert not has_all_updates(tmp_path, VanillaTrainingArguments(tmp_path, num_train_epochs=1.7, use_cpu=True))
+
+
+def test_no_updates_are_refused(tmp_path):
+    with pytest.raises(ValueError, match="`max_steps` must be at least 1 update, or -1 .* got 0"):
+        VanillaTrainingArguments(tmp_path, max_steps=0, use_cpu=True)
+
+
 def test_finished_run_loads_the_best_checkpoint(tmp_path):
     def start():
         arguments = VanillaTrainingArguments(
@@ -365,6 +380,7 @@ def test_run_that_has_moved_keeps_its_best_checkpoint(tmp_path):
     train_to_end(first)
     assert first.state.best_global_step == 1
     folder = (tmp_path / "run").rename(tmp_path / "moved")
+    shutil.copytree(folder / "checkpoint-3", tmp_path / "run" / "checkpoint-1")  # another run, in its former place
     for max_steps in (3, 5):
         again = start(folder, max_steps)
         train_to_end(again, last_complete_checkpoint(folder))
