@@ -184,6 +184,10 @@ def fill_new_positions(table: torch.Tensor, learned: int, longest: int, method: 
     table[learned:longest] = rows
 
 
+# Column of how often a row was read before.
+PASS = "pass"
+
+
 class PhasedBatchSampler(torch.utils.data.Sampler[list[int]]):
     """Batches of several phases in turn, with the datasets of the phases concatenated.
 
@@ -246,11 +250,46 @@ class PhasedBatchSampler(torch.utils.data.Sampler[list[int]]):
                 yield [self.starts[number] + index for index in batch]
 
 
+class _CountingSampler(torch.utils.data.Sampler[list[int]]):
+    """Batches of a sampler, with row `i` of `rows` as row `i + n * rows` when it is read for the n-th time, from 0."""
+
+    def __init__(self, sampler: PhasedBatchSampler, rows: int) -> None:
+        self.sampler = sampler
+        self.rows = rows
+
+    def __len__(self) -> int:
+        return len(self.sampler)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        times = np.zeros(self.rows, dtype=np.int64)
+        for batch in self.sampler:
+            yield (times[batch] * self.rows + batch).tolist()
+            times[batch] += 1
+
+
+class _CountedRows(torch.utils.data.Dataset):
+    """Rows of a dataset by the numbers of `_CountingSampler`, with how often they were read before, as `PASS`."""
+
+    has_used_columns = True  # so that none is removed
+
+    def __init__(self, dataset: datasets.Dataset) -> None:
+        self.dataset = dataset
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitems__(self, numbers: list[int]) -> list[dict[str, Any]]:
+        passes, indices = np.divmod(numbers, len(self.dataset))
+        rows = self.dataset.__getitems__(indices.tolist())
+        return [{**row, PASS: int(number)} for row, number in zip(rows, passes, strict=True)]
+
+
 class RepeatableCollator:
     """Makes the random choices of a collator depend on the batch alone, so that a resumed run has the same masks.
 
     A trainer collates ahead of its current step, so the state of torch's generator in a checkpoint is ahead too. Here
-    the seed of a batch is a checksum of its tokens: different batches, as in another epoch, get different masks.
+    the seed of a batch is a checksum of its tokens, and of how often they were read before (`PASS`, if the rows have
+    it): different batches, and the same in another epoch, get different masks.
 
     Args:
         collator (`Callable`): Makes a batch out of rows, with torch's global generator.
@@ -270,9 +309,12 @@ class RepeatableCollator:
         Returns:
             The collator's batch.
         """
+        passes = [example.get(PASS, 0) for example in examples]
+        examples = [{name: value for name, value in example.items() if name != PASS} for example in examples]
         checksum = self.seed
-        for example in examples:
-            checksum = zlib.crc32(np.asarray(example["input_ids"], dtype=np.int64).tobytes(), checksum & 0xFFFFFFFF)
+        for number, example in zip(passes, examples, strict=True):
+            tokens = [number, *example["input_ids"]] if number > 0 else example["input_ids"]
+            checksum = zlib.crc32(np.asarray(tokens, dtype=np.int64).tobytes(), checksum & 0xFFFFFFFF)
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(checksum)  # not the GPUs', which are in the middle of a step
             return self.collator(examples)
@@ -363,7 +405,8 @@ class PretrainingTrainer(VanillaTrainer):
         rows = sum(len(phase) for phase in sampler.phases)
         examples = sum(len(phase.dataset) for phase in self.phases)
         self._sentences_per_update = max(1, round(examples * sampler.phases[0].batches_per_step / max(1, rows)))
-        return self._dataloader(self.train_dataset, sampler, "Training", is_training=True)
+        used = _CountedRows(self._remove_unused_columns(self.train_dataset, description="Training"))
+        return self._dataloader(used, _CountingSampler(sampler, examples), "Training", is_training=True)
 
     def get_eval_dataloader(self, eval_dataset: Any = None) -> DataLoader:
         """Return the evaluation dataloader; a dataset with labels is padded and not masked again.

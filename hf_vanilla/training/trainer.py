@@ -244,7 +244,7 @@ class VanillaTrainer(VerifiedCheckpointTrainer, Seq2SeqTrainer):
         data_collator = self._training_collator() if is_training else self.data_collator
         if isinstance(dataset, datasets.Dataset):
             dataset = self._remove_unused_columns(dataset, description=description)
-        else:
+        elif not getattr(dataset, "has_used_columns", False):
             data_collator = self._get_collator_with_removed_columns(data_collator, description=description)
         num_workers = self.args.dataloader_num_workers
         worker_init = functools.partial(seed_worker, num_workers=num_workers, rank=self.args.process_index)

@@ -261,6 +261,18 @@ def test_masks_depend_on_the_batch_alone(monkeypatch):
     assert not torch.equal(collator(rows)["labels"], first)
 
 
+def test_masks_of_single_sequences_differ_in_each_epoch(tmp_path):
+    parts = [Phase(examples(3, LONG), 1.0)]
+    masks = {}
+    trainer, _ = make_trainer(tmp_path, parts, max_steps=9, warmup_steps=1, max_tokens_per_batch=LONG)
+    for batch in trainer.get_train_dataloader():
+        is_masked = batch["labels"] != -100
+        text = torch.where(is_masked, batch["labels"], batch["input_ids"])
+        masks.setdefault(tuple(text[0].tolist()), []).append(tuple(is_masked[0].tolist()))
+    assert len(masks) == 3
+    assert all(len(set(each)) == 3 for each in masks.values())
+
+
 def test_biases_and_norms_have_no_decay(tmp_path):
     trainer, _ = make_trainer(tmp_path)
     optimizer = trainer.create_optimizer()
