@@ -324,7 +324,7 @@ class PretrainingTrainer(VanillaTrainer):
     """[`VanillaTrainer`] whose training data comes in phases of different lengths.
 
     `max_tokens_per_batch` decides how many sequences a batch of each phase has, and `max_steps` is the length of the
-    whole job. The masks depend on the batch and `seed` alone ([`RepeatableCollator`]). An evaluation set that
+    whole job. The masks depend on the batch, `seed` and pass ([`RepeatableCollator`]). An evaluation set that
     has `labels` (see `mask_statically`) keeps them. A logged loss comes with the `sequence_length` of its phase,
     the tokens of the phase's longest example; mixed phases count as one. Halfway through a phase whose loss started
     far above that of the phase before and has not come down by half of the difference, a warning says so.

@@ -140,8 +140,8 @@ def test_separate_vocabularies(corpus, tmp_path, monkeypatch):
     lines = translated.stdout.split("\n")
     assert len(lines) == 4
     assert lines[1] == ""
-    for path in (output_dir / "config.json", *output_dir.glob("checkpoint-*")):  # as if killed before the first one
-        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    for path in (*output_dir.glob("*.json"), *output_dir.glob("*.safetensors"), *output_dir.glob("checkpoint-*")):
+        shutil.rmtree(path) if path.is_dir() else path.unlink()  # as if killed before the first checkpoint
     options = [*text_files(corpus), *TINY, "--output_dir", output_dir, "--max_steps", 2, "--no_predict_with_generate"]
     assert run_here(monkeypatch, "train_translation.py", *options) == 0
     assert not (output_dir / "target_tokenizer").exists()

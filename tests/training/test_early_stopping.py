@@ -39,9 +39,8 @@ def test_a_run_without_progress_stops_and_is_finished(tmp_path):
     assert not is_finished(arguments(tmp_path, max_steps=30))  # a longer run
     assert not is_finished(arguments(tmp_path, early_stopping_patience=4))
     assert is_finished(arguments(tmp_path, early_stopping_patience=1))
-    assert (
-        trained(arguments(tmp_path, early_stopping_patience=4), str(tmp_path / "checkpoint-3")).state.global_step == 5
-    )
+    patient = trained(arguments(tmp_path, early_stopping_patience=4), str(tmp_path / "checkpoint-3"))
+    assert patient.state.global_step == 5
 
 
 def test_a_resumed_run_has_the_patience_that_was_left(tmp_path):
