@@ -95,7 +95,6 @@ def main() -> None:
             print("Written to", average_checkpoints(checkpoints, arguments.output_dir, overwrite=arguments.overwrite))
     finally:
         processes.wait_for_everyone()
-        processes.destroy_process_group()
 
 
 if __name__ == "__main__":

@@ -131,7 +131,6 @@ def main() -> None:
         scores = score_lines(sources, targets, arguments, processes)
         if file is not None:
             file.writelines(f"{score:.4f}\n" for score in scores)
-    processes.destroy_process_group()
 
 
 if __name__ == "__main__":

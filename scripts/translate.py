@@ -175,7 +175,6 @@ def main() -> None:
         blocks = translate_lines(lines, arguments, processes)
         if file is not None:
             file.writelines(blocks)
-    processes.destroy_process_group()
 
 
 if __name__ == "__main__":

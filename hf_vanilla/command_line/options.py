@@ -7,6 +7,7 @@ import json
 import logging
 import re
 import sys
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import NoneType, UnionType
@@ -18,6 +19,7 @@ from accelerate import PartialState
 from accelerate.utils import broadcast_object_list
 from huggingface_hub.errors import HTTPError, StrictDataclassError
 from safetensors import SafetensorError
+from torch import distributed
 from transformers import HfArgumentParser, TrainingArguments
 from transformers.hf_argparser import string_to_bool
 
@@ -33,6 +35,7 @@ RECIPES = "recipes"
 _EXPONENT = re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+")
 # Exit status of a program that Ctrl-C has ended.
 INTERRUPTED = 130
+GLOO_SECONDS = 0.2  # more than a thread of gloo needs to let go of the tensors of the last collective operation
 
 
 # Options of transformers' `TrainingArguments` that no script reads.
@@ -238,7 +241,8 @@ def run(main: Callable[[], None]) -> int:
         main (`Callable[[], None]`): The function.
 
     Returns:
-        `int`: 0 for success, 1 for an error, which is printed in one line, 130 for Ctrl-C.
+        `int`: 0 for success, 1 for an error, which is printed in one line, 130 for Ctrl-C. After a success the process
+        has left its process group.
 
     Raises:
         Exception: if one of a class that is not listed here is raised for another reason than a full disk.
@@ -257,7 +261,18 @@ def run(main: Callable[[], None]) -> int:
     except KeyboardInterrupt as interrupt:
         sys.stderr.write("\n".join(["", "interrupted", *getattr(interrupt, "__notes__", ()), ""]))
         return INTERRUPTED
+    leave_process_group()
     return 0
+
+
+def leave_process_group() -> None:
+    """Destroy the process group, if there is one, before Python ends.
+
+    A thread of gloo that lets go of a tensor while Python ends aborts the process (pytorch#179291), so this waits.
+    """
+    if distributed.is_available() and distributed.is_initialized():
+        distributed.destroy_process_group()
+        time.sleep(GLOO_SECONDS)
 
 
 def on_first_process(function: Callable[[], Result]) -> Result:
@@ -284,4 +299,4 @@ def on_first_process(function: Callable[[], Result]) -> Result:
     return shared[0]
 
 
-__all__ = ["on_first_process"]
+__all__ = ["leave_process_group", "on_first_process"]

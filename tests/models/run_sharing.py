@@ -16,6 +16,7 @@ from tiny_models import BATCH, tiny_model
 from torch.distributed.tensor import DTensor
 from transformers.distributed import DistributedConfig
 
+from hf_vanilla.command_line.options import leave_process_group
 from hf_vanilla.models.packing import plan_packing
 
 
@@ -66,7 +67,7 @@ def main() -> None:
     folder = Path(sys.argv[1])
     seen = {plan: {kind: share(folder, kind, plan) for kind in MODELS} for plan in PLANS}
     torch.save(seen, folder / f"rank-{torch.distributed.get_rank()}.pt")
-    torch.distributed.destroy_process_group()
+    leave_process_group()
 
 
 if __name__ == "__main__":

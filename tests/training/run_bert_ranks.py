@@ -14,6 +14,7 @@ from tiny_translation import Recorder, weights_of
 from transformers import DataCollatorForLanguageModeling, PreTrainedTokenizerFast, Trainer, TrainingArguments
 
 from hf_vanilla import VanillaBertConfig, VanillaBertForMaskedLM, VanillaBertForPreTraining
+from hf_vanilla.command_line.options import leave_process_group
 
 
 MODELS = {"masked-lm": VanillaBertForMaskedLM, "pre-training": VanillaBertForPreTraining}
@@ -88,7 +89,7 @@ def main() -> None:
     seen: dict[str, Any] = {kind: train(kind, folder, batch_size=4) for kind in MODELS}
     seen["world_size"] = torch.distributed.get_world_size()
     torch.save(seen, folder / f"rank-{torch.distributed.get_rank()}.pt")
-    torch.distributed.destroy_process_group()
+    leave_process_group()
 
 
 if __name__ == "__main__":

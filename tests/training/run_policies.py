@@ -15,6 +15,7 @@ from tiny_translation import tiny_collator, tiny_model, tiny_pairs, tiny_tokeniz
 from torch import distributed
 from transformers import Seq2SeqTrainer, TrainerCallback
 
+from hf_vanilla.command_line.options import leave_process_group
 from hf_vanilla.training import NaNPolicyCallback, VanillaTrainer, VanillaTrainingArguments
 
 
@@ -103,7 +104,7 @@ def main(folder: Path) -> None:
             full[0].step = 0
             full[0].on_step_end(None, trainer.state, None)
     torch.save(seen, folder / f"rank-{rank}.pt")
-    distributed.destroy_process_group()
+    leave_process_group()
 
 
 if __name__ == "__main__":

@@ -21,6 +21,7 @@ from torch.distributed.tensor import DTensor
 from transformers import Seq2SeqTrainer, TrainerCallback
 
 from hf_vanilla import VanillaBertConfig, VanillaBertForPreTraining
+from hf_vanilla.command_line.options import leave_process_group
 from hf_vanilla.training import VanillaTrainer, VanillaTrainingArguments
 
 
@@ -176,8 +177,7 @@ def main() -> None:
         seen["reductions"] = {accumulation: count_reductions(folder, accumulation) for accumulation in (1, 3)}
         seen["sharded"] = {kind: train_sharded(kind, rank, seen["world_size"]) for kind in SHARDED}
     torch.save(seen, folder / f"rank-{rank}.pt")
-    if is_distributed:
-        torch.distributed.destroy_process_group()
+    leave_process_group()
 
 
 if __name__ == "__main__":
