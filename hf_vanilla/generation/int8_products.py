@@ -59,7 +59,7 @@ def weight_levels() -> int:
         weight = torch.full((16, 64), levels, dtype=torch.int8, device="cpu")
         try:
             product = _multiply(inputs, _pack(weight, torch.ones(16, device="cpu")), torch.float32)
-        except (AttributeError, RuntimeError):  # torch lacks the operator, or has no kernel for this CPU
+        except (AttributeError, RuntimeError, TypeError):  # torch lacks the operator, or this CPU a kernel
             return 0
         if (product == 64 * LEVELS * levels).all():
             return levels
@@ -104,7 +104,10 @@ def int8_linear(hidden_states: torch.Tensor, weight: QuantizedWeight, bias: torc
 @functools.cache
 def _has_bfloat16() -> bool:
     """Return whether products can be written in bfloat16: without its instructions, oneDNN takes a second for one."""
-    return torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    try:
+        return torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    except AttributeError:  # torch lacks the operator
+        return False
 
 
 def _largest(rows: torch.Tensor) -> torch.Tensor:

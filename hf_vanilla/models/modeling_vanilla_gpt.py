@@ -66,7 +66,7 @@ from .conversion_vanilla_gpt import GPT_NAMES
 from .dropout import dropout
 from .layers import EncoderLayer
 from .loss import LossAndLogits, classification_loss, label_loss, token_loss
-from .packing import Reads, flattened_rows, labelled_positions, positions_of, run_encoder, step_sizes
+from .packing import Reads, flattened_rows, holds_several, labelled_positions, positions_of, run_encoder, step_sizes
 from .self_contained import StreamingGenerationMixin, VanillaPreTrainedModel, final_norm
 
 
@@ -175,8 +175,9 @@ class VanillaGptModel(VanillaGptPreTrainedModel):
         offsets = cast(dict, kwargs).get("cu_seq_lens_q")
         check_offsets(offsets, batch, length, attention_mask, past_key_values)
         if attention_mask is None and past_key_values is None:
-            use_cache = use_cache and offsets is None  # in one row, later tokens would see all sequences
             position_ids, sequence_ids = flattened_rows(position_ids, offsets, length)
+            # later tokens would see all sequences of a row
+            use_cache = use_cache and offsets is None and not holds_several(sequence_ids)
         if isinstance(past_length, int) or not torch.compiler.is_compiling():  # compiled code can't ask a static cache
             check_attention_mask("attention_mask", attention_mask, batch, past_length + length)
             check_position_ids(position_ids, batch, length, self.config.max_position_embeddings, past_length)

@@ -377,11 +377,12 @@ class VanillaTransformerModel(VanillaTransformerPreTrainedModel):
             TypeError: as encoder and decoder do, or if `encoder_outputs` are none.
         """
         check_arguments(decoder_input_ids=decoder_input_ids, decoder_inputs_embeds=decoder_inputs_embeds)
-        if cast(dict, kwargs).get("cu_seq_lens_q") is not None:
-            raise ValueError(
-                "`cu_seq_lens_q` must not be given: a row of source and target holds one pair; pad instead, as with "
-                "`DataCollatorForSeq2Seq`. Padding is left out of the computation."
-            )
+        for name in ("cu_seq_lens_q", "position_ids"):  # as transformers' `DataCollatorWithFlattening` gives them
+            if cast(dict, kwargs).get(name) is not None:
+                raise ValueError(
+                    f"`{name}` must not be given: a row of source and target holds one pair, with positions from 0; "
+                    "pad instead, as with `DataCollatorForSeq2Seq`. Padding is left out of the computation."
+                )
         target = decoder_input_ids if decoder_inputs_embeds is None else decoder_inputs_embeds
         if encoder_outputs is None:
             inputs = (input_ids, attention_mask, inputs_embeds, keep_padding)

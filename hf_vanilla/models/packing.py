@@ -33,7 +33,8 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from transformers.cache_utils import EncoderDecoderCache
+from torch._dynamo import maybe_mark_dynamic
+from transformers.cache_utils import Cache, EncoderDecoderCache
 from transformers.masking_utils import (
     create_bidirectional_mask,
     create_causal_mask,
@@ -63,6 +64,8 @@ MAX_BUCKETS = 8
 HARMLESS_HOOK_MODULES = (capture_outputs.__module__, "torch.distributed.fsdp")
 # Devices with kernels for sequences of varying lengths; "meta" has their shapes alone.
 VARLEN_DEVICES = ("cuda", "meta")
+# Compiled layers are compiled again for another bound of the lengths: one of these, or a multiple of the last.
+LENGTH_BOUNDS = (64, 128, 256, 512)
 # Flash attention is for these types, on GPUs of compute capability 8 (A100) or more, and for heads up to this width.
 FLASH_DTYPES = (torch.bfloat16, torch.float16)
 FLASH_CAPABILITY, FLASH_WIDTH = 8, 256
@@ -685,6 +688,20 @@ def flattened_rows(
     return position_ids, begins.cumsum(1)
 
 
+def holds_several(sequence_ids: Tensor | None) -> bool:
+    """Return whether a row is known to hold several sequences. A GPU is waited for.
+
+    Args:
+        sequence_ids (`torch.LongTensor` of shape `(batch or 1, length)`, *optional*): What [`flattened_rows`] returns.
+
+    Returns:
+        `bool`: whether one does; false in code that may not read values.
+    """
+    if sequence_ids is None or sequence_ids.numel() == 0 or not _can_read(sequence_ids):
+        return False
+    return bool((sequence_ids[:, -1] != sequence_ids[:, 0]).any())
+
+
 def find_sequences(sequence_ids: Tensor, batch: int, arguments: Mapping[str, Any]) -> Sequences | None:
     """Find where the sequences of a batch lie. Without transformers' arguments, a GPU is waited for.
 
@@ -773,7 +790,22 @@ def plan_packing(
         count = int(is_read.sum()) if output_count is None else output_count
         if 0 < count <= MAX_OUTPUT_SHARE * is_read.shape[0]:
             packing = packing._replace(outputs=is_read.nonzero_static(size=count)[:, 0])
-    return None if packing.positions is None and packing.outputs is None else packing
+    if packing.positions is None and packing.outputs is None:
+        return None
+    return _for_compiled_layers(packing) if is_compiled and is_varlen else packing
+
+
+def _for_compiled_layers(packing: Packing) -> Packing:
+    """Have layers that are compiled one by one take any number of tokens, and few bounds of lengths."""
+    if packing.sequences is not None:
+        offsets, longest = packing.sequences
+        bounds = (each for each in LENGTH_BOUNDS if each >= longest)
+        longest = next(bounds, -(-longest // LENGTH_BOUNDS[-1]) * LENGTH_BOUNDS[-1])
+        maybe_mark_dynamic(offsets, 0)
+        packing = packing._replace(sequences=Sequences(offsets, longest))
+    if packing.outputs is not None:
+        maybe_mark_dynamic(packing.outputs, 0)
+    return packing
 
 
 def _in_buckets(packing: Packing, sequences: Sequences, num_buckets: int) -> Packing:
@@ -904,6 +936,8 @@ def run_layers(
     layers: Any = model.layers
     norm: Callable = getattr(model, "norm", nn.Identity())
     mask: Any = None
+    if attention_mask is None and is_flash(kernel):
+        attention_mask = filled_slots(hidden_states, kwargs.get("past_key_values"))
     if packing is None or packing.positions is None:
         mask = create_mask(config=model.config, inputs_embeds=hidden_states, attention_mask=attention_mask)
     last = mask
@@ -912,9 +946,28 @@ def run_layers(
             packing = packing._replace(buckets=(packing._replace(outputs=None, attention_mask=mask),))
         hidden_states = packing.pack(hidden_states)  # (1, tokens, d_model)
         mask, last = packing._replace(outputs=None), packing
+    is_packed_and_compiled = packing is not None and _has_compiled_layers(model)
     for number, layer in enumerate(layers, start=1):
+        if is_packed_and_compiled:
+            maybe_mark_dynamic(hidden_states, 1)
         hidden_states = layer(hidden_states, last if number == len(layers) else mask, *source, **kwargs)
     return to_rows(norm(hidden_states), packing)
+
+
+def filled_slots(hidden_states: Tensor, cache: Cache | EncoderDecoderCache | None) -> Tensor | None:
+    """Mark the positions of a static cache that are in use: flash attention would see its empty slots, too.
+
+    Args:
+        hidden_states (`torch.Tensor` of shape `(batch, length, d_model)`): What the layers are given.
+        cache (`Cache`, *optional*): The keys and values of the positions before.
+
+    Returns:
+        `torch.Tensor` of shape `(batch, past_length + length)`: a mask; `None` for other caches.
+    """
+    if cache is None or not cache.is_compileable or torch.compiler.is_compiling():
+        return None
+    batch, length, _ = hidden_states.shape
+    return torch.ones(batch, int(cache.get_seq_length()) + length, dtype=torch.long, device=hidden_states.device)
 
 
 def run_encoder(
@@ -1082,6 +1135,8 @@ def run_decoder(
         )
     if source is not None or target is not None:
         encoder_hidden_states = to_tokens(encoder_hidden_states, source)
+        if _has_compiled_layers(model):
+            maybe_mark_dynamic(encoder_hidden_states, 1)
         cross_mask = CrossPacking(target, source, cross_mask, sequences)
     cache = None if past_key_values is None else past_key_values.self_attention_cache
     return run_layers(

@@ -23,7 +23,7 @@ from tiny_models import (
 from torch import nn
 from torch._dynamo.testing import CompileCounterWithBackend
 from transformers import modeling_flash_attention_utils as flash_utils
-from transformers.cache_utils import EncoderDecoderCache, StaticCache
+from transformers.cache_utils import DynamicCache, EncoderDecoderCache, StaticCache
 from transformers.modeling_outputs import BaseModelOutput
 
 from hf_vanilla.models import packing
@@ -418,15 +418,39 @@ def flash_stand_in(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen
     return torch.cat(outputs)
 
 
-@pytest.mark.parametrize("is_packed", [False, True])
-@pytest.mark.parametrize("side", ["left", "right"])
-@pytest.mark.parametrize("tgt_len", [3, 5, 7])
-def test_flash_cross_attention_equals_sdpa(tgt_len, side, is_packed, monkeypatch):
+@pytest.fixture
+def flash_attention_2(monkeypatch):
+    """Install the stand-in as transformers' flash attention 2."""
     options = flash_utils._lazy_define_process_function(flash_stand_in)
     functions = (None, flash_stand_in, None, flash_utils._pad_input, flash_utils._unpad_input)
     is_5_17 = hasattr(flash_utils, "lazy_import_paged_flash_attention")  # later versions return a pair of options
     imported = functions, options if is_5_17 else (options, None)
     monkeypatch.setattr(flash_utils, "lazy_import_flash_attention", lambda *args: imported)
+    return "flash_attention_2"
+
+
+@pytest.mark.parametrize("family", ["encoder-decoder", "decoder"])
+def test_flash_attention_does_not_see_empty_slots_of_a_static_cache(family, flash_attention_2):
+    model = tiny_model(d_k=None, d_v=None) if family == "encoder-decoder" else tiny_gpt()
+    inputs = {"input_ids": SOURCE, "attention_mask": SOURCE_MASK} if family == "encoder-decoder" else {}
+    prefix = "decoder_" if family == "encoder-decoder" else ""
+
+    def logits():
+        cache = StaticCache(config=model.config, max_cache_len=9)
+        cache = EncoderDecoderCache(cache, DynamicCache(config=model.config)) if prefix else cache
+        steps = (TARGET[:, :4], TARGET[:, 4:5])
+        given = ({**inputs, f"{prefix}input_ids": step, "past_key_values": cache} for step in steps)
+        return torch.cat([model(**each).logits for each in given], dim=1)
+
+    expected = logits()
+    model.config._attn_implementation = flash_attention_2
+    torch.testing.assert_close(logits(), expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("is_packed", [False, True])
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize("tgt_len", [3, 5, 7])
+def test_flash_cross_attention_equals_sdpa(tgt_len, side, is_packed, flash_attention_2, monkeypatch):
     source, mask = (tensor.flip(1) if side == "left" else tensor for tensor in (SOURCE, SOURCE_MASK))
     target_mask = torch.ones(2, tgt_len, dtype=torch.long)
     target_mask[1, 0] = 0  # the target has varying lengths, too
@@ -434,7 +458,7 @@ def test_flash_cross_attention_equals_sdpa(tgt_len, side, is_packed, monkeypatch
     inputs |= {"decoder_input_ids": TARGET[:, :tgt_len], "decoder_attention_mask": target_mask}
     model = tiny_model(d_k=None, d_v=None)
     expected = model(**inputs).logits
-    model.config._attn_implementation = "flash_attention_2"
+    model.config._attn_implementation = flash_attention_2
     if is_packed:
         monkeypatch.setattr(packing, "VARLEN_DEVICES", ("cpu",))
         monkeypatch.setattr(packing, "create_bidirectional_mask", None)  # no mask is made
