@@ -1,10 +1,11 @@
 #!/usr/bin/env python
 r"""Pre-training BERT on both tasks: real tokens per second, against transformers' BertForPreTraining.
 
-Both sides train through a Trainer with `DataCollatorForLanguageModeling`, optimizer step included, dropout on, in
-bfloat16: BertForPreTraining and our model with the stock `Trainer` and batches of 32 shuffled pairs of 128 tokens, and
-our model with `PretrainingTrainer` and batches of a number of tokens. For the last, the report also has
-the speed of its products as a share of that of one large product.
+Both sides train through a Trainer with `DataCollatorForLanguageModeling`, optimizer step included, dropout on:
+BertForPreTraining and our model with the stock `Trainer` and batches of 32 shuffled pairs of 128 tokens, and our model
+with `PretrainingTrainer` and batches of a number of tokens. All are measured in float32 and in bfloat16: ratios are of
+each side in its faster type, and of both in float32. For the last, the report also has the speed of its products as a
+share of that of one large product.
 
     python scripts/benchmark/bert_pretraining.py --size mini --text_file documents.jsonl
     python scripts/benchmark/bert_pretraining.py --size large --length 512 --batch_size 64 --steps 30  # on a GPU
@@ -12,15 +13,20 @@ the speed of its products as a share of that of one large product.
 Without a file the text is Python's own documentation.
 """
 
+import copy
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 from measuring import (
+    FLOAT_TYPES,
     FOLDER,
     BenchmarkArguments,
+    in_each_type,
     language_documents,
+    pairs_of_types,
     prepare,
     product_ceiling,
     report,
@@ -83,7 +89,6 @@ def main() -> None:
     }
     common = {
         "max_steps": arguments.steps + WARMUP_STEPS,
-        "bf16": True,
         "use_cpu": not torch.accelerator.is_available(),
         "save_strategy": "no",
         "logging_strategy": "no",
@@ -91,39 +96,52 @@ def main() -> None:
         "disable_tqdm": True,
     }
     collator = DataCollatorForLanguageModeling(tokenizer)
-    operations: list[tuple[float, float]] = []
+    operations: dict[str, list[tuple[float, float]]] = {dtype: [] for dtype in FLOAT_TYPES}
 
-    def stock(name: str) -> Callable[[], float]:
+    def new(name: str) -> PreTrainedModel:
+        return copy.deepcopy(models[name])  # accelerate leaves a model in the precision of its first training
+
+    def stock(name: str, dtype: str) -> Callable[[], float]:
         def measure() -> float:
-            args = TrainingArguments("benchmark_output", per_device_train_batch_size=arguments.batch_size, **common)
-            trainer = Trainer(models[name], args, collator, data.remove_columns("offset_mapping"))
+            batches = {"per_device_train_batch_size": arguments.batch_size, "bf16": dtype == "bfloat16"}
+            args = TrainingArguments("benchmark_output", **batches, **common)
+            trainer = Trainer(new(name), args, collator, data.remove_columns("offset_mapping"))
             return train_and_clock(trainer, "attention_mask", 0, WARMUP_STEPS).rate()
 
         return measure
 
-    def by_tokens() -> float:
-        args = bert_training_arguments(
-            "benchmark_output", warmup_steps=1, max_tokens_per_batch=arguments.batch_size * length, **common
-        )
-        trainer = PretrainingTrainer(
-            models["ours"], args, collator, phases=[Phase(data, 1.0)], processing_class=tokenizer
-        )
-        speedometer = train_and_clock(trainer, "attention_mask", 0, WARMUP_STEPS)
-        operations.append((speedometer.operations_per_second(), product_ceiling(torch.bfloat16)))
-        return speedometer.rate()
+    def by_tokens(dtype: str) -> Callable[[], float]:
+        def measure() -> float:
+            batches = {"max_tokens_per_batch": arguments.batch_size * length, "bf16": dtype == "bfloat16"}
+            args = bert_training_arguments("benchmark_output", warmup_steps=1, **batches, **common)
+            trainer = PretrainingTrainer(
+                new("ours"), args, collator, phases=[Phase(data, 1.0)], processing_class=tokenizer
+            )
+            speedometer = train_and_clock(trainer, "attention_mask", 0, WARMUP_STEPS)
+            operations[dtype].append((speedometer.operations_per_second(), product_ceiling(getattr(torch, dtype))))
+            return speedometer.rate()
+
+        return measure
 
     native_name, stock_name, name = "BertForPreTraining, Trainer", "ours, Trainer", "ours, PretrainingTrainer"
-    sides = {native_name: stock("BertForPreTraining"), stock_name: stock("ours"), name: by_tokens}
+    sides: dict[str, Callable[..., Callable[[], float]]] = {
+        native_name: partial(stock, "BertForPreTraining"),
+        stock_name: partial(stock, "ours"),
+        name: by_tokens,
+    }
+    figures = take_turns(in_each_type(sides), arguments.repeats)
+    compared: dict[str, tuple[str, str, float | None]] = {
+        "against the stock trainer": (name, native_name, TARGETS.get((size, length))),
+        "stock trainer and batches on both sides": (stock_name, native_name, None),
+    }
+    pairs = pairs_of_types(figures, compared)
     report(
         arguments,
-        f"pre-train BERT {size}, bfloat16",
+        f"pre-train BERT {size}",
         "real tokens per second",
-        take_turns(sides, arguments.repeats),
-        {
-            "against the stock trainer": (name, native_name, TARGETS.get((size, length))),
-            "stock trainer and batches on both sides": (stock_name, native_name, None),
-        },
-        operations,
+        figures,
+        pairs,
+        operations[pairs["against the stock trainer"][0].rpartition(" ")[2]],
         vocab_size=VOCAB_SIZE,
         batch_size=arguments.batch_size,
         max_length=length,

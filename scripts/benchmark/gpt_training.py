@@ -3,9 +3,9 @@ r"""Training GPT: real tokens per second, against transformers' OpenAIGPTLMHeadM
 
 Both sides train with the stock `Trainer` and `DataCollatorForLanguageModeling`, from the same weights, on the same
 batches, optimizer step included, dropout on. Fine-tuning has shuffled batches of paragraphs, padded to the longest;
-pre-training has blocks of 512 tokens without padding. Each side is measured in float32 and in bfloat16, and the ratio
-is taken between the faster ones. For ours, the report also has the speed of its products as a share of that of one
-large product.
+pre-training has blocks of 512 tokens without padding. Each side is measured in float32 and in bfloat16: ratios are of
+each side in its faster type, and of both in float32. For ours, the report also has the speed of its products as a
+share of that of one large product.
 
     python scripts/benchmark/gpt_training.py --task finetuning --text_file documents.jsonl
     python scripts/benchmark/gpt_training.py --task pretraining --size gpt1 --batch_size 4 --steps 3
@@ -18,16 +18,20 @@ import statistics
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Literal
 
 import torch
 from datasets import Dataset
 from measuring import (
+    FLOAT_TYPES,
     FOLDER,
     GPT_VOCAB_SIZE,
     BenchmarkArguments,
     gpt_pair,
+    in_each_type,
     language_documents,
+    pairs_of_types,
     prepare,
     product_ceiling,
     report,
@@ -43,7 +47,6 @@ from hf_vanilla.data.tokenization import train_gpt_tokenizer
 
 WARMUP_STEPS = 2
 TARGETS = {"finetuning": 2.0, "pretraining": 1.3}
-DTYPES = ("float32", "bfloat16")
 
 
 @dataclass
@@ -81,7 +84,7 @@ def main() -> None:
         data, batch_size = paragraphs(documents, tokenizer, arguments.length), 4 * arguments.batch_size
     lengths = list(map(len, data["input_ids"][:]))
     models = dict(zip(("ours", "OpenAIGPTLMHeadModel"), gpt_pair(size), strict=True))
-    operations: dict[str, list[tuple[float, float]]] = {dtype: [] for dtype in DTYPES}
+    operations: dict[str, list[tuple[float, float]]] = {dtype: [] for dtype in FLOAT_TYPES}
 
     def side(name: str, dtype: str) -> Callable[[], float]:
         def measure() -> float:
@@ -105,20 +108,15 @@ def main() -> None:
 
         return measure
 
-    figures = take_turns(
-        {f"{name}, {dtype}": side(name, dtype) for name in reversed(models) for dtype in DTYPES}, arguments.repeats
-    )
-    ours, native = (
-        max((f"{name}, {dtype}" for dtype in DTYPES), key=lambda side: statistics.median(figures[side]))
-        for name in models
-    )
+    figures = take_turns(in_each_type({name: partial(side, name) for name in reversed(models)}), arguments.repeats)
+    pairs = pairs_of_types(figures, {"against the stock model": ("ours", "OpenAIGPTLMHeadModel", TARGETS[task])})
     report(
         arguments,
         f"{task} of GPT {size}",
         "real tokens per second",
         figures,
-        {"against the stock model, each in its faster type": (ours, native, TARGETS[task])},
-        operations[ours.rpartition(" ")[2]],
+        pairs,
+        operations[pairs["against the stock model"][0].rpartition(" ")[2]],
         vocab_size=GPT_VOCAB_SIZE,
         batch_size=batch_size,
         max_length=arguments.length,

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
@@ -39,6 +39,8 @@ from hf_vanilla.training import command_of_process
 
 
 FOLDER = Path("benchmark_output")
+# Which type is faster depends on the machine, and on the side.
+FLOAT_TYPES = ("float32", "bfloat16")
 GPT_VOCAB_SIZE = 40_478
 # By the place of the norms, transformers' own GPTs.
 NATIVE_GPTS: dict[str, tuple[Any, Any]] = {
@@ -90,6 +92,42 @@ def take_turns(sides: dict[str, Callable[[], float]], repeats: int) -> dict[str,
                 figures[name].append(measure())
                 progress.update()
     return figures
+
+
+def in_each_type(sides: Mapping[str, Callable[..., Callable[[], float]]]) -> dict[str, Callable[[], float]]:
+    """Name each side in float32 and in bfloat16.
+
+    Args:
+        sides (`Mapping[str, Callable[..., Callable[[], float]]]`): Name of each side, and what makes the function that
+            measures it, given a type as `dtype`.
+
+    Returns:
+        `dict[str, Callable[[], float]]`: name with type, and the function that measures it: sides for [`take_turns`].
+    """
+    return {f"{name}, {dtype}": side(dtype=dtype) for name, side in sides.items() for dtype in FLOAT_TYPES}
+
+
+def pairs_of_types(
+    figures: dict[str, list[float]], compared: dict[str, tuple[str, str, float | None]]
+) -> dict[str, tuple[str, str, float | None]]:
+    """Compare sides in the faster type of each, and like for like in float32.
+
+    Args:
+        figures (`dict[str, list[float]]`): As returned by [`take_turns`], for sides of [`in_each_type`].
+        compared (`dict[str, tuple[str, str, float | None]]`): Name of each ratio: the two sides, and the target.
+
+    Returns:
+        `dict[str, tuple[str, str, float | None]]`: the ratios for [`report`].
+    """
+
+    def fastest(name: str) -> str:
+        return max((f"{name}, {dtype}" for dtype in FLOAT_TYPES), key=lambda side: statistics.median(figures[side]))
+
+    pairs: dict[str, tuple[str, str, float | None]] = {}
+    for ratio, (ours, other, target) in compared.items():
+        pairs[ratio] = (fastest(ours), fastest(other), target)
+        pairs[f"{ratio}, float32 on both sides"] = (f"{ours}, float32", f"{other}, float32", None)
+    return pairs
 
 
 def spread(values: list[float]) -> dict[str, float]:

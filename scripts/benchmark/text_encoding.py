@@ -2,20 +2,33 @@
 r"""Encoding texts of mixed length with BERT: texts per second, against transformers' BertModel in batches of 32.
 
 Both sides get the texts in the same order, padded to the longest of their batch, and have the same weights; the
-vectors of the real tokens of the first two batches are compared.
+vectors of the real tokens of the first two batches are compared, in float32. Both are measured with weights in float32
+and in bfloat16: ratios are of each side in its faster type, and of both in float32.
 
     python scripts/benchmark/text_encoding.py --text_file documents.jsonl
 
 Without a file the texts are pieces of Python's own documentation.
 """
 
+import copy
 import random
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
-from measuring import FOLDER, BenchmarkArguments, device, now, prepare, report, take_turns
+from measuring import (
+    FOLDER,
+    BenchmarkArguments,
+    device,
+    in_each_type,
+    now,
+    pairs_of_types,
+    prepare,
+    report,
+    take_turns,
+)
 from transformers import BertConfig, BertModel, set_seed
 
 from hf_vanilla import VanillaBertConfig, VanillaBertModel
@@ -32,7 +45,6 @@ class EncodingBenchmarkArguments(BenchmarkArguments):
     text_file: str | None = field(default=None, metadata={"help": "Documents: JSON lines, CSV, Parquet or text."})
     texts: int = field(default=1000, metadata={"help": "Number of texts of a turn."})
     batch_size: int = field(default=32, metadata={"help": "Texts of a batch."})
-    bf16: bool = field(default=True, metadata={"help": "Weights in bfloat16 instead of float32."})
 
 
 def pieces(documents: list[str], count: int) -> list[str]:
@@ -69,13 +81,12 @@ def main() -> None:
     share = real / sum(batch["attention_mask"].numel() for batch in batches)
 
     set_seed(0)
-    dtype = torch.bfloat16 if arguments.bf16 else torch.float32
     config = VanillaBertConfig.preset(size, vocab_size=len(tokenizer))
     ours = VanillaBertModel(config).eval()
     ours.save_pretrained(FOLDER / "bert")
     native = BertModel(BertConfig.from_pretrained(FOLDER / "bert")).eval()
     native.load_state_dict(BertModel.from_pretrained(FOLDER / "bert").state_dict())
-    ours, native = ours.to(device(), dtype), native.to(device(), dtype)
+    ours, native = ours.to(device()), native.to(device())
 
     @torch.inference_mode()
     def encode(model: torch.nn.Module, batch) -> torch.Tensor:
@@ -86,22 +97,26 @@ def main() -> None:
         for batch in batches[:2]
     )
 
-    def side(model: torch.nn.Module) -> Callable[[], float]:
+    def side(model: torch.nn.Module, dtype: str) -> Callable[[], float]:
+        converted = copy.deepcopy(model).to(getattr(torch, dtype))
+
         def measure() -> float:
             started = now()
             for batch in batches:
-                encode(model, batch)
+                encode(converted, batch)
             return count / (now() - started)
 
         return measure
 
-    figures = take_turns({"BertModel": side(native), "ours": side(ours)}, arguments.repeats)
+    figures = take_turns(
+        in_each_type({"BertModel": partial(side, native), "ours": partial(side, ours)}), arguments.repeats
+    )
     report(
         arguments,
-        f"encode {count} texts of mixed length with BERT {size}, {str(dtype).removeprefix('torch.')}",
+        f"encode {count} texts of mixed length with BERT {size}",
         "texts per second",
         figures,
-        {"against BertModel": ("ours", "BertModel", 2.0)},
+        pairs_of_types(figures, {"against BertModel": ("ours", "BertModel", 2.0)}),
         batch_size=arguments.batch_size,
         share_of_real_tokens=round(share, 3),
         mean_tokens=round(real / count, 1),

@@ -25,6 +25,7 @@ from typing import Any
 
 import torch
 from measuring import (
+    FLOAT_TYPES,
     FOLDER,
     BenchmarkArguments,
     ctranslate2_is_installed,
@@ -50,7 +51,6 @@ from hf_vanilla.models.text_batches import batches_by_length, padded
 VOCAB_SIZE = 10_000
 BEAMS_OF_TARGETS = 4
 BATCH_SIZE = 64
-FLOAT_TYPES = ("float32", "bfloat16")
 INT8_TYPES = ("int8_float32", "int8_bfloat16")  # as CTranslate2 calls them: the second type is that of all else
 MARIAN, CTRANSLATE2, OURS, PLAIN = "MarianMTModel.generate", "CTranslate2", "ours", "ours, generate() as it is"
 

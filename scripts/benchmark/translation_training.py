@@ -1,10 +1,11 @@
 #!/usr/bin/env python
 r"""Training an encoder-decoder: real target tokens per second, against transformers' MarianMTModel of the same sizes.
 
-Both sides train through a Trainer, optimizer step included, dropout on, in bfloat16: MarianMTModel with the stock
+Both sides train through a Trainer, optimizer step included, dropout on: MarianMTModel with the stock
 `Seq2SeqTrainer` and batches of 64 shuffled sentences, and again with batches equal to ours; our model with the same
-stock trainer and batches, and with `VanillaTrainer` and batches of a number of tokens. For the last, the report also
-has the speed of its products as a share of that of one large product.
+stock trainer and batches, and with `VanillaTrainer` and batches of a number of tokens. All are measured in float32 and
+in bfloat16: ratios are of each side in its faster type, and of both in float32. For the last, the report also has the
+speed of its products as a share of that of one large product.
 
     python scripts/benchmark/translation_training.py --parallel_file train.jsonl --columns en de
     python scripts/benchmark/translation_training.py --preset big --max_tokens_per_batch 25000 \
@@ -13,17 +14,22 @@ has the speed of its products as a share of that of one large product.
 Without a file the pairs are made from Python's own documentation.
 """
 
+import copy
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
 from datasets import Dataset
 from measuring import (
+    FLOAT_TYPES,
     FOLDER,
     BenchmarkArguments,
+    in_each_type,
     marian_like,
+    pairs_of_types,
     prepare,
     product_ceiling,
     report,
@@ -73,11 +79,10 @@ def main() -> None:
     tokenizer = train_tokenizer(pairs["source"] + pairs["target"], VOCAB_SIZE, show_progress=False)
     data = tokenize_parallel_dataset(Dataset.from_dict(pairs), tokenizer, max_source_length=128, max_target_length=128)
     mean_target = sum(map(len, data["labels"][:])) / len(data)
-    operations: list[tuple[float, float]] = []
+    operations: dict[str, list[tuple[float, float]]] = {dtype: [] for dtype in FLOAT_TYPES}
     models = build_models(arguments.preset, arguments.quick)
 
-    def side(model_name: str, trainer_class: type, **batches: Any) -> Callable[[], float]:
-        model = models[model_name]
+    def side(model_name: str, trainer_class: type, *, dtype: str, **batches: Any) -> Callable[[], float]:
         tokens = batches.get("max_tokens_per_batch") or batches["per_device_train_batch_size"] * mean_target
         steps = max(3, round(arguments.tokens_per_turn / tokens)) + WARMUP_STEPS
 
@@ -85,7 +90,7 @@ def main() -> None:
             args = VanillaTrainingArguments(
                 output_dir="benchmark_output",
                 max_steps=steps,
-                bf16=True,
+                bf16=dtype == "bfloat16",
                 use_cpu=not torch.accelerator.is_available(),
                 save_strategy="no",
                 logging_strategy="no",
@@ -93,36 +98,40 @@ def main() -> None:
                 disable_tqdm=True,
                 **batches,
             )
+            model = copy.deepcopy(models[model_name])  # accelerate leaves it in the precision of its first training
             collator = DataCollatorForSeq2Seq(tokenizer, model=model)
             trainer = trainer_class(model, args, collator, train_dataset=data)
             speedometer = train_and_clock(trainer, "labels", IGNORED_LABEL, WARMUP_STEPS)
             if trainer_class is VanillaTrainer and model_name == "ours":
-                operations.append((speedometer.operations_per_second(), product_ceiling(torch.bfloat16)))
+                operations[dtype].append((speedometer.operations_per_second(), product_ceiling(getattr(torch, dtype))))
             return speedometer.rate()
 
         return measure
 
-    stock = {"per_device_train_batch_size": 64}
-    by_tokens = {"max_tokens_per_batch": arguments.max_tokens_per_batch}
+    stock: dict[str, Any] = {"per_device_train_batch_size": 64}
+    by_tokens: dict[str, Any] = {"max_tokens_per_batch": arguments.max_tokens_per_batch}
     sides = {
-        "MarianMTModel, Seq2SeqTrainer, 64 sentences": side("MarianMTModel", Seq2SeqTrainer, **stock),
-        "MarianMTModel, our batches": side("MarianMTModel", VanillaTrainer, **by_tokens),
-        "ours, Seq2SeqTrainer, 64 sentences": side("ours", Seq2SeqTrainer, **stock),
-        "ours, VanillaTrainer": side("ours", VanillaTrainer, **by_tokens),
+        "MarianMTModel, Seq2SeqTrainer, 64 sentences": partial(side, "MarianMTModel", Seq2SeqTrainer, **stock),
+        "MarianMTModel, our batches": partial(side, "MarianMTModel", VanillaTrainer, **by_tokens),
+        "ours, Seq2SeqTrainer, 64 sentences": partial(side, "ours", Seq2SeqTrainer, **stock),
+        "ours, VanillaTrainer": partial(side, "ours", VanillaTrainer, **by_tokens),
     }
     default, equal, stock_ours, ours = sides
     has_targets = arguments.preset == "base"
+    figures = take_turns(in_each_type(sides), arguments.repeats)
+    compared: dict[str, tuple[str, str, float | None]] = {
+        "against the stock trainer's default batches": (ours, default, 6.0 if has_targets else None),
+        "against equal batches": (ours, equal, 2.5 if has_targets else None),
+        "stock trainer and batches on both sides": (stock_ours, default, None),
+    }
+    ratios = pairs_of_types(figures, compared)
     report(
         arguments,
-        f"train an encoder-decoder ({'2+2 layers of 128' if arguments.quick else arguments.preset}), bfloat16",
+        f"train an encoder-decoder ({'2+2 layers of 128' if arguments.quick else arguments.preset})",
         "real target tokens per second",
-        take_turns(sides, arguments.repeats),
-        {
-            "against the stock trainer's default batches": (ours, default, 6.0 if has_targets else None),
-            "against equal batches": (ours, equal, 2.5 if has_targets else None),
-            "stock trainer and batches on both sides": (stock_ours, default, None),
-        },
-        operations,
+        figures,
+        ratios,
+        operations[ratios["against equal batches"][0].rpartition(" ")[2]],
         vocab_size=VOCAB_SIZE,
         max_tokens_per_batch=arguments.max_tokens_per_batch,
         mean_target_tokens=round(mean_target, 1),
