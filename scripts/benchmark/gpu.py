@@ -322,10 +322,15 @@ def bert_sides(
     ratios = {"against sdpa": Ratio(eager, stock, *targets[:2])}
     if kind == "eager":
         return plain, ratios
-    flash = "BertForPreTraining, flash_attention_2"
+    flash, whole, by_layer = "BertForPreTraining, flash_attention_2", "ours, compiled", "ours, layers compiled"
     missing = partial(not_installed, "flash-attn")
     with_flash = partial(native_bert, config, "flash_attention_2") if is_flash_attn_2_available() else missing
-    return {**plain, flash: with_flash}, {**ratios, "against flash": Ratio(eager, flash, *targets[2:])}
+    return {**plain, flash: with_flash, whole: ours, by_layer: lambda: ours(by_layer=True)}, {
+        **ratios,
+        "against flash": Ratio(eager, flash, *targets[2:4]),
+        "compiled, against not": Ratio(whole, eager, *targets[4:]),
+        "layers compiled, against not": Ratio(by_layer, eager, *targets[4:]),
+    }
 
 
 def measure_bert(
@@ -567,7 +572,7 @@ ROWS = {
         5, partial(measure_bert, **LARGE, kind="compiled", targets=(1.1, None), target_on_an_h200=223_000)
     ),
     "bert_large_real_lengths": Row(
-        4, partial(measure_bert, **LARGE, kind="real lengths", targets=(1.5, None, 1.3, None))
+        5.5, partial(measure_bert, **LARGE, kind="real lengths", targets=(1.5, None, 1.3, None, 1.0))
     ),
     "bert_base": Row(
         3, partial(measure_bert, size="base", length=128, tokens=32_768, kind="eager", targets=(1.5, None))

@@ -82,6 +82,25 @@ def test_cost_is_that_of_the_estimate(name, gpus):
     assert cost(name, gpus) in (FOLDER / f"{name}.yaml").read_text(encoding="utf-8")
 
 
+# Tokens of an update, and what the papers say besides the optimizer.
+BERT = {"max_steps": 1_000_000, "phase_lengths": [128, 512], "phase_shares": [0.9, 0.1], "mlm_probability": 0.15}
+PAPERS = {
+    "transformer_base": (25_000, {"max_steps": 100_000, "vocab_size": 37_000, "average_last": 5}),
+    "transformer_big": (25_000, {"max_steps": 300_000, "vocab_size": 37_000, "average_last": 20}),
+    "bert_base": (256 * 512, {**BERT, "weight_decay": 0.01, "warmup_steps": 10_000, "learning_rate": 1e-4}),
+    "bert_large": (256 * 512, {**BERT, "weight_decay": 0.01, "warmup_steps": 10_000, "learning_rate": 1e-4}),
+    "gpt": (64 * 512, {"num_train_epochs": 100, "weight_decay": 0.01, "warmup_steps": 2000, "learning_rate": 2.5e-4}),
+}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_settings_are_the_papers(name):
+    tokens, expected = PAPERS[name]
+    options = read(name)
+    assert tokens_of_an_update(options, 1) == tokens
+    assert {each: options[each] for each in expected} == expected
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_eight_gpus_have_the_update_of_one(name):
     one, eight = read(name), read(f"{name}_8_gpus")
