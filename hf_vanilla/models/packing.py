@@ -847,8 +847,15 @@ def runs_varlen(model: PreTrainedModel, hidden_states: Tensor) -> bool:
     if device.type != "meta" and torch.is_autocast_enabled(device.type):  # meta has no autocast
         dtype = torch.get_autocast_dtype(device.type)
     kernel = varlen_kernel(device, dtype) if model.config._attn_implementation == "sdpa" else None
-    # compiled layers can't have the gradient of the other kernel
-    return kernel == FLASH or (kernel is not None and not _has_compiled_layers(model))
+    # compiled layers can't have the gradient of the other kernel, which is also that of wide heads
+    return kernel is not None and (not _has_compiled_layers(model) or (kernel == FLASH and _has_narrow_heads(model)))
+
+
+def _has_narrow_heads(model: PreTrainedModel) -> bool:
+    """Whether the heads of all attentions are within flash attention's width."""
+    layers: Any = model.layers
+    widths = [getattr(each, name, 0) for each in layers.modules() for name in ("d_k", "d_v")]
+    return max(widths, default=0) <= FLASH_WIDTH
 
 
 def is_flash(implementation: str) -> bool:

@@ -1,12 +1,19 @@
-"""What `gpu.py` checks of attention kernels: that they are there, how much they drop, and that gradients know what."""
+"""What `gpu.py` checks of attention kernels.
+
+That they are there, how much they drop, and that gradients know what; and that the models' own attention over packed
+tokens is that of each sequence.
+"""
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from hf_vanilla.models.packing import Sequences, kernel_arguments, varlen_attention
 
 
 # Queries, keys, values of shape (batch, heads, length, width) and a rate of dropout, to outputs of that shape.
@@ -17,6 +24,9 @@ RATE = 0.1
 # Largest distance of rounded outputs and gradients from the exact ones, of their norm. bfloat16 rounds by 0.4 %;
 # another pattern of dropout in the backward pass moves the gradients by 40 %.
 MAX_ERROR = 0.03
+# Sequences of a target and of its source, of unequal lengths; kind of attention, and which lengths its keys have.
+LENGTHS, SOURCE_LENGTHS = (37, 5, 64, 1), (20, 64, 9, 33)
+SEQUENCES = {"self": (False, LENGTHS), "causal": (True, LENGTHS), "cross": (False, SOURCE_LENGTHS)}
 # Flash attention's rates are multiples of 1/256; five standard deviations of the sample come on top.
 RATE_STEP = 1 / 255
 
@@ -116,6 +126,55 @@ def check_dropout(
     }
 
 
+def check_sequences(
+    attend: Callable[..., tuple[Tensor, None]], kind: str, device: torch.device, dtype: torch.dtype, width: int = 64
+) -> dict[str, float | bool]:
+    """Compare attention over packed sequences with attention of each of them by plain operations in float32.
+
+    Args:
+        attend (`Callable`): The attention, such as `varlen_attention`.
+        kind (`str`): One of `SEQUENCES`.
+        device (`torch.device`): Where to run it.
+        dtype (`torch.dtype`): Type of its inputs.
+        width (`int`): Width of each of four heads; keys and values are slices of one product.
+
+    Returns:
+        `dict[str, float | bool]`: the errors of outputs and gradients, and whether they are small (`passed`).
+    """
+    is_causal, key_lengths = SEQUENCES[kind]
+    module: Any = nn.Module()
+    module.is_causal = is_causal
+    generator = torch.Generator().manual_seed(0)
+    sizes = ((sum(LENGTHS), width), (sum(key_lengths), 2 * width), (sum(LENGTHS), width))
+    products = [torch.randn(1, rows, 4 * width, generator=generator).to(device, dtype) for rows, width in sizes]
+    outer = products.pop().unflatten(2, (4, width))
+
+    def heads(query: Tensor, keys_and_values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        parts = (query, *keys_and_values.chunk(2, dim=-1))
+        query, key, value = (part.unflatten(2, (4, width)).transpose(1, 2) for part in parts)
+        return query, key, value
+
+    inputs = [each.detach().requires_grad_() for each in products]
+    queries, keys = (
+        Sequences.of_lengths(torch.tensor(each, device=device), max(each)) for each in (LENGTHS, key_lengths)
+    )
+    output, _ = attend(module, *heads(*inputs), None, 0.0, width**-0.5, **kernel_arguments(queries, keys))
+    gradients = torch.autograd.grad(output, inputs, outer)
+    exact = [each.detach().float().requires_grad_() for each in products]
+    query, key, value = heads(*exact)
+    split = zip(query.split(LENGTHS, 2), key.split(key_lengths, 2), value.split(key_lengths, 2), strict=True)
+    expected = torch.cat([F.scaled_dot_product_attention(*each, is_causal=is_causal) for each in split], 2)
+    expected = expected.transpose(1, 2)
+    exact_gradients = torch.autograd.grad(expected, exact, outer.float())
+    errors = [relative_error(*pair) for pair in zip(gradients, exact_gradients, strict=True)]
+    output_error = relative_error(output.detach(), expected.detach())
+    return {
+        "output_error": round(output_error, 5),
+        "gradient_error": round(max(errors), 5),
+        "passed": max(output_error, *errors) <= MAX_ERROR,
+    }
+
+
 def check_kernels(device: torch.device, batch: int = 16) -> dict[str, dict[str, float | bool | str]]:
     """Check all kernels that run on a device.
 
@@ -129,14 +188,21 @@ def check_kernels(device: torch.device, batch: int = 16) -> dict[str, dict[str, 
     Raises:
         AcceleratorError: if the device can't be used any more.
     """
-    found: dict[str, dict[str, float | bool | str]] = {}
+    checks: dict[str, Callable[[], dict[str, float | bool]]] = {}
     for name, (kernel, dtypes) in KERNELS.items():
         for dtype in dtypes:
             key = f"{name}, {str(dtype).removeprefix('torch.')}"
-            try:
-                found[key] = {**check_dropout(kernel, device, dtype, batch)}
-            except torch.AcceleratorError:
-                raise
-            except (RuntimeError, NotImplementedError, AttributeError, TypeError) as error:
-                found[key] = {"missing": str(error).strip().partition("\n")[0][:200]}
+            checks[key] = partial(check_dropout, kernel, device, dtype, batch)
+    for kind in SEQUENCES:
+        for dtype, width in ((torch.bfloat16, 64), (torch.float32, 20)):  # 20 is padded to a multiple of 8
+            key = f"packed {kind}-attention, {str(dtype).removeprefix('torch.')}"
+            checks[key] = partial(check_sequences, varlen_attention, kind, device, dtype, width)
+    found: dict[str, dict[str, float | bool | str]] = {}
+    for key, check in checks.items():
+        try:
+            found[key] = {**check()}
+        except torch.AcceleratorError:
+            raise
+        except (RuntimeError, NotImplementedError, AttributeError, TypeError) as error:
+            found[key] = {"missing": str(error).strip().partition("\n")[0][:200]}
     return found

@@ -466,6 +466,8 @@ def test_compiled_layers_take_no_kernel_whose_gradient_is_not_traced(monkeypatch
     assert not packing.runs_varlen(model, states)
     monkeypatch.setattr(packing, "varlen_kernel", lambda *_: FLASH)
     assert packing.runs_varlen(model, states)
+    monkeypatch.setattr(packing, "FLASH_WIDTH", model.layers[0].self_attn.d_k - 1)
+    assert not packing.runs_varlen(model, states)
 
 
 def test_tokens_are_put_back_on_the_device_of_the_last_layer():

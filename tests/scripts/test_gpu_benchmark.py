@@ -148,6 +148,32 @@ def test_dropout_check_finds_wrong_kernels(gpu, kernel, passes):
     assert found["passed"] is passes, found
 
 
+def by_sequence(module, query, key, value, mask, dropout, scaling, *, cu_seq_lens_q, cu_seq_lens_k, **lengths):
+    """Attend from each sequence to that of the same number."""
+    lengths = [offsets.diff().tolist() for offsets in (cu_seq_lens_q, cu_seq_lens_k, cu_seq_lens_k)]
+    parts = (states.split(each, 2) for states, each in zip((query, key, value), lengths, strict=True))
+    outputs = [
+        F.scaled_dot_product_attention(*each, is_causal=module.is_causal, scale=scaling)
+        for each in zip(*parts, strict=True)
+    ]
+    return torch.cat(outputs, 2).transpose(1, 2), None
+
+
+def across_sequences(module, query, key, value, mask, dropout, scaling, **offsets):
+    """Attend as if all sequences were one."""
+    output = F.scaled_dot_product_attention(query, key, value, is_causal=module.is_causal, scale=scaling)
+    return output.transpose(1, 2), None
+
+
+@pytest.mark.parametrize("kind", ["self", "causal", "cross"])
+def test_check_of_sequences_finds_wrong_attention(gpu, kind):
+    checked = [
+        sys.modules["kernel_checks"].check_sequences(attend, kind, torch.device("cpu"), torch.bfloat16)["passed"]
+        for attend in (by_sequence, across_sequences)
+    ]
+    assert checked == [True, False]
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
