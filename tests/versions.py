@@ -27,10 +27,14 @@ CORE = [
     "tests/models/test_modeling_vanilla_vit.py",
     "tests/models/test_generation.py",
     "tests/models/test_saving.py",
+    "tests/models/test_varlen.py",
+    "tests/models/test_ecosystem.py",
+    "tests/models/test_sharing.py",
     "tests/generation/test_translation.py",
     "tests/training/test_checkpoints.py",
     "tests/training/test_trainer.py",
     "tests/scripts/test_train_translation.py",
+    "tests/scripts/test_gpu_benchmark.py",
     "tests/test_registration.py",
 ]
 SHOWN = ("torch", "transformers", "accelerate", "datasets", "huggingface_hub", "numpy", "tokenizers", "safetensors")

@@ -121,14 +121,15 @@ def _softmax_and_log_sum_exp(
     """Find a chunk's probabilities (tokens, vocab), in the place of its logits, and log-sum-exps (tokens,).
 
     These are z - log p of the true token; where p vanishes, they are recomputed. An accelerator would have to be asked
-    where, so there log p is computed in float32, and never vanishes.
+    where, so there they are z - log p of the most probable token.
     """
     logits = _logits(hidden_states, weight, bias)
-    true_logits = logits.gather(1, labels[:, None])[:, 0].float()
     if not reads_values(logits):
+        highest, tokens = logits.max(dim=1)
         log_probabilities = torch.log_softmax(logits, dim=1, dtype=torch.float32)
-        log_sum_exp = true_logits - log_probabilities.gather(1, labels[:, None])[:, 0]
+        log_sum_exp = highest.float() - log_probabilities.gather(1, tokens[:, None])[:, 0]
         return log_probabilities.exp_().to(logits.dtype), log_sum_exp
+    true_logits = logits.gather(1, labels[:, None])[:, 0].float()
     probabilities = torch.softmax(logits, dim=1, out=logits)
     true_probabilities = probabilities.gather(1, labels[:, None])[:, 0].float()
     log_sum_exp = true_logits - true_probabilities.log()

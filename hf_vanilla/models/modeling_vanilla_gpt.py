@@ -144,7 +144,8 @@ class VanillaGptModel(VanillaGptPreTrainedModel):
                 begins wherever a position is not the one before plus 1 (transformers' `DataCollatorWithFlattening`).
             inputs_embeds (`torch.Tensor` of shape `(batch, length, d_model)`, *optional*): In place of `input_ids`.
             past_key_values (`Cache`, *optional*): Keys and values of the positions before.
-            use_cache (`bool`, *optional*): Whether to return keys and values; the config's `use_cache` by default.
+            use_cache (`bool`, *optional*): Whether to return keys and values; the config's `use_cache` by default. Of
+                rows that are seen to hold several sequences, which compiled code does not see, none are returned.
             keep_padding (`bool`, *optional*, defaults to `False`): Whether padding, too, gets an output that depends
                 on the tokens, as in transformers. It is undefined and costs time; otherwise it is 0.
             read_positions (`torch.Tensor` of shape `(batch, length)`, *optional*): Not 0 where `last_hidden_state` is

@@ -153,6 +153,23 @@ class VanillaTransformerStack(VanillaTransformerPreTrainedModel):
         return dropout(hidden_states + positions.to(hidden_states.dtype), self.config.dropout, self.training)
 
 
+def refuse_flattened(arguments: dict[str, Any]) -> None:
+    """Refuse what transformers' `DataCollatorWithFlattening` gives for rows of several sequences.
+
+    Args:
+        arguments (`dict[str, Any]`): Arguments of an encoder or decoder by name.
+
+    Raises:
+        ValueError: if positions or offsets are among them.
+    """
+    for name in ("cu_seq_lens_q", "position_ids"):
+        if arguments.get(name) is not None:
+            raise ValueError(
+                f"`{name}` must not be given: a row of source or target holds one sequence, with positions from 0; "
+                "pad instead, as with `DataCollatorForSeq2Seq`. Padding is left out of the computation."
+            )
+
+
 class VanillaTransformerEncoder(VanillaTransformerStack):
     """The encoder stack: `encoder_layers` layers, and with pre-norm one more norm.
 
@@ -190,9 +207,11 @@ class VanillaTransformerEncoder(VanillaTransformerStack):
 
         Raises:
             ValueError: if not exactly one of `input_ids` and `inputs_embeds` is given, an id is outside the
-                vocabulary, the mask has another shape, or learned positions don't reach.
+                vocabulary, the mask has another shape, learned positions don't reach, or a row is to hold several
+                sequences.
             TypeError: if `input_ids` are no integers.
         """
+        refuse_flattened(cast(dict, kwargs))
         inputs_embeds = checked_embeddings(self.embed_tokens, input_ids, inputs_embeds)
         batch, src_len, _ = inputs_embeds.shape
         check_attention_mask("attention_mask", attention_mask, batch, src_len)
@@ -263,6 +282,7 @@ class VanillaTransformerDecoder(VanillaTransformerStack):
                 positions don't reach.
             TypeError: if `input_ids` are no integers, or `past_key_values` is another kind of cache.
         """
+        refuse_flattened(cast(dict, kwargs))
         inputs_embeds = checked_embeddings(self.embed_tokens, input_ids, inputs_embeds, "decoder_")
         if encoder_hidden_states is None:
             raise ValueError("`encoder_hidden_states` is missing: the decoder needs the encoder's output.")
@@ -377,12 +397,6 @@ class VanillaTransformerModel(VanillaTransformerPreTrainedModel):
             TypeError: as encoder and decoder do, or if `encoder_outputs` are none.
         """
         check_arguments(decoder_input_ids=decoder_input_ids, decoder_inputs_embeds=decoder_inputs_embeds)
-        for name in ("cu_seq_lens_q", "position_ids"):  # as transformers' `DataCollatorWithFlattening` gives them
-            if cast(dict, kwargs).get(name) is not None:
-                raise ValueError(
-                    f"`{name}` must not be given: a row of source and target holds one pair, with positions from 0; "
-                    "pad instead, as with `DataCollatorForSeq2Seq`. Padding is left out of the computation."
-                )
         target = decoder_input_ids if decoder_inputs_embeds is None else decoder_inputs_embeds
         if encoder_outputs is None:
             inputs = (input_ids, attention_mask, inputs_embeds, keep_padding)

@@ -1043,6 +1043,9 @@ def run_encoder(
         overlay = packed_sequence_mask_function(sequence_ids.expand(batch, -1))
         create_mask = partial(create_bidirectional_mask, and_mask_function=overlay)
     mask = None if keep_padding else attention_mask
+    is_whole = attention_mask is None and sequences is None
+    if is_whole and _has_compiled_layers(model) and runs_varlen(model, hidden_states):
+        sequences = Sequences.of_rows(batch, length, hidden_states.device)  # as with a mask, or it compiles again
     packing = plan_packing(
         model,
         hidden_states,
@@ -1132,6 +1135,8 @@ def run_decoder(
     packing = target
     if any(each is not None and each.sequences is not None for each in (target, source)):
         source, target = source or Packing.of_rows(encoder_hidden_states), target or Packing.of_rows(hidden_states)
+        if _has_compiled_layers(model):
+            source, target = _for_compiled_layers(source), _for_compiled_layers(target)
         sequences = (target.sequences, source.sequences)
     else:
         cross_mask = create_bidirectional_mask(

@@ -219,8 +219,10 @@ def test_no_labels_give_zero_loss_and_gradients(name):
             assert (gradient == 0).all()
 
 
+@pytest.mark.parametrize("reads_values", [True, False])  # as on a CPU, as on an accelerator
 @pytest.mark.parametrize("name", TARGETS)
-def test_large_logits_have_finite_loss_and_gradients(name):
+def test_large_logits_have_finite_loss_and_gradients(name, reads_values, monkeypatch):
+    monkeypatch.setattr(chunked_loss, "reads_values", lambda tensor: reads_values)
     hidden_states, weight, bias = projection()
     arguments = (hidden_states * 1e4, weight, bias)
     expected = plain_loss(*arguments, LABELS, TARGETS[name])
@@ -228,6 +230,16 @@ def test_large_logits_have_finite_loss_and_gradients(name):
     assert actual.isfinite()
     torch.testing.assert_close(actual, expected)
     assert torch.autograd.grad(actual, weight)[0].isfinite().all()
+
+
+@pytest.mark.parametrize("reads_values", [True, False])
+def test_impossible_label_has_infinite_loss(reads_values, monkeypatch):
+    monkeypatch.setattr(chunked_loss, "reads_values", lambda tensor: reads_values)
+    hidden_states, weight, bias = projection()
+    bias = bias.detach().clone()
+    bias[LABELS[LABELS != -100][0]] = -math.inf
+    certain = chunked_loss.SmoothedTarget(1.0, 0.0, -1, 0.0)
+    assert projected_loss(hidden_states, weight, bias, LABELS, certain).item() == math.inf
 
 
 def test_chunked_loss_works_without_gradients():
