@@ -795,6 +795,14 @@ def plan_packing(
     return _for_compiled_layers(packing) if is_compiled and is_varlen else packing
 
 
+def _rows_for_compiled_layers(model: PreTrainedModel, hidden_states: Tensor) -> Sequences | None:
+    """Take rows for sequences where compiled layers get those of other batches, or they would be compiled again."""
+    if not (_has_compiled_layers(model) and runs_varlen(model, hidden_states)):
+        return None
+    rows, length, _ = hidden_states.shape
+    return Sequences.of_rows(rows, length, hidden_states.device)
+
+
 def _for_compiled_layers(packing: Packing) -> Packing:
     """Have layers that are compiled one by one take any number of tokens, and few bounds of lengths."""
     if packing.sequences is not None:
@@ -1043,9 +1051,8 @@ def run_encoder(
         overlay = packed_sequence_mask_function(sequence_ids.expand(batch, -1))
         create_mask = partial(create_bidirectional_mask, and_mask_function=overlay)
     mask = None if keep_padding else attention_mask
-    is_whole = attention_mask is None and sequences is None
-    if is_whole and _has_compiled_layers(model) and runs_varlen(model, hidden_states):
-        sequences = Sequences.of_rows(batch, length, hidden_states.device)  # as with a mask, or it compiles again
+    if sequences is None and attention_mask is None:
+        sequences = _rows_for_compiled_layers(model, hidden_states)
     packing = plan_packing(
         model,
         hidden_states,
