@@ -51,6 +51,7 @@ from .checks import (
     VOCABULARY_HINT,
     check_arguments,
     check_attention_mask,
+    check_cache_name,
     check_heads,
     check_input_ids,
     check_labels,
@@ -164,6 +165,7 @@ class VanillaGptModel(VanillaGptPreTrainedModel):
                 not fit the row or comes with a mask or a cache.
             TypeError: if ids or `cu_seq_lens_q` are no integers, or `past_key_values` is no cache.
         """
+        check_cache_name(cast(dict, kwargs))
         if past_key_values is not None and not isinstance(past_key_values, Cache):
             raise TypeError(f"`past_key_values` must be a `Cache`, got {type(past_key_values).__name__}.")
         inputs_embeds = checked_embeddings(self.embed_tokens, input_ids, inputs_embeds)

@@ -52,6 +52,7 @@ from .checks import (
     VOCABULARY_HINT,
     check_arguments,
     check_attention_mask,
+    check_cache_name,
     check_input_ids,
     check_labels,
     check_length,
@@ -283,6 +284,7 @@ class VanillaTransformerDecoder(VanillaTransformerStack):
             TypeError: if `input_ids` are no integers, or `past_key_values` is another kind of cache.
         """
         refuse_flattened(cast(dict, kwargs))
+        check_cache_name(cast(dict, kwargs))
         inputs_embeds = checked_embeddings(self.embed_tokens, input_ids, inputs_embeds, "decoder_")
         if encoder_hidden_states is None:
             raise ValueError("`encoder_hidden_states` is missing: the decoder needs the encoder's output.")
