@@ -162,7 +162,7 @@ class VanillaGptModel(VanillaGptPreTrainedModel):
         Raises:
             ValueError: if not exactly one of `input_ids` and `inputs_embeds` is given, an id is outside its table, a
                 shape does not fit, there are more positions than `max_position_embeddings`, or `cu_seq_lens_q` does
-                not fit the row or comes with a mask or a cache.
+                not fit the row or comes with a mask or a cache, or the cache has the name of transformers 5.24.
             TypeError: if ids or `cu_seq_lens_q` are no integers, or `past_key_values` is no cache.
         """
         check_cache_name(cast(dict, kwargs))

@@ -280,7 +280,8 @@ class VanillaTransformerDecoder(VanillaTransformerStack):
         Raises:
             ValueError: if not exactly one of `input_ids` and `inputs_embeds` is given, `encoder_hidden_states` are
                 missing or don't fit the batch, an id is outside the vocabulary, a mask has another shape, or learned
-                positions don't reach.
+                positions don't reach, a row is to hold several sequences, or the cache has the name of transformers
+                5.24.
             TypeError: if `input_ids` are no integers, or `past_key_values` is another kind of cache.
         """
         refuse_flattened(cast(dict, kwargs))

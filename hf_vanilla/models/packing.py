@@ -283,10 +283,11 @@ class Packing(NamedTuple):
         return cls(rows, length, is_token.flatten().nonzero()[:, 0], attention_mask=is_token[:, None, None])
 
     @classmethod
-    def of_rows(cls, states: Tensor) -> "Packing":
-        """Describe rows without padding, of shape `(rows, length, width)`, on a GPU."""
+    def of_rows(cls, states: Tensor, is_compiled: bool) -> "Packing":
+        """Describe rows without padding, of shape `(rows, length, width)`, on a GPU, for layers compiled or not."""
         rows, length = states.shape[:2]
-        return cls(rows, length, None, sequences=Sequences.of_rows(rows, length, states.device))
+        packing = cls(rows, length, None, sequences=Sequences.of_rows(rows, length, states.device))
+        return _for_compiled_layers(packing) if is_compiled else packing
 
     @property
     def tokens(self) -> int:
@@ -797,7 +798,7 @@ def plan_packing(
 
 def _rows_for_compiled_layers(model: PreTrainedModel, hidden_states: Tensor) -> Sequences | None:
     """Take rows for sequences where compiled layers get those of other batches, or they would be compiled again."""
-    if not (_has_compiled_layers(model) and runs_varlen(model, hidden_states)):
+    if not (runs_varlen(model, hidden_states) and _has_compiled_layers(model)):  # the first is false on a CPU at once
         return None
     rows, length, _ = hidden_states.shape
     return Sequences.of_rows(rows, length, hidden_states.device)
@@ -961,9 +962,9 @@ def run_layers(
             packing = packing._replace(buckets=(packing._replace(outputs=None, attention_mask=mask),))
         hidden_states = packing.pack(hidden_states)  # (1, tokens, d_model)
         mask, last = packing._replace(outputs=None), packing
-    is_packed_and_compiled = packing is not None and _has_compiled_layers(model)
+    is_compiled = packing is not None and packing.sequences is not None and _has_compiled_layers(model)
     for number, layer in enumerate(layers, start=1):
-        if is_packed_and_compiled:
+        if is_compiled:
             maybe_mark_dynamic(hidden_states, 1)
         hidden_states = layer(hidden_states, last if number == len(layers) else mask, *source, **kwargs)
     return to_rows(norm(hidden_states), packing)
@@ -977,7 +978,8 @@ def filled_slots(hidden_states: Tensor, cache: Cache | EncoderDecoderCache | Non
         cache (`Cache`, *optional*): The keys and values of the positions before.
 
     Returns:
-        `torch.Tensor` of shape `(batch, past_length + length)`: a mask; `None` for other caches.
+        `torch.Tensor` of shape `(batch, past_length + length)`: a mask; `None` for other caches, and in compiled
+            code, as in transformers' models.
     """
     if cache is None or not cache.is_compileable or torch.compiler.is_compiling():
         return None
@@ -1141,9 +1143,9 @@ def run_decoder(
             target = plan_packing(model, hidden_states, needed, sizes=sizes.get("needed"), **kwargs)
     packing = target
     if any(each is not None and each.sequences is not None for each in (target, source)):
-        source, target = source or Packing.of_rows(encoder_hidden_states), target or Packing.of_rows(hidden_states)
-        if _has_compiled_layers(model):
-            source, target = _for_compiled_layers(source), _for_compiled_layers(target)
+        is_compiled = _has_compiled_layers(model)
+        source = source or Packing.of_rows(encoder_hidden_states, is_compiled)
+        target = target or Packing.of_rows(hidden_states, is_compiled)
         sequences = (target.sequences, source.sequences)
     else:
         cross_mask = create_bidirectional_mask(
@@ -1154,7 +1156,7 @@ def run_decoder(
         )
     if source is not None or target is not None:
         encoder_hidden_states = to_tokens(encoder_hidden_states, source)
-        if _has_compiled_layers(model):
+        if sequences and is_compiled:
             maybe_mark_dynamic(encoder_hidden_states, 1)
         cross_mask = CrossPacking(target, source, cross_mask, sequences)
     cache = None if past_key_values is None else past_key_values.self_attention_cache

@@ -400,8 +400,16 @@ def test_offsets_come_without_a_mask_or_cache(family):
     "given", [{"cu_seq_lens_q": torch.tensor([0, 2, 5])}, {"position_ids": torch.arange(5)[None]}]
 )
 def test_encoder_decoder_refuses_flattened_batches(given):
-    with pytest.raises(ValueError, match=f"`{next(iter(given))}` must not be given"):
-        tiny_model()(**BATCH, **given)
+    model, ids = tiny_model(), BATCH["input_ids"]
+    states = model.model.encoder(ids).last_hidden_state
+    calls = (
+        lambda: model(**BATCH, **given),
+        lambda: model.model.encoder(ids, **given),
+        lambda: model.model.decoder(ids, encoder_hidden_states=states, **given),
+    )
+    for call in calls:
+        with pytest.raises(ValueError, match=f"`{next(iter(given))}` must not be given"):
+            call()
 
 
 def test_cache_under_the_name_of_newer_transformers_is_refused():
