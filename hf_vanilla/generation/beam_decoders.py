@@ -16,6 +16,7 @@ from transformers.masking_utils import create_bidirectional_mask
 from transformers.modeling_utils import PreTrainedModel
 from transformers.utils import ModelOutput
 
+from ..models.cache_names import CACHE_NAME
 from ..models.checks import check_length, position_limit
 from ..models.packing import has_hooks
 from .cpu_layers import for_cpu
@@ -91,7 +92,7 @@ class PlainDecoder:
     @property
     def past_key_values(self) -> Cache | None:
         """The model's cache."""
-        return self.model_kwargs.get("past_key_values")
+        return self.model_kwargs.get(CACHE_NAME)
 
     def start(self) -> torch.Tensor:
         """Process the prompt.
@@ -120,7 +121,7 @@ class PlainDecoder:
             batch, num_beams = parents.shape
             rows = (parents + num_beams * torch.arange(batch, device=parents.device)[:, None]).flatten()
             if hasattr(self.model, "_reorder_cache"):
-                self.model_kwargs["past_key_values"] = self.model._reorder_cache(cache, rows)
+                self.model_kwargs[CACHE_NAME] = self.model._reorder_cache(cache, rows)
             else:
                 cache.reorder_cache(rows)
         inputs = self.model.prepare_inputs_for_generation(
@@ -219,7 +220,7 @@ class SideBySideDecoder:
         Returns:
             `bool`: whether it does.
         """
-        cache = model_kwargs.get("past_key_values")
+        cache = model_kwargs.get(CACHE_NAME)
         return (
             _is_as_its_class(model)
             and model.config._attn_implementation in ("eager", "sdpa")
@@ -362,7 +363,7 @@ class Seq2SeqDecoder(SideBySideDecoder):
         model_kwargs (`dict[str, Any]`): `encoder_outputs` and `attention_mask`, with one row for each sentence.
     """
 
-    supported_inputs = {"encoder_outputs", "attention_mask", "past_key_values", "use_cache"}
+    supported_inputs = {"encoder_outputs", "attention_mask", CACHE_NAME, "use_cache"}
 
     def __init__(
         self,
@@ -463,7 +464,7 @@ class CausalDecoder(SideBySideDecoder):
         model_kwargs (`dict[str, Any]`): `position_ids`, and `attention_mask` if there is padding.
     """
 
-    supported_inputs = {"attention_mask", "position_ids", "past_key_values", "use_cache", "logits_to_keep"}
+    supported_inputs = {"attention_mask", "position_ids", CACHE_NAME, "use_cache", "logits_to_keep"}
 
     def __init__(
         self,

@@ -42,6 +42,7 @@ from transformers.generation import (
 from transformers.modeling_utils import PreTrainedModel
 from transformers.utils import ModelOutput
 
+from ..models.cache_names import CACHE_NAME
 from ..models.checks import check_generation_options, check_input_ids, check_not_nan
 from ..models.chunked_loss import CHUNK_LOGITS
 from ..models.translating import NOT_FOUND, length_penalty_of
@@ -536,7 +537,7 @@ def _output(
         "scores": record.scores,
         "logits": record.logits,
         "beam_indices": torch.where(parents >= 0, parents + first_row, parents).int(),
-        "past_key_values": decoder.past_key_values,
+        CACHE_NAME: decoder.past_key_values,
         **decoder.recorded,
     }
     if encoder_outputs is None:

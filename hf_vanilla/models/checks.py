@@ -106,22 +106,6 @@ def check_arguments(num_items_in_batch: Any = None, **tensors: Any) -> None:
         raise ValueError(f"`num_items_in_batch` must be a number of labels, 0 or more, got {float(items)}.")
 
 
-def check_cache_name(arguments: Mapping[str, Any]) -> None:
-    """Refuse the name that transformers 5.24 has given to `past_key_values`, as its `generate()` passes it.
-
-    Args:
-        arguments (`Mapping[str, Any]`): Arguments of a model by name.
-
-    Raises:
-        ValueError: if `cache` is among them, which would be ignored.
-    """
-    if arguments.get("cache") is not None:
-        raise ValueError(
-            "`cache` must not be given: this version of the model calls it `past_key_values`, as transformers did "
-            "before 5.24; install transformers below 5.24, or a newer hf_vanilla."
-        )
-
-
 def _check_values(name: str, ids: Tensor, size: int, hint: str, ignored: int | None = None) -> None:
     """Check that every id is in [0, size) or ignored, where reading values needs no synchronization."""
     if not reads_values(ids) or ids.numel() == 0:

@@ -80,7 +80,7 @@ class VanillaGptConfig(SelfContainedConfig):
         "openai-gpt": NativeType(_NATIVE_FIELDS, _OPENAI_ACTIVATIONS, _PLAIN_GPT2, {"norm_position": "post"}),
         "gpt2": NativeType(_NATIVE_FIELDS, fixed=_PLAIN_GPT2, implied={"norm_position": "pre"}),
     }
-    keys_to_ignore_at_inference = ["past_key_values"]
+    keys_to_ignore_at_inference = ["past_key_values", "cache"]
 
     paper = (
         "GPT of Radford et al. 2018 "

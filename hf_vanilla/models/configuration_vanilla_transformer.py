@@ -103,7 +103,7 @@ class VanillaTransformerConfig(SelfContainedConfig):
     """
 
     model_type = "vanilla_transformer"
-    keys_to_ignore_at_inference = ["past_key_values"]
+    keys_to_ignore_at_inference = ["past_key_values", "cache"]
     attribute_map = {
         "hidden_size": "d_model",
         "intermediate_size": "d_ff",

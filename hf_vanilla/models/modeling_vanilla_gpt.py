@@ -46,12 +46,12 @@ from transformers.processing_utils import Unpack
 from transformers.utils.generic import ModelOutput, TransformersKwargs, can_return_tuple, merge_with_config_defaults
 from transformers.utils.output_capturing import capture_outputs
 
+from .cache_names import CACHE_NAME, takes_both_cache_names
 from .checks import (
     IGNORED_LABEL,
     VOCABULARY_HINT,
     check_arguments,
     check_attention_mask,
-    check_cache_name,
     check_heads,
     check_input_ids,
     check_labels,
@@ -118,6 +118,7 @@ class VanillaGptModel(VanillaGptPreTrainedModel):
         self.norm = final_norm(config)  # applied by `run_encoder`
         self.post_init()
 
+    @takes_both_cache_names
     @merge_with_config_defaults
     @capture_outputs
     def forward(
@@ -162,10 +163,9 @@ class VanillaGptModel(VanillaGptPreTrainedModel):
         Raises:
             ValueError: if not exactly one of `input_ids` and `inputs_embeds` is given, an id is outside its table, a
                 shape does not fit, there are more positions than `max_position_embeddings`, or `cu_seq_lens_q` does
-                not fit the row or comes with a mask or a cache, or the cache has the name of transformers 5.24.
+                not fit the row or comes with a mask or a cache, or a cache is given by both its names.
             TypeError: if ids or `cu_seq_lens_q` are no integers, or `past_key_values` is no cache.
         """
-        check_cache_name(cast(dict, kwargs))
         if past_key_values is not None and not isinstance(past_key_values, Cache):
             raise TypeError(f"`past_key_values` must be a `Cache`, got {type(past_key_values).__name__}.")
         inputs_embeds = checked_embeddings(self.embed_tokens, input_ids, inputs_embeds)
@@ -188,7 +188,7 @@ class VanillaGptModel(VanillaGptPreTrainedModel):
         # A new cache is empty, and mask helpers would look for no sequences in `position_ids` if they knew of it.
         # To them a sequence begins where a number is not the one before plus 1; offsets may say otherwise.
         cells = position_ids if sequence_ids is None else sequence_ids + torch.ones_like(sequence_ids).cumsum(1)
-        create_mask = partial(create_causal_mask, past_key_values=past_key_values, position_ids=cells)
+        create_mask = partial(create_causal_mask, position_ids=cells, **{CACHE_NAME: past_key_values})
         if use_cache and past_key_values is None:
             past_key_values = DynamicCache(config=self.config)
         numbers = position_ids
@@ -273,6 +273,7 @@ class VanillaGptForCausalLM(VanillaGptWithProjection, StreamingGenerationMixin):
 
     supports_fast_search = True  # by the side-by-side decoder and the CPU layers of `hf_vanilla.generation`
 
+    @takes_both_cache_names
     @can_return_tuple
     def forward(
         self,
@@ -352,7 +353,7 @@ class VanillaGptForCausalLM(VanillaGptWithProjection, StreamingGenerationMixin):
             hidden_states = hidden_states[index]
         options: Any = {"training": self.training, "num_items_in_batch": num_items_in_batch, "count": count}
         loss, logits = token_loss(self.lm_head, hidden_states, shift_labels, **options)
-        return CausalLMOutputWithPast(loss, logits, outputs.past_key_values, outputs.hidden_states, outputs.attentions)
+        return CausalLMOutputWithPast(loss, logits, outputs.get(CACHE_NAME), outputs.hidden_states, outputs.attentions)
 
     def _prepare_model_inputs(
         self, inputs: Any = None, bos_token_id: Any = None, model_kwargs: dict[str, Any] | None = None

@@ -47,12 +47,12 @@ from transformers.processing_utils import Unpack
 from transformers.utils.generic import ModelOutput, TransformersKwargs, can_return_tuple, merge_with_config_defaults
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
+from .cache_names import CACHE_NAME, takes_both_cache_names
 from .checks import (
     IGNORED_LABEL,
     VOCABULARY_HINT,
     check_arguments,
     check_attention_mask,
-    check_cache_name,
     check_input_ids,
     check_labels,
     check_length,
@@ -239,6 +239,7 @@ class VanillaTransformerDecoder(VanillaTransformerStack):
     def __init__(self, config: VanillaTransformerConfig):
         super().__init__(config, config.vocab_size, DecoderLayer, config.decoder_layers)
 
+    @takes_both_cache_names
     @merge_with_config_defaults
     @capture_outputs
     def forward(
@@ -280,12 +281,10 @@ class VanillaTransformerDecoder(VanillaTransformerStack):
         Raises:
             ValueError: if not exactly one of `input_ids` and `inputs_embeds` is given, `encoder_hidden_states` are
                 missing or don't fit the batch, an id is outside the vocabulary, a mask has another shape, or learned
-                positions don't reach, a row is to hold several sequences, or the cache has the name of transformers
-                5.24.
+                positions don't reach, a row is to hold several sequences, or a cache is given by both its names.
             TypeError: if `input_ids` are no integers, or `past_key_values` is another kind of cache.
         """
         refuse_flattened(cast(dict, kwargs))
-        check_cache_name(cast(dict, kwargs))
         inputs_embeds = checked_embeddings(self.embed_tokens, input_ids, inputs_embeds, "decoder_")
         if encoder_hidden_states is None:
             raise ValueError("`encoder_hidden_states` is missing: the decoder needs the encoder's output.")
@@ -353,6 +352,7 @@ class VanillaTransformerModel(VanillaTransformerPreTrainedModel):
         if self.config.share_encoder_decoder_embeddings:
             self.decoder.embed_tokens = value
 
+    @takes_both_cache_names
     @can_return_tuple
     def forward(
         self,
@@ -436,7 +436,7 @@ class VanillaTransformerModel(VanillaTransformerPreTrainedModel):
 
 def _repeat_sources_for_beams(outputs: Any) -> Any:
     """Repeat the keys and values of a source for each of its beams, as transformers returns them."""
-    cache = getattr(outputs, "past_key_values", None)
+    cache = getattr(outputs, CACHE_NAME, None)
     if isinstance(cache, EncoderDecoderCache) and any(cache.is_updated.values()):
         rows = cache.self_attention_cache.layers[0].keys.shape[0]
         for layer in cache.cross_attention_cache.layers:
@@ -517,7 +517,7 @@ class Seq2SeqGenerationMixin(StreamingGenerationMixin):
         self, expand_size: int = 1, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, dict[str, Any]]:
         """Give each sentence `expand_size` target rows; they share one source where attention can do so."""
-        is_fresh = kwargs.get("past_key_values") is None  # a cache from outside has a source for each row
+        is_fresh = kwargs.get(CACHE_NAME) is None  # a cache from outside has a source for each row
         shared: dict[str, Any] = {}
         if self.config._attn_implementation in ("eager", "sdpa") and is_fresh:
             names = ("encoder_outputs", "attention_mask")
@@ -572,6 +572,7 @@ class VanillaTransformerForConditionalGeneration(VanillaTransformerPreTrainedMod
         self.post_init()
         self.generation_config.suppress_tokens = [config.pad_token_id]
 
+    @takes_both_cache_names
     @can_return_tuple
     def forward(
         self,

@@ -44,6 +44,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, PreTrainedModel
 from transformers.utils import logging
 from transformers.utils.output_capturing import capture_outputs
 
+from .cache_names import CACHE_NAME
 from .checks import check_shape, has_label, hides_values
 from .dropout import attention_dropout_rate
 
@@ -1164,7 +1165,7 @@ def run_decoder(
         model,
         hidden_states,
         attention_mask,
-        partial(create_causal_mask, past_key_values=cache),
+        partial(create_causal_mask, **{CACHE_NAME: cache}),
         *(encoder_hidden_states, cross_mask),
         packing=packing,
         past_key_values=past_key_values,

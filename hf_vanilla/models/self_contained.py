@@ -442,7 +442,7 @@ class VanillaPreTrainedModel(PreTrainedModel):
     gradient_checkpointing = False
     # those of an encoder; a decoder with cross-attention has its own
     _can_record_outputs = {"hidden_states": EncoderLayer, "attentions": OutputRecorder(SelfAttention, index=1)}
-    _skip_keys_device_placement = ["past_key_values"]
+    _skip_keys_device_placement = ["past_key_values", "cache"]
     _supports_sdpa = True
     _supports_flash_attn = True
     _supports_flex_attn = True

@@ -21,6 +21,7 @@ from transformers import (
 from transformers.cache_utils import DynamicCache, EncoderDecoderCache, StaticCache
 
 from hf_vanilla import VanillaTransformerForConditionalGeneration
+from hf_vanilla.models.cache_names import CACHE_NAME
 from hf_vanilla.models.modeling_vanilla_transformer import Seq2SeqGenerationMixin
 
 
@@ -87,7 +88,7 @@ def test_static_cache_equals_dynamic_cache(mode, depths):
 def test_given_cache_is_filled(mode, depths):
     model = tiny_model(encoder_layers=depths[0], decoder_layers=depths[1])
     cache = EncoderDecoderCache(DynamicCache(config=model.config), DynamicCache(config=model.config))
-    actual = model.generate(**INPUTS, **mode, **VARIED, past_key_values=cache)
+    actual = model.generate(**INPUTS, **mode, **VARIED, **{CACHE_NAME: cache})
     assert actual.past_key_values is cache
     assert len(cache.self_attention_cache.layers) == len(cache.cross_attention_cache.layers) == depths[1]
     assert cache.get_seq_length() >= actual.sequences.shape[1] - 1  # all but the last token; other beams may be longer

@@ -202,16 +202,17 @@ def test_all_caches_give_the_same_tokens(norm, prompts, options):
 
 
 @torch.no_grad()
+@pytest.mark.parametrize("name", ["past_key_values", "cache"])
 @pytest.mark.parametrize("static", [True, False], ids=["static", "dynamic"])
-def test_cached_logits_equal_those_of_the_whole_text(static):
+def test_cached_logits_equal_those_of_the_whole_text(static, name):
     model = tiny_gpt()
     cache = StaticCache(config=model.config, max_cache_len=9) if static else None
     expected = model(**LEFT).logits
-    outputs = model(LEFT["input_ids"][:, :4], LEFT["attention_mask"][:, :4], past_key_values=cache)
+    outputs = model(LEFT["input_ids"][:, :4], LEFT["attention_mask"][:, :4], **{name: cache})
     cache, parts = outputs.past_key_values, [outputs.logits]
     for column in range(4, LENGTH):
         new = LEFT["input_ids"][:, column : column + 1]
-        parts.append(model(new, LEFT["attention_mask"][:, : column + 1], past_key_values=cache).logits)
+        parts.append(model(new, LEFT["attention_mask"][:, : column + 1], **{name: cache}).logits)
     kept = LEFT["attention_mask"] != 0
     torch.testing.assert_close(torch.cat(parts, dim=1)[kept], expected[kept], rtol=1e-4, atol=1e-5)
 

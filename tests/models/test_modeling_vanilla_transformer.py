@@ -23,6 +23,7 @@ from transformers.cache_utils import EncoderDecoderCache
 
 from hf_vanilla import VanillaTransformerForConditionalGeneration
 from hf_vanilla.models import layers
+from hf_vanilla.models.cache_names import CACHE_NAME
 
 
 INPUTS = {"input_ids": SOURCE, "attention_mask": SOURCE_MASK, "decoder_input_ids": TARGET}
@@ -89,9 +90,9 @@ def test_tuple_output_equals_dictionary_output(model, asked):
 
 
 def test_only_requested_outputs_are_returned(model):
-    assert set(model(**INPUTS).keys()) == {"logits", "past_key_values", "encoder_last_hidden_state"}
-    assert "past_key_values" not in model(**INPUTS, use_cache=False)
-    assert "past_key_values" not in model(**BATCH)
+    assert set(model(**INPUTS).keys()) == {"logits", CACHE_NAME, "encoder_last_hidden_state"}
+    assert CACHE_NAME not in model(**INPUTS, use_cache=False)
+    assert CACHE_NAME not in model(**BATCH)
 
 
 def test_encoder_outputs_may_replace_ids(model):
@@ -380,7 +381,8 @@ def test_gradient_checkpointing_keeps_loss_and_gradients(kind):
 @torch.no_grad()
 @pytest.mark.parametrize("kernel", ["eager", "sdpa"])
 @pytest.mark.parametrize("steps", [(1,) * 7, (3, 1, 3), (1, 6), (6, 1)], ids=str)
-def test_decoding_in_steps_equals_decoding_at_once(kernel, steps):
+@pytest.mark.parametrize("name", ["past_key_values", "cache"])
+def test_decoding_in_steps_equals_decoding_at_once(kernel, steps, name):
     model = tiny_model(attn_implementation=kernel)
     mask = torch.tensor([[1, 1, 1, 1, 1, 1, 1], [0, 0, 1, 1, 1, 1, 1]])
     target = torch.where(mask.bool(), torch.tensor([[1, 5, 6, 7, 8, 9, 10], [0, 0, 1, 11, 4, 5, 6]]), 0)
@@ -392,7 +394,7 @@ def test_decoding_in_steps_equals_decoding_at_once(kernel, steps):
             **inputs,
             decoder_input_ids=target[:, start : start + step],
             decoder_attention_mask=mask[:, : start + step],
-            past_key_values=cache,
+            **{name: cache},
         )
         cache, start = outputs.past_key_values, start + step
         logits.append(outputs.logits)

@@ -412,12 +412,6 @@ def test_encoder_decoder_refuses_flattened_batches(given):
             call()
 
 
-def test_cache_under_the_name_of_newer_transformers_is_refused():
-    for call in (tiny_gpt(), lambda ids, cache: tiny_model()(ids, decoder_input_ids=ids, cache=cache)):
-        with pytest.raises(ValueError, match="`cache` must not be given: .* install transformers below 5.24"):
-            call(torch.tensor([[5, 6]]), cache=DynamicCache())
-
-
 def test_flattened_sequences_leave_no_cache():
     ids, model = torch.tensor([[5, 6, 7, 8, 9]]), tiny_gpt()
     assert model(ids, position_ids=torch.tensor([[0, 1, 0, 1, 2]]), use_cache=True).past_key_values is None
