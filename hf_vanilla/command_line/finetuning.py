@@ -14,7 +14,7 @@ from transformers import AutoConfig, AutoTokenizer, PreTrainedModel, PreTrainedT
 from ..data.files import find_column
 from ..data.labelled import column_names, load_rows
 from ..training import FinetuningArguments, FinetuningTask, lock_run_folder, seeds_report, train_with_seeds
-from ..training.checkpoints import LOSSES
+from ..training.checkpoints import lower_is_better
 from .checks import (
     check_files_exist,
     check_models,
@@ -393,5 +393,5 @@ def _show_folders(report: dict[str, Any], output_dir: Path) -> None:
     for seed, score in scores.items():
         sys.stderr.write(f"The model is in {output_dir / f'seed-{seed}'} (validation {main_score} {score:.4f}).\n")
     if len(scores) > 1:
-        best = (min if main_score in LOSSES else max)(scores, key=lambda seed: scores[seed])
+        best = (min if lower_is_better(main_score) else max)(scores, key=lambda seed: scores[seed])
         sys.stderr.write(f"The best on the validation data is {output_dir / f'seed-{best}'}.\n")

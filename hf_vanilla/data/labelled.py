@@ -28,8 +28,8 @@ SINGLE_LABEL = "single_label_classification"
 MULTI_LABEL = "multi_label_classification"
 _WHOLE_NUMBER = re.compile(r"-?\d+")
 # All values of a list that has a 0 or 1 for every label, and what is said of it.
-_BITS = {0, 1, "0", "1", "0.0", "1.0"}
-_NO_BITS = "a list of labels must name those that apply, each once, not have a 0 or 1 for every label"
+_MULTI_HOT_VALUES = {0, 1, "0", "1", "0.0", "1.0"}
+_MULTI_HOT_RULE = "a list of labels must name those that apply, each once, not have a 0 or 1 for every label"
 
 
 def column_names(source: str | os.PathLike[str] | Dataset) -> list[str]:
@@ -284,7 +284,7 @@ class Labels:
                 raise ValueError(f"{where}, row {row}: must have {wanted}, as the training data, got {quoted(label)}.")
             given = [str(each) for each in (label if isinstance(label, list) else [label])]
             if len(set(given)) < len(given):
-                raise ValueError(f"{where}, row {row}: {_NO_BITS}; got {quoted(label)}.")
+                raise ValueError(f"{where}, row {row}: {_MULTI_HOT_RULE}; got {quoted(label)}.")
             for name in given:
                 if name not in numbers:
                     raise ValueError(
@@ -326,8 +326,8 @@ def infer_labels(labels: Sequence[Any], *, regression: bool = False) -> Labels:
         raise ValueError(f"There must be at least two classes, got only {quoted(names)}.")
     if not names:
         raise ValueError("There must be at least one label, but all lists of labels are empty.")
-    if is_multi and len(labels[0]) > 1 and values <= _BITS and len({len(label) for label in labels}) == 1:
-        raise ValueError(f"Training data, row 1: {_NO_BITS}; got {quoted(labels[0])}.")
+    if is_multi and len(labels[0]) > 1 and values <= _MULTI_HOT_VALUES and len({len(label) for label in labels}) == 1:
+        raise ValueError(f"Training data, row 1: {_MULTI_HOT_RULE}; got {quoted(labels[0])}.")
     return Labels(MULTI_LABEL if is_multi else SINGLE_LABEL, names)
 
 

@@ -365,7 +365,7 @@ def one_line(text: Any) -> str:
     Returns:
         `str`: the printable characters.
     """
-    return "".join(sign for sign in re.sub(r"\s", " ", str(text)) if sign.isprintable()).strip()
+    return "".join(each for each in re.sub(r"\s", " ", str(text)) if each.isprintable()).strip()
 
 
 def escape_markdown(text: Any) -> str:
@@ -389,7 +389,7 @@ def plain_markdown(text: str) -> str:
     Returns:
         `str`: Markdown that loads and runs nothing where it is shown.
     """
-    lines = ("".join(sign for sign in line if sign.isprintable()) for line in text.splitlines())
+    lines = ("".join(each for each in line if each.isprintable()) for line in text.splitlines())
     return "\n".join(lines).replace("<", "&lt;").replace("![", "\\![")
 
 
@@ -477,8 +477,8 @@ def _use(
 
 def _quoted(text: str) -> str:
     """Write a string literal of Python in one line, with characters that don't print as escapes."""
-    signs = json.dumps(text, ensure_ascii=False)
-    return "".join(sign if sign.isprintable() else sign.encode("unicode_escape").decode() for sign in signs)
+    literal = json.dumps(text, ensure_ascii=False)
+    return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in literal)
 
 
 def _size(results: dict[str, Any]) -> str:

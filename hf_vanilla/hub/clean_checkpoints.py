@@ -1,4 +1,4 @@
-"""What `Trainer` leaves in checkpoints, and says of them, that is true of its training alone."""
+"""Checkpoints with the model's own `use_cache`, which load without a false warning of tied weights."""
 
 from typing import Any
 

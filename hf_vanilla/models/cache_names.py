@@ -19,7 +19,10 @@ def takes_both_cache_names(forward: Callable) -> Callable:
         forward (`Callable`): The method.
 
     Returns:
-        `Callable`: the method that takes both. It raises `ValueError` if both are given.
+        `Callable`: the method that takes both.
+
+    Raises:
+        ValueError: by that method, if both are given.
     """
 
     @wraps(forward)

@@ -139,7 +139,7 @@ class VanillaBertConfig(SelfContainedConfig):
         prediction = label_counts * (2 * width**2 + 2 * width * self.vocab_size)
         return layers + prediction + 2 * width**2 + 4 * width
 
-    def validate_choices(self) -> None:
+    def validate_is_encoder(self) -> None:
         """Check that no decoder is wanted.
 
         Raises:

@@ -200,7 +200,7 @@ class VanillaTransformerConfig(SelfContainedConfig):
         projection = label_counts * 2 * self.d_model * self.vocab_size
         return self.encoder_layers * encoder + self.decoder_layers * decoder + projection
 
-    def validate_choices(self) -> None:
+    def validate_d_model(self) -> None:
         """Check that sinusoids come in pairs.
 
         Raises:

@@ -104,8 +104,8 @@ class VanillaVitConfig(SelfContainedConfig):
 
         return AUTO_CLASSES
 
-    def validate_choices(self) -> None:
-        """Check that images divide into patches, and that biases and the pooler's activation exist.
+    def validate_image_size(self) -> None:
+        """Check that images divide into patches.
 
         Raises:
             ValueError: if not.
@@ -124,8 +124,22 @@ class VanillaVitConfig(SelfContainedConfig):
             )
         positions = self.grid[0] * self.grid[1]
         self._check_number_of_parameters(self.hidden_size * (self.num_channels * patch[0] * patch[1] + positions))
+
+    def validate_qkv_bias(self) -> None:
+        """Check that queries, keys and values have biases.
+
+        Raises:
+            ValueError: if not.
+        """
         if not self.qkv_bias:
             raise ValueError("`qkv_bias` must be true: queries, keys and values have biases, as in the authors' code.")
+
+    def validate_pooler_act(self) -> None:
+        """Check that the pooler's activation exists.
+
+        Raises:
+            ValueError: if not.
+        """
         if self.pooler_act not in ACT2FN:
             raise ValueError(
                 f"`pooler_act` must be a name of transformers' ACT2FN, such as tanh; got {self.pooler_act!r}."

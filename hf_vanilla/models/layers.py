@@ -276,9 +276,9 @@ class MultiHeadAttention(nn.Module):
     ) -> tuple[Tensor, Tensor | None]:
         """Run the attention kernel that the config names, or, in place of `sdpa`, the eager one where that is faster.
 
-        It is where plain products are (`SHORT_SEQUENCE`); it also runs for empty tensors, which not all of torch's
-        kernels take. The weights are returned where the config names `eager`, so that their presence never depends on
-        lengths.
+        In training on a CPU, plain products are faster with at most `SHORT_SEQUENCE` keys, and in 16 bits with dropout
+        with any number. Empty tensors go there too, as not all of torch's kernels take them. Weights are returned only
+        where the config names `eager`, so that their presence never depends on lengths.
 
         Args:
             query (`torch.Tensor` of shape `(batch, heads, query_len, d_k)`): Queries.

@@ -200,9 +200,9 @@ class VanillaBertPreTrainedModel(VanillaPreTrainedModel):
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
         """Initialise as the authors do: a normal distribution cut at two standard deviations, biases 0."""
-        spread = self.config.initializer_range
+        std = self.config.initializer_range
         if isinstance(module, nn.Linear | nn.Embedding):
-            init.trunc_normal_(module.weight, std=spread, a=-2 * spread, b=2 * spread)
+            init.trunc_normal_(module.weight, std=std, a=-2 * std, b=2 * std)
         super()._init_weights(module)
 
 
@@ -434,6 +434,7 @@ class VanillaBertForPreTraining(VanillaBertWithTokenHead):
     """
 
     output_class = BertForPreTrainingOutput
+    takes_label_smoothing_factor = False  # transformers' trainer would compare logits with other labels
 
     def _add_head(self, config: VanillaBertConfig) -> None:
         super()._add_head(config)

@@ -87,12 +87,12 @@ class VanillaGptPreTrainedModel(VanillaPreTrainedModel):
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
         """Initialise from a normal distribution (4.1), as GPT-2 does with less where a pre-norm sub-layer ends."""
-        spread = self.config.initializer_range
+        std = self.config.initializer_range
         if isinstance(module, nn.Linear | nn.Embedding):
-            init.normal_(module.weight, std=spread)
+            init.normal_(module.weight, std=std)
         elif isinstance(module, EncoderLayer) and self.config.norm_position == "pre":
             for last in (module.self_attn.out_proj, module.feed_forward.fc2):
-                init.normal_(last.weight, std=spread / (2 * self.config.num_hidden_layers) ** 0.5)
+                init.normal_(last.weight, std=std / (2 * self.config.num_hidden_layers) ** 0.5)
         super()._init_weights(module)
 
 
@@ -187,14 +187,16 @@ class VanillaGptModel(VanillaGptPreTrainedModel):
 
         # A new cache is empty, and mask helpers would look for no sequences in `position_ids` if they knew of it.
         # To them a sequence begins where a number is not the one before plus 1; offsets may say otherwise.
-        cells = position_ids if sequence_ids is None else sequence_ids + torch.ones_like(sequence_ids).cumsum(1)
-        create_mask = partial(create_causal_mask, position_ids=cells, **{CACHE_NAME: past_key_values})
+        mask_positions = position_ids
+        if sequence_ids is not None:
+            mask_positions = sequence_ids + torch.ones_like(sequence_ids).cumsum(1)
+        create_mask = partial(create_causal_mask, position_ids=mask_positions, **{CACHE_NAME: past_key_values})
         if use_cache and past_key_values is None:
             past_key_values = DynamicCache(config=self.config)
-        numbers = position_ids
-        if numbers is None:
-            numbers = positions_of(attention_mask, length, past_length, inputs_embeds.device)
-        hidden_states = inputs_embeds + self.embed_positions(numbers)  # (batch, length, d_model)
+        positions = position_ids
+        if positions is None:
+            positions = positions_of(attention_mask, length, past_length, inputs_embeds.device)
+        hidden_states = inputs_embeds + self.embed_positions(positions)  # (batch, length, d_model)
         # the layers, and after them the norm of pre-norm
         hidden_states, _ = run_encoder(
             self,
@@ -272,6 +274,7 @@ class VanillaGptForCausalLM(VanillaGptWithProjection, StreamingGenerationMixin):
     """
 
     supports_fast_search = True  # by the side-by-side decoder and the CPU layers of `hf_vanilla.generation`
+    takes_label_smoothing_factor = False  # transformers' trainer would compare logits with other labels
 
     @takes_both_cache_names
     @can_return_tuple

@@ -70,7 +70,7 @@ from .packing import labelled_positions, positions_of, run_decoder, run_encoder,
 from .self_contained import StreamingGenerationMixin, VanillaPreTrainedModel, final_norm
 
 
-# transformers' maximum for every model that sets none; not a choice for this one.
+# The maximum that `Seq2SeqTrainer` writes into a `generation_config` without one: it counts as unset.
 TRANSFORMERS_MAX_LENGTH = 20
 
 
@@ -259,7 +259,7 @@ class VanillaTransformerDecoder(VanillaTransformerStack):
         Args:
             input_ids (`torch.LongTensor` of shape `(batch, tgt_len)`, *optional*): Target tokens, shifted right; with
                 a cache those that are new.
-            attention_mask (`torch.Tensor` of shape `(batch, past_len + tgt_len)`, *optional*): Not 0 for tokens, 0
+            attention_mask (`torch.Tensor` of shape `(batch, past_length + tgt_len)`, *optional*): Not 0 for tokens, 0
                 for padding.
             encoder_hidden_states (`torch.Tensor` of shape `(batch, src_len, d_model)`): The encoder's output. Where
                 several consecutive target rows share a source, as beams do, one row for all of them (attention `eager`
@@ -296,7 +296,7 @@ class VanillaTransformerDecoder(VanillaTransformerStack):
             )
         if use_cache and past_key_values is None:
             past_key_values = EncoderDecoderCache(DynamicCache(config=self.config), DynamicCache(config=self.config))
-        past_len = 0 if past_key_values is None else past_key_values.get_seq_length()
+        past_length = 0 if past_key_values is None else past_key_values.get_seq_length()
         batch, tgt_len, _ = inputs_embeds.shape
         sources, src_len, _ = encoder_hidden_states.shape
         if sources != batch and (sources == 0 or batch % sources):
@@ -307,11 +307,11 @@ class VanillaTransformerDecoder(VanillaTransformerStack):
         if sources != batch and isinstance(encoder_attention_mask, Tensor) and encoder_attention_mask.dim() == 4:
             raise ValueError("`encoder_attention_mask` must have shape (batch, src_len) where targets share a source.")
         check_attention_mask("attention_mask", encoder_attention_mask, sources, src_len)
-        if isinstance(past_len, int) or not torch.compiler.is_compiling():  # compiled code can't ask a static cache
-            check_attention_mask("decoder_attention_mask", attention_mask, batch, past_len + tgt_len)
-            check_length(past_len + tgt_len, position_limit(self.config))
+        if isinstance(past_length, int) or not torch.compiler.is_compiling():  # compiled code can't ask a static cache
+            check_attention_mask("decoder_attention_mask", attention_mask, batch, past_length + tgt_len)
+            check_length(past_length + tgt_len, position_limit(self.config))
 
-        position_ids = positions_of(attention_mask, tgt_len, past_len, inputs_embeds.device)
+        position_ids = positions_of(attention_mask, tgt_len, past_length, inputs_embeds.device)
         hidden_states = self.embed(inputs_embeds, position_ids)
         # the layers, and after them the norm of pre-norm
         hidden_states = run_decoder(
@@ -480,7 +480,7 @@ class Seq2SeqGenerationMixin(StreamingGenerationMixin):
             TypeError: if source, mask or prompt are no tensors of the right kind.
         """
         if self.generation_config.max_length == TRANSFORMERS_MAX_LENGTH:
-            self.generation_config.max_length = None  # a checkpoint keeps it
+            self.generation_config.max_length = None  # a checkpoint has kept it
         sources = (inputs, kwargs.get("input_ids"), kwargs.get("inputs_embeds"))
         source = next((given for given in sources if given is not None), None)
         self._check_generation_inputs(source, kwargs)

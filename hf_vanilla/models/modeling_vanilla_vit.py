@@ -162,12 +162,12 @@ class VanillaVitPreTrainedModel(VanillaPreTrainedModel):
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
         """Draw weights, positions and the class token from a normal distribution cut at two standard deviations."""
-        spread = self.config.initializer_range
+        std = self.config.initializer_range
         weights = [module.weight] if isinstance(module, nn.Linear | nn.Conv2d) else []
         if isinstance(module, Embeddings):
             weights = [module.cls_token, module.position_embeddings]
         for weight in weights:
-            init.trunc_normal_(weight, std=spread, a=-2 * spread, b=2 * spread)
+            init.trunc_normal_(weight, std=std, a=-2 * std, b=2 * std)
         super()._init_weights(module)
 
 

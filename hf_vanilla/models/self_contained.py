@@ -62,7 +62,8 @@ def size_fields(layers: int, width: int, heads: int | None = None, **others: Any
 
     Args:
         layers (`int`): Number of layers.
-        width (`int`): Width of the residual stream; the filter size is four times that, as in all published models.
+        width (`int`): Width of the residual stream; the intermediate size is four times that, as in all
+            published models.
         heads (`int`, *optional*): Attention heads; of width 64 by default.
         **others (`Any`): Further fields.
 
@@ -120,7 +121,7 @@ class SelfContainedConfig(PreTrainedConfig):
     pooler_output_size = cast(Any, None)  # the width of the model
     pooler_act = "tanh"
 
-    # How processes share a model, for transformers' `DistributedConfig`; each model keeps the rules for its modules.
+    # How processes shard a model, for transformers' `DistributedConfig`; each model keeps the rules for its modules.
     # A cut through a fused projection is no cut between heads, so its output is gathered before heads attend.
     base_model_tp_plan = {
         "layers.*.self_attn.qkv_proj": "colwise_gather_output",
@@ -470,7 +471,7 @@ class VanillaPreTrainedModel(PreTrainedModel):
 
     @classmethod
     def from_pretrained(cls, *args: Any, distributed_config: Any = None, **kwargs: Any) -> Any:
-        """Load a model, and with a `distributed_config` share it between the processes that `torchrun` started.
+        """Load a model, and with a `distributed_config` shard it over the processes that `torchrun` started.
 
         Each process reads all weights and then keeps its part. transformers alone would cut them as they are in the
         file, where queries, keys and values are apart, or matrices transposed: other parts.
@@ -558,7 +559,7 @@ class StreamingGenerationMixin(GenerationMixin):
     def _expand_inputs_for_generation(
         self, expand_size: int = 1, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, dict[str, Any]]:
-        """Check the number of rows of each input, which transformers does later, and repeat the input."""
+        """Check the number of rows of each input, which transformers does later, and repeat the inputs."""
         if expand_size < 1:
             raise ValueError(f"`num_beams` or `num_return_sequences` must be at least 1, got {expand_size}.")
         return super()._expand_inputs_for_generation(expand_size, *args, **kwargs)

@@ -18,7 +18,7 @@ from transformers.utils import logging
 from ..data.batching import check_integer
 from ..data.files import check_choice
 from ..precision import FASTEST, fastest_precision
-from .checkpoints import LOSSES
+from .checkpoints import lower_is_better
 from .policies import MAX_ROLLBACKS, MAX_SKIPS_IN_A_ROW, StopOnDivergenceCallback, check_on_nan
 from .runs import saved_option
 
@@ -225,7 +225,7 @@ class EarlyStoppingArguments(MuonArguments):
             if SaveStrategy(self.save_strategy) != SaveStrategy.BEST:
                 self.save_strategy: Any = strategy.value
                 self.save_steps: float = self.eval_steps or self.logging_steps
-        if self.greater_is_better is None and (self.metric_for_best_model or "").removeprefix("eval_") in LOSSES:
+        if self.greater_is_better is None and lower_is_better(self.metric_for_best_model or ""):
             self.greater_is_better: bool | None = False  # transformers knows names that end in loss alone
         super().__post_init__()
 
@@ -237,7 +237,7 @@ class VanillaTrainingArguments(EarlyStoppingArguments, Seq2SeqTrainingArguments)
     Args:
         max_tokens_per_batch (`int`, *optional*): Size of a batch of one device in tokens, padding included, the larger
             of source and target side. Replaces `per_device_train_batch_size` and `per_device_eval_batch_size`. `None`
-            keeps the stock batches, as does the stock `Seq2SeqTrainer`, which ignores this argument and the next.
+            keeps the stock batches, as does the stock `Seq2SeqTrainer`, which ignores the arguments of this class.
         stream_buffer (`int`, *optional*, defaults to 10000): Rows of streamed training data that are read and batched
             together with `max_tokens_per_batch` ([`~hf_vanilla.data.TokenBudgetStream`]). A resumed run reads them
             again.

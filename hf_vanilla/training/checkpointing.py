@@ -36,7 +36,7 @@ from .checkpoints import (
     was_scheduled,
     why_not_resumable,
 )
-from .manifest import changes, harmless_changes, read_manifest, training_facts, write_manifest
+from .manifest import changes, harmless_changes, order_seed, read_manifest, training_facts, write_manifest
 from .memory import ReleaseMemoryCallback
 from .muon import MuonTrainer
 from .parallelism import check_parallelism
@@ -186,8 +186,7 @@ class EpochLengthGroupedSampler(LengthGroupedSampler):
 
     def __iter__(self) -> Iterator[int]:
         args = self._trainer.args
-        seed = args.seed if args.data_seed is None else args.data_seed
-        self.generator = torch.Generator().manual_seed(seed + int(self._trainer.state.epoch or 0))
+        self.generator = torch.Generator().manual_seed(order_seed(args) + int(self._trainer.state.epoch or 0))
         return super().__iter__()
 
 

@@ -24,8 +24,6 @@ from .manifest import MANIFEST_FILE, damage_of_files, read_manifest
 logger = logging.get_logger(__name__)
 
 
-# Scores of which lower is better.
-LOSSES = ("loss", "mse")
 # Files and folders that a checkpoint has for resuming, in addition to the trainer's state.
 _TO_RESUME = re.compile(r"optimizer|rng_state|global_step")
 # In the state of a trainer whose checkpoints are complete with their manifests only.
@@ -34,6 +32,18 @@ _EVALUATION_HINT = (
     "Only checkpoints that were evaluated when they were saved can be compared: train with validation data, "
     "--eval_strategy steps and --eval_steps equal to --save_steps; or take the last ones."
 )
+
+
+def lower_is_better(metric: str) -> bool:
+    """Whether a lower value of a metric is better.
+
+    Args:
+        metric (`str`): Its name, with or without `eval_`.
+
+    Returns:
+        `bool`: true for `mse` and names that end in `loss`, as transformers' `TrainingArguments` has it.
+    """
+    return metric.endswith("loss") or metric.removeprefix("eval_") == "mse"
 
 
 def last_checkpoints(run_dir: str | os.PathLike, count: int) -> list[Path]:
@@ -62,8 +72,8 @@ def best_checkpoints(
         run_dir (`str`): The `output_dir` of a `Trainer`, with folders `checkpoint-<step>`.
         count (`int`): Number of checkpoints.
         metric (`str`, *optional*, defaults to `"eval_loss"`): Name of the metric, with or without `eval_`.
-        greater_is_better (`bool`, *optional*): Whether higher values are better. The default is the rule of
-            `TrainingArguments`, yes, unless the name ends in `loss`, and no for `mse`.
+        greater_is_better (`bool`, *optional*): Whether higher values are better. By default, unless the name ends
+            in `loss` or `mse`.
 
     Returns:
         `list[Path]`: `count` folders, by ascending step. Of two equal values, that of the later checkpoint is better.
@@ -76,7 +86,7 @@ def best_checkpoints(
     if not metric.startswith("eval_"):
         metric = f"eval_{metric}"
     if greater_is_better is None:
-        greater_is_better = not metric.endswith("loss") and metric.removeprefix("eval_") not in LOSSES
+        greater_is_better = not lower_is_better(metric)
     state = read_json_object(list(checkpoints.values())[-1] / TRAINER_STATE_NAME)
     values = _metric_by_step(state, metric)
     measured = [step for step in checkpoints if math.isfinite(values.get(step, math.nan))]

@@ -18,7 +18,7 @@ from transformers.utils import logging
 from ..data.files import replacing_file
 from .arguments import FinetuningArguments, add_early_stopping
 from .checkpointing import VerifiedCheckpointTrainer
-from .checkpoints import LOSSES, checkpoint_to_resume
+from .checkpoints import checkpoint_to_resume, lower_is_better
 from .policies import add_policies
 from .runs import check_and_save_options, decisive_options, save_final_model, train_to_end
 
@@ -72,7 +72,7 @@ class FewUpdatesWarning(TrainerCallback):
 
 
 class EpochOfDataCallback(TrainerCallback):
-    """Tells training data with a `set_epoch` the epoch.
+    """Calls `set_epoch` of training data that has it.
 
     accelerate does so in one process alone, and not after batches that a resumed run skips.
     """
@@ -80,7 +80,7 @@ class EpochOfDataCallback(TrainerCallback):
     def on_epoch_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Tell the epoch from 0.
+        """Call `set_epoch`; the first epoch is 0.
 
         Args:
             args (`TrainingArguments`): Not used.
@@ -208,7 +208,7 @@ def median_best_worst(values: Collection[float], score: str) -> dict[str, float]
     Returns:
         `dict[str, float]`: `median`, `best` and `worst`.
     """
-    best, worst = (min, max) if score in LOSSES else (max, min)
+    best, worst = (min, max) if lower_is_better(score) else (max, min)
     return {"median": statistics.median(values), "best": best(values), "worst": worst(values)}
 
 

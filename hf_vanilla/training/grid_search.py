@@ -11,7 +11,7 @@ from transformers.trainer_utils import IntervalStrategy
 from transformers.utils import logging
 
 from .arguments import FinetuningArguments
-from .checkpoints import LOSSES
+from .checkpoints import lower_is_better
 from .finetuning import FinetuningTask, median_best_worst
 from .policies import add_policies
 
@@ -67,7 +67,7 @@ def search_settings(
         raise ImportError('The search needs one more package: pip install "hf_vanilla[sweep]"') from error
     _check_grid(args, seeds, grid)
     choices: dict[str, list[Any]] = {**{name: list(values) for name, values in grid.items()}, "seed": list(seeds)}
-    direction = "minimize" if task.main_score in LOSSES else "maximize"
+    direction = "minimize" if lower_is_better(task.main_score) else "maximize"
     storage = optuna.storages.JournalStorage(_open_journal(Path(journal), is_main_process=args.should_save))
     shared: dict[str, Any] = {
         "storage": storage,
@@ -183,4 +183,4 @@ def _ranking(study: Any, main_score: str) -> list[dict[str, Any]]:
         {**dict(setting), **median_best_worst(each.values(), main_score), "scores": dict(sorted(each.items()))}
         for setting, each in scores.items()
     ]
-    return sorted(ranking, key=lambda each: each["median"], reverse=main_score not in LOSSES)
+    return sorted(ranking, key=lambda each: each["median"], reverse=not lower_is_better(main_score))

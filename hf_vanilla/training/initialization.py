@@ -56,12 +56,12 @@ def initialize_from_examples(model: PreTrainedModel, examples: Dataset, seed: in
     weight = model.get_input_embeddings().weight
     bias = getattr(model.get_output_embeddings(), "bias", None)
     vocab_size, width = weight.shape
-    _check(examples, vocab_size, width)
+    _check_examples(examples, vocab_size, width)
     size = SCALE * model.config.initializer_range
-    information, counts = _count(examples, vocab_size)
+    information, counts = _pmi_and_counts(examples, vocab_size)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        vectors = _reduce(information, width)
+        vectors = _low_rank_vectors(information, width)
     vectors = torch.nn.functional.normalize(vectors - vectors[counts > 0].mean(0)) * size * math.sqrt(width)
     weight[counts > 0] = vectors[counts > 0].to(weight)
     places = torch.arange(len(positions))[None]
@@ -84,7 +84,7 @@ def _positions_of(model: PreTrainedModel) -> torch.Tensor:
         ) from None
 
 
-def _check(examples: Any, vocab_size: int, width: int) -> None:
+def _check_examples(examples: Any, vocab_size: int, width: int) -> None:
     """Raise if the start values can't be computed."""
     if vocab_size < width:
         raise ValueError(
@@ -102,7 +102,7 @@ def _check(examples: Any, vocab_size: int, width: int) -> None:
         )
 
 
-def _count(examples: Dataset, vocab_size: int) -> tuple[torch.Tensor, torch.Tensor]:
+def _pmi_and_counts(examples: Dataset, vocab_size: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the positive pointwise mutual information of tokens and their neighbours, and how often each occurs."""
     lengths = measure_pair_lengths(examples).source
     step = max(1, math.ceil(lengths.sum(dtype=np.int64) / MAX_TOKENS))
@@ -139,7 +139,7 @@ def _count(examples: Dataset, vocab_size: int) -> tuple[torch.Tensor, torch.Tens
     return information.coalesce(), torch.from_numpy(np.bincount(ids[is_counted], minlength=vocab_size))
 
 
-def _reduce(matrix: torch.Tensor, width: int) -> torch.Tensor:
+def _low_rank_vectors(matrix: torch.Tensor, width: int) -> torch.Tensor:
     """Return a vector of a width for each row, which keeps most of the matrix, in no special directions."""
     if matrix.values().numel() > DENSE_SHARE * matrix.numel():
         matrix = matrix.to_dense()

@@ -58,6 +58,18 @@ PACKAGES = ("hf_vanilla", "torch", "transformers", "accelerate", "datasets", "to
 HASHED_ROWS = 256
 
 
+def order_seed(args: TrainingArguments) -> int:
+    """Return the seed of the order of the examples.
+
+    Args:
+        args (`TrainingArguments`): The training arguments.
+
+    Returns:
+        `int`: `data_seed` if it is given, or else `seed`.
+    """
+    return args.seed if args.data_seed is None else args.data_seed
+
+
 def write_manifest(folder: Path, facts: Mapping[str, Any]) -> None:
     """Write the manifest of a checkpoint once all its files are on the disk.
 

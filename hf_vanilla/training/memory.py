@@ -1,4 +1,4 @@
-"""Freed memory that goes back to the system while a training goes on."""
+"""Return freed memory to the system during training."""
 
 import ctypes
 import sys

@@ -1,4 +1,4 @@
-"""Which ways to share a training between devices the models can't take."""
+"""Which ways to spread a training over devices the models can't take."""
 
 from typing import Any
 

@@ -73,7 +73,7 @@ class NaNPolicyCallback(StopOnNaNCallback, BatchWatcher):
       that batch. It is logged, and counted as `skipped_updates` in the metrics of the training.
     - `"rollback"` returns to the last undamaged checkpoint, repeats the updates since then with the same batches, and
       leaves out the one that failed. That differs from `"skip"` if not the batch was at fault but the state, damaged
-      by the machine, say. Of stock trainers, which can't return, it ends the training.
+      by the machine, say. A stock trainer can't return to a checkpoint: its training ends.
 
     ```python
     Trainer(model, args, callbacks=[NaNPolicyCallback("skip")], ...)

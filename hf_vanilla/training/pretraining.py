@@ -36,6 +36,7 @@ from transformers.utils import logging
 
 from ..data.batching import TokenBudgetBatchSampler, measure_pair_lengths
 from .arguments import VanillaTrainingArguments
+from .manifest import order_seed
 from .policies import StopOnDivergenceCallback
 from .trainer import VanillaTrainer
 
@@ -398,13 +399,13 @@ class PretrainingTrainer(VanillaTrainer):
             lengths,
             self.phase_updates,
             int(self.args.max_tokens_per_batch or 0),
-            seed=self.args.data_seed if self.args.data_seed is not None else self.args.seed,
+            seed=order_seed(self.args),
             batches_per_step=self.args.world_size * self.args.gradient_accumulation_steps,
             mixed_phases=self.mixed_phases,
         )
-        rows = sum(len(phase) for phase in sampler.phases)
+        batches = sum(len(phase) for phase in sampler.phases)
         examples = sum(len(phase.dataset) for phase in self.phases)
-        self._sentences_per_update = max(1, round(examples * sampler.phases[0].batches_per_step / max(1, rows)))
+        self._sentences_per_update = max(1, round(examples * sampler.phases[0].batches_per_step / max(1, batches)))
         used = _CountedRows(self._remove_unused_columns(self.train_dataset, description="Training"))
         return self._dataloader(used, _CountingSampler(sampler, examples), "Training", is_training=True)
 

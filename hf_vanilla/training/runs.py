@@ -27,6 +27,7 @@ from ..models.text_batches import TARGET_TOKENIZER
 from .checkpointing import keep_manifests, wait_for_manifests
 from .checkpoints import checkpoint_to_resume, find_best_checkpoint, last_complete_checkpoint
 from .divergence import check_finite_weights
+from .manifest import ORDER_ARGUMENTS
 from .signals import exit_on_sigterm, stopping_on_signals
 
 
@@ -43,13 +44,7 @@ ALL_RESULTS_FILE = "all_results.json"
 # Training arguments that decide the order of the examples, the updates, their precision or the final model. Most of
 # those of optimizer and schedule would have no effect: `Trainer` restores them from the checkpoint.
 SEMANTIC_ARGUMENTS = (
-    "seed",
-    "data_seed",
-    "max_tokens_per_batch",
-    "stream_buffer",
-    "dataloader_drop_last",
-    "per_device_train_batch_size",
-    "gradient_accumulation_steps",
+    *ORDER_ARGUMENTS,
     "average_last",
     "learning_rate",
     "lr_scheduler_type",
@@ -268,9 +263,7 @@ def train_to_end(trainer: Trainer, checkpoint: str | os.PathLike[str] | None = N
         trainer (`Trainer`): The trainer; all processes must call this.
         checkpoint (`str`, *optional*): The checkpoint to resume from.
     """
-    if checkpoint is None or not (
-        has_all_updates(checkpoint, trainer.args) or _patience_is_over(checkpoint, trainer.args)
-    ):
+    if checkpoint is None or not _is_over(read_json_object(Path(checkpoint) / TRAINER_STATE_NAME), trainer.args):
         keep_manifests(trainer)
         with stopping_on_signals(trainer, getattr(trainer.args, "stop_grace", 25.0)):
             try:
@@ -371,22 +364,6 @@ def save_final_model(trainer: Trainer) -> None:
         trainer.push_to_hub(commit_message="Model save", revision=trainer.args.hub_revision)
 
 
-def has_all_updates(folder: str | os.PathLike[str], args: TrainingArguments) -> bool:
-    """Check whether a run has had all its updates.
-
-    Args:
-        folder (`str`): A checkpoint, or the folder of a run whose state has been saved.
-        args (`TrainingArguments`): The length of the run.
-
-    Returns:
-        `bool`: true if no updates are left.
-    """
-    state = TrainerState.load_from_json(str(Path(folder) / TRAINER_STATE_NAME))
-    if args.max_steps > 0:
-        return state.global_step >= args.max_steps
-    return (state.epoch or 0.0) >= args.num_train_epochs - 1e-9  # a sum of fractions
-
-
 def is_finished(args: TrainingArguments) -> bool:
     """Check whether a run has had all its updates, or has stopped early, and its final model is saved.
 
@@ -404,31 +381,27 @@ def is_finished(args: TrainingArguments) -> bool:
         state = read_json_object(folder / TRAINER_STATE_NAME)
     except ValueError:  # there is none, or a broken one
         return False
-    return has_model and (has_all_updates(folder, args) or _stopped_early(state, args))
+    return has_model and _is_over(state, args)
 
 
-def _stopped_early(state: dict[str, Any], args: TrainingArguments) -> bool:
-    """Whether a state is that of a run of this length which early stopping has ended, with no less patience."""
-    patience = getattr(args, "early_stopping_patience", 0)
-    stopping = state.get("stateful_callbacks", {}).get(EarlyStoppingCallback.__name__)
-    had = stopping["args"]["early_stopping_patience"] if isinstance(stopping, dict) else patience
-    has_ended = any("train_runtime" in entry for entry in state.get("log_history", []))
-    return 0 < patience <= had and has_ended and _has_length(state, args)
-
-
-def _has_length(state: dict[str, Any], args: TrainingArguments) -> bool:
-    """Whether a state is that of a run of this length."""
+def _is_over(state: dict[str, Any], args: TrainingArguments) -> bool:
+    """Whether no updates of a run of this length are left, or early stopping has ended it, with no less patience."""
     if args.max_steps > 0:
-        return state.get("max_steps") == args.max_steps
-    return state.get("num_train_epochs") == math.ceil(args.num_train_epochs)
-
-
-def _patience_is_over(checkpoint: str | os.PathLike[str], args: TrainingArguments) -> bool:
-    """Whether early stopping has ended a run of this length at a checkpoint."""
-    state = read_json_object(Path(checkpoint) / TRAINER_STATE_NAME)
+        has_all_updates = state.get("global_step", 0) >= args.max_steps
+        has_same_length = state.get("max_steps") == args.max_steps
+    else:  # an epoch is a sum of fractions
+        has_all_updates = (state.get("epoch") or 0.0) >= args.num_train_epochs - 1e-9
+        has_same_length = state.get("num_train_epochs") == math.ceil(args.num_train_epochs)
+    if has_all_updates:
+        return True
+    patience = getattr(args, "early_stopping_patience", 0)
+    has_ended = any("train_runtime" in entry for entry in state.get("log_history", []))
+    waited = patience if has_ended else 0
     stopping = state.get("stateful_callbacks", {}).get(EarlyStoppingCallback.__name__)
-    in_vain = stopping["attributes"]["early_stopping_patience_counter"] if isinstance(stopping, dict) else 0
-    return 0 < getattr(args, "early_stopping_patience", 0) <= in_vain and _has_length(state, args)
+    if isinstance(stopping, dict):  # of a run that has ended, the last evaluation may not be counted
+        counter = stopping["attributes"]["early_stopping_patience_counter"]
+        waited = stopping["args"]["early_stopping_patience"] if has_ended else counter
+    return has_same_length and 0 < patience <= waited
 
 
 def _read_options(path: Path) -> dict[str, Any]:

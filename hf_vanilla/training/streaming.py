@@ -23,6 +23,7 @@ from transformers.utils import logging
 from ..data.files import replacing_file
 from ..data.streams import TokenBudgetStream
 from .arguments import VanillaTrainingArguments
+from .manifest import order_seed
 
 
 logger = logging.get_logger(__name__)
@@ -182,7 +183,7 @@ def stream_of_tokens(dataset: datasets.IterableDataset, args: VanillaTrainingArg
         dataset,
         int(args.max_tokens_per_batch or 0),
         buffer_size=args.stream_buffer,
-        seed=args.data_seed if args.data_seed is not None else args.seed,
+        seed=order_seed(args),
         batches_per_step=args.gradient_accumulation_steps,
         num_processes=args.world_size,
         process_index=args.process_index,

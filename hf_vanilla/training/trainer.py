@@ -1,7 +1,7 @@
-"""A thin `Seq2SeqTrainer`: batches of a fixed number of tokens, the paper's schedule and scheduled sampling.
+"""A `Seq2SeqTrainer` with batches of a fixed number of tokens, the paper's schedule and safe checkpoints.
 
 Everything here is optional: the stock `Seq2SeqTrainer` trains the same models with its own batches. The docstring of
-[`VanillaTrainer`] lists what it adds; each addition overrides a method that `Trainer` documents for that purpose.
+[`VanillaTrainer`] lists what it adds.
 """
 
 import functools
@@ -29,12 +29,11 @@ from ..data.batching import LengthSortedBatchSampler, PairLengths, TokenBudgetBa
 from ..data.streams import TokenBudgetStream
 from ..models import packing
 from ..models.checks import IGNORED_LABEL
-from ..models.modeling_vanilla_bert import VanillaBertForPreTraining
-from ..models.modeling_vanilla_gpt import VanillaGptForCausalLM
 from ..models.self_contained import VanillaPreTrainedModel
 from .arguments import VanillaTrainingArguments, add_early_stopping
 from .checkpointing import VerifiedCheckpointTrainer
 from .consistency import ConsistencyLoss, twice
+from .manifest import order_seed
 from .policies import add_policies
 from .recipes import inverse_sqrt_schedule_from_one
 from .streaming import StreamedTraining, check_stream, stream_of_tokens
@@ -182,7 +181,7 @@ class VanillaTrainer(VerifiedCheckpointTrainer, Seq2SeqTrainer):
             lengths.source,
             lengths.source if lengths.target is None else lengths.target,
             max_tokens,
-            seed=self.args.data_seed if self.args.data_seed is not None else self.args.seed,
+            seed=order_seed(self.args),
             batches_per_step=batches_per_update,
         )
         self._sentences_per_update = max(1, round(len(lengths.source) * batches_per_update / max(1, len(sampler))))
@@ -201,7 +200,7 @@ class VanillaTrainer(VerifiedCheckpointTrainer, Seq2SeqTrainer):
         dataset: Any = self.eval_dataset if eval_dataset is None else eval_dataset
         if isinstance(dataset, str) and isinstance(self.eval_dataset, dict):
             dataset = self.eval_dataset[dataset]
-        if self.args.max_tokens_per_batch is None or not _has_length(dataset):
+        if self.args.max_tokens_per_batch is None or not _is_indexable(dataset):
             return super().get_eval_dataloader(eval_dataset)
         return self._sorted_dataloader(dataset, self.args.max_tokens_per_batch, "Evaluation")
 
@@ -214,7 +213,7 @@ class VanillaTrainer(VerifiedCheckpointTrainer, Seq2SeqTrainer):
         Returns:
             `DataLoader`: longest pairs first, with the same numbers of batches and of rows on each process.
         """
-        if self.args.max_tokens_per_batch is None or not _has_length(test_dataset):
+        if self.args.max_tokens_per_batch is None or not _is_indexable(test_dataset):
             return super().get_test_dataloader(test_dataset)
         return self._sorted_dataloader(test_dataset, self.args.max_tokens_per_batch, "Prediction")
 
@@ -541,14 +540,14 @@ def _check_label_smoothing(args: VanillaTrainingArguments, model: Any) -> None:
             f"`label_smoothing_factor` ({factor}) has no effect with `consistency_weight` "
             f"({args.consistency_weight}); set `label_smoothing` of the model's config."
         )
-    if isinstance(model, VanillaGptForCausalLM | VanillaBertForPreTraining):
+    if not getattr(type(model), "takes_label_smoothing_factor", True):
         raise ValueError(
             f"`label_smoothing_factor` ({factor}) is not for a {type(model).__name__}: transformers' trainer would "
             "compare its predictions with other labels; leave it at 0."
         )
 
 
-def _has_length(dataset: Any) -> bool:
+def _is_indexable(dataset: Any) -> bool:
     """Check whether the rows of `dataset` can be read by index."""
     return hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__") and not isinstance(dataset, dict)
 
@@ -558,7 +557,7 @@ def _check_training_data(train_dataset: Any, args: VanillaTrainingArguments) -> 
     if isinstance(train_dataset, TokenBudgetStream):
         check_stream(train_dataset, args)
         return
-    if train_dataset is None or args.max_tokens_per_batch is None or _has_length(train_dataset):
+    if train_dataset is None or args.max_tokens_per_batch is None or _is_indexable(train_dataset):
         return
     if not isinstance(train_dataset, datasets.IterableDataset):
         raise ValueError(

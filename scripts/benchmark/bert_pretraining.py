@@ -13,7 +13,6 @@ share of that of one large product.
 Without a file the text is Python's own documentation.
 """
 
-import copy
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -24,6 +23,8 @@ from measuring import (
     FLOAT_TYPES,
     FOLDER,
     BenchmarkArguments,
+    clocked_training,
+    fresh_copy,
     in_each_type,
     language_documents,
     pairs_of_types,
@@ -51,7 +52,6 @@ from hf_vanilla.training import Phase, PretrainingTrainer, bert_training_argumen
 
 
 VOCAB_SIZE = 30_522
-WARMUP_STEPS = 2
 # By size and length; the last is for a GPU.
 TARGETS = {("mini", 128): 8.0, ("base", 128): 3.0, ("large", 512): 2.0}
 
@@ -87,37 +87,27 @@ def main() -> None:
         "BertForPreTraining": BertForPreTraining(native),
         "ours": VanillaBertForPreTraining(config),
     }
-    common = {
-        "max_steps": arguments.steps + WARMUP_STEPS,
-        "use_cpu": not torch.accelerator.is_available(),
-        "save_strategy": "no",
-        "logging_strategy": "no",
-        "report_to": "none",
-        "disable_tqdm": True,
-    }
+    common = clocked_training(arguments.steps)
     collator = DataCollatorForLanguageModeling(tokenizer)
     operations: dict[str, list[tuple[float, float]]] = {dtype: [] for dtype in FLOAT_TYPES}
-
-    def new(name: str) -> PreTrainedModel:
-        return copy.deepcopy(models[name])  # accelerate leaves a model in the precision of its first training
 
     def stock(name: str, dtype: str) -> Callable[[], float]:
         def measure() -> float:
             batches = {"per_device_train_batch_size": arguments.batch_size, "bf16": dtype == "bfloat16"}
-            args = TrainingArguments("benchmark_output", **batches, **common)
-            trainer = Trainer(new(name), args, collator, data.remove_columns("offset_mapping"))
-            return train_and_clock(trainer, "attention_mask", 0, WARMUP_STEPS).rate()
+            args = TrainingArguments(**batches, **common)
+            trainer = Trainer(fresh_copy(models[name]), args, collator, data.remove_columns("offset_mapping"))
+            return train_and_clock(trainer, "attention_mask", 0).rate()
 
         return measure
 
     def by_tokens(dtype: str) -> Callable[[], float]:
         def measure() -> float:
             batches = {"max_tokens_per_batch": arguments.batch_size * length, "bf16": dtype == "bfloat16"}
-            args = bert_training_arguments("benchmark_output", warmup_steps=1, **batches, **common)
+            args = bert_training_arguments(warmup_steps=1, **batches, **common)
             trainer = PretrainingTrainer(
-                new("ours"), args, collator, phases=[Phase(data, 1.0)], processing_class=tokenizer
+                fresh_copy(models["ours"]), args, collator, phases=[Phase(data, 1.0)], processing_class=tokenizer
             )
-            speedometer = train_and_clock(trainer, "attention_mask", 0, WARMUP_STEPS)
+            speedometer = train_and_clock(trainer, "attention_mask", 0)
             operations[dtype].append((speedometer.operations_per_second(), product_ceiling(getattr(torch, dtype))))
             return speedometer.rate()
 

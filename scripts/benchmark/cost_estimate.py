@@ -14,10 +14,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
 from datasets import Dataset
 from measuring import (
     BenchmarkArguments,
+    clocked_training,
     language_documents,
     prepare,
     report,
@@ -48,7 +48,6 @@ from hf_vanilla.training import (
 
 
 VOCAB_SIZE = 10_000
-WARMUP_STEPS = 2
 SMALL = {"d_model": 128, "d_ff": 256, "num_heads": 4, "encoder_layers": 4, "decoder_layers": 4}
 
 
@@ -77,14 +76,9 @@ def main() -> None:
     sequences = build_pretraining_dataset(documents, word_pieces, max_length=128)
     steps = max(8, arguments.tokens_per_turn // arguments.max_tokens_per_batch)
     common: dict[str, Any] = {
-        "max_steps": steps + WARMUP_STEPS,
+        **clocked_training(steps),
         "max_tokens_per_batch": arguments.max_tokens_per_batch,
         "bf16": True,
-        "use_cpu": not torch.accelerator.is_available(),
-        "save_strategy": "no",
-        "logging_strategy": "no",
-        "report_to": "none",
-        "disable_tqdm": True,
     }
 
     def predicted(config: Any, data: Dataset) -> Callable[[], float]:
@@ -97,14 +91,14 @@ def main() -> None:
         return measure
 
     def reached(build: Callable[[], Trainer], name: str, padding: int) -> Callable[[], float]:
-        return lambda: train_and_clock(build(), name, padding, WARMUP_STEPS).rate()
+        return lambda: train_and_clock(build(), name, padding).rate()
 
     def pairs_trainer(config: VanillaTransformerConfig) -> Callable[[], Trainer]:
         def build() -> Trainer:
             set_seed(0)
             model = VanillaTransformerForConditionalGeneration(config)
             collator = DataCollatorForSeq2Seq(tokenizer, model=model)
-            args = VanillaTrainingArguments("benchmark_output", **common)
+            args = VanillaTrainingArguments(**common)
             return VanillaTrainer(model, args, collator, train_dataset=pairs)
 
         return build
@@ -113,7 +107,7 @@ def main() -> None:
         set_seed(0)
         return PretrainingTrainer(
             VanillaBertForPreTraining(bert),
-            bert_training_arguments("benchmark_output", warmup_steps=1, **common),
+            bert_training_arguments(warmup_steps=1, **common),
             DataCollatorForLanguageModeling(word_pieces),
             phases=[Phase(sequences, 1.0)],
             processing_class=word_pieces,

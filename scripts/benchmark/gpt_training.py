@@ -13,7 +13,6 @@ share of that of one large product.
 Without a file the text is Python's own documentation.
 """
 
-import copy
 import statistics
 import sys
 from collections.abc import Callable
@@ -28,6 +27,8 @@ from measuring import (
     FOLDER,
     GPT_VOCAB_SIZE,
     BenchmarkArguments,
+    clocked_training,
+    fresh_copy,
     gpt_pair,
     in_each_type,
     language_documents,
@@ -45,7 +46,6 @@ from hf_vanilla.data import build_blocks
 from hf_vanilla.data.tokenization import train_gpt_tokenizer
 
 
-WARMUP_STEPS = 2
 TARGETS = {"finetuning": 2.0, "pretraining": 1.3}
 
 
@@ -89,19 +89,12 @@ def main() -> None:
     def side(name: str, dtype: str) -> Callable[[], float]:
         def measure() -> float:
             args = TrainingArguments(
-                "benchmark_output",
-                per_device_train_batch_size=batch_size,
-                max_steps=arguments.steps + WARMUP_STEPS,
-                bf16=dtype == "bfloat16",
-                use_cpu=not torch.accelerator.is_available(),
-                save_strategy="no",
-                logging_strategy="no",
-                report_to="none",
-                disable_tqdm=True,
+                per_device_train_batch_size=batch_size, bf16=dtype == "bfloat16", **clocked_training(arguments.steps)
             )
-            model = copy.deepcopy(models[name])  # accelerate leaves a model in the precision of its first training
-            trainer = Trainer(model, args, DataCollatorForLanguageModeling(tokenizer, mlm=False), data)
-            speedometer = train_and_clock(trainer, "attention_mask", 0, WARMUP_STEPS)
+            trainer = Trainer(
+                fresh_copy(models[name]), args, DataCollatorForLanguageModeling(tokenizer, mlm=False), data
+            )
+            speedometer = train_and_clock(trainer, "attention_mask", 0)
             if name == "ours":
                 operations[dtype].append((speedometer.operations_per_second(), product_ceiling(getattr(torch, dtype))))
             return speedometer.rate()

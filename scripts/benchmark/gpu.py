@@ -104,7 +104,7 @@ class Ratio(NamedTuple):
 
 
 class Row(NamedTuple):
-    """A row: the minutes that it takes on an H200, and what measures it."""
+    """A row: the minutes planned for it on an H200, and what measures it."""
 
     minutes: float
     measure: Callable[[Setting], dict[str, Any]]
@@ -249,7 +249,7 @@ def compiled(model: nn.Module, setting: Setting, *, by_layer: bool = False, **op
 
 
 def document_lengths(quick: bool) -> Tensor:
-    """Count the words and signs of documents of Python's documentation, or of lines: of shape `(texts,)`."""
+    """Count words and punctuation marks of Python's documentation, by document or line: of shape `(texts,)`."""
     texts = "\n".join(topics.values()).splitlines() if quick else python_documentation()
     return torch.tensor([len(re.findall(r"\w+|[^\w\s]", text)) for text in texts])
 

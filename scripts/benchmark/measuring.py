@@ -1,5 +1,6 @@
 """Shared by the benchmarks: options, turns, text and the report."""
 
+import copy
 import datetime
 import importlib.util
 import statistics
@@ -42,6 +43,8 @@ FOLDER = Path("benchmark_output")
 # Which type is faster depends on the machine, and on the side.
 FLOAT_TYPES = ("float32", "bfloat16")
 GPT_VOCAB_SIZE = 40_478
+# Updates of a training before it is measured.
+WARMUP_STEPS = 2
 # By the place of the norms, transformers' own GPTs.
 NATIVE_GPTS: dict[str, tuple[Any, Any]] = {
     "post": (OpenAIGPTLMHeadModel, OpenAIGPTConfig),
@@ -410,7 +413,25 @@ class Speedometer(TrainerCallback):
         return sum(training_operations(self.config, *each) for each in self.lengths) / self.seconds
 
 
-def train_and_clock(trainer: Trainer, name: str, padding: int, warmup_steps: int) -> Speedometer:
+def clocked_training(steps: int) -> dict[str, Any]:
+    """Return the arguments of a training with `steps` updates to measure, which writes nothing."""
+    return {
+        "output_dir": str(FOLDER),
+        "max_steps": steps + WARMUP_STEPS,
+        "use_cpu": not torch.accelerator.is_available(),
+        "save_strategy": "no",
+        "logging_strategy": "no",
+        "report_to": "none",
+        "disable_tqdm": True,
+    }
+
+
+def fresh_copy(model: PreTrainedModel) -> PreTrainedModel:
+    """Copy a model to train it: accelerate leaves one in the precision of its first training."""
+    return copy.deepcopy(model)
+
+
+def train_and_clock(trainer: Trainer, name: str, padding: int, warmup_steps: int = WARMUP_STEPS) -> Speedometer:
     """Run a training, and return its measurement after the first updates."""
     speedometer = Speedometer(trainer.model, name, padding, warmup_steps)
     trainer.add_callback(speedometer)

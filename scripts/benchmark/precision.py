@@ -20,6 +20,7 @@ import torch
 from datasets import Dataset
 from measuring import (
     BenchmarkArguments,
+    clocked_training,
     device,
     now,
     prepare,
@@ -42,7 +43,6 @@ from hf_vanilla.training import VanillaTrainer, VanillaTrainingArguments
 
 
 VOCAB_SIZE = 10_000
-WARMUP_STEPS = 2
 SMALL = {"d_model": 128, "d_ff": 256, "num_heads": 4, "encoder_layers": 4, "decoder_layers": 4}
 DTYPES = (torch.float32, torch.bfloat16)
 
@@ -79,7 +79,7 @@ def main() -> None:
     data = tokenize_parallel_dataset(Dataset.from_dict(pairs), tokenizer, max_source_length=128, max_target_length=128)
     sentences = pairs["source"][: 16 if arguments.quick else arguments.sentences]
     tokens = sum(map(len, tokenizer(sentences)["input_ids"]))
-    steps = max(3, arguments.tokens_per_turn // arguments.max_tokens_per_batch) + WARMUP_STEPS
+    steps = max(3, arguments.tokens_per_turn // arguments.max_tokens_per_batch)
     configs = {"small": VanillaTransformerConfig(vocab_size=VOCAB_SIZE, **SMALL)}
     if not arguments.quick:
         configs["base"] = VanillaTransformerConfig.preset("base", vocab_size=VOCAB_SIZE)
@@ -91,18 +91,12 @@ def main() -> None:
             set_seed(0)
             model = VanillaTransformerForConditionalGeneration(config)
             args = VanillaTrainingArguments(
-                output_dir="benchmark_output",
-                max_steps=steps,
                 max_tokens_per_batch=arguments.max_tokens_per_batch,
                 precision=precision,
-                use_cpu=not torch.accelerator.is_available(),
-                save_strategy="no",
-                logging_strategy="no",
-                report_to="none",
-                disable_tqdm=True,
+                **clocked_training(steps),
             )
             trainer = VanillaTrainer(model, args, DataCollatorForSeq2Seq(tokenizer, model=model), train_dataset=data)
-            return train_and_clock(trainer, "labels", IGNORED_LABEL, WARMUP_STEPS).rate()
+            return train_and_clock(trainer, "labels", IGNORED_LABEL).rate()
 
         return measure
 

@@ -14,7 +14,6 @@ speed of its products as a share of that of one large product.
 Without a file the pairs are made from Python's own documentation.
 """
 
-import copy
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -27,6 +26,8 @@ from measuring import (
     FLOAT_TYPES,
     FOLDER,
     BenchmarkArguments,
+    clocked_training,
+    fresh_copy,
     in_each_type,
     marian_like,
     pairs_of_types,
@@ -48,7 +49,6 @@ from hf_vanilla.training import VanillaTrainer, VanillaTrainingArguments
 
 
 VOCAB_SIZE = 10_000
-WARMUP_STEPS = 2
 
 
 @dataclass
@@ -84,24 +84,14 @@ def main() -> None:
 
     def side(model_name: str, trainer_class: type, *, dtype: str, **batches: Any) -> Callable[[], float]:
         tokens = batches.get("max_tokens_per_batch") or batches["per_device_train_batch_size"] * mean_target
-        steps = max(3, round(arguments.tokens_per_turn / tokens)) + WARMUP_STEPS
+        steps = max(3, round(arguments.tokens_per_turn / tokens))
 
         def measure() -> float:
-            args = VanillaTrainingArguments(
-                output_dir="benchmark_output",
-                max_steps=steps,
-                bf16=dtype == "bfloat16",
-                use_cpu=not torch.accelerator.is_available(),
-                save_strategy="no",
-                logging_strategy="no",
-                report_to="none",
-                disable_tqdm=True,
-                **batches,
-            )
-            model = copy.deepcopy(models[model_name])  # accelerate leaves it in the precision of its first training
+            args = VanillaTrainingArguments(bf16=dtype == "bfloat16", **clocked_training(steps), **batches)
+            model = fresh_copy(models[model_name])
             collator = DataCollatorForSeq2Seq(tokenizer, model=model)
             trainer = trainer_class(model, args, collator, train_dataset=data)
-            speedometer = train_and_clock(trainer, "labels", IGNORED_LABEL, WARMUP_STEPS)
+            speedometer = train_and_clock(trainer, "labels", IGNORED_LABEL)
             if trainer_class is VanillaTrainer and model_name == "ours":
                 operations[dtype].append((speedometer.operations_per_second(), product_ceiling(getattr(torch, dtype))))
             return speedometer.rate()

@@ -24,7 +24,6 @@ from hf_vanilla.training import (
     begin_run,
     check_and_save_options,
     decisive_options,
-    has_all_updates,
     is_finished,
     last_complete_checkpoint,
     lock_run_folder,
@@ -321,8 +320,9 @@ def test_run_with_all_updates_trains_no_more(tmp_path, trainer_class, length):
 
 def test_fractions_of_epochs_are_counted(tmp_path):
     TrainerState(epoch=1 + 2 / 3).save_to_json(str(tmp_path / "trainer_state.json"))  # below 5 / 3, as rounded
-    assert has_all_updates(tmp_path, VanillaTrainingArguments(tmp_path, num_train_epochs=5 / 3, use_cpu=True))
-    assert not has_all_updates(tmp_path, VanillaTrainingArguments(tmp_path, num_train_epochs=1.7, use_cpu=True))
+    (tmp_path / "model.safetensors").touch()
+    assert is_finished(VanillaTrainingArguments(tmp_path, num_train_epochs=5 / 3, use_cpu=True))
+    assert not is_finished(VanillaTrainingArguments(tmp_path, num_train_epochs=1.7, use_cpu=True))
 
 
 def test_no_updates_are_refused(tmp_path):
