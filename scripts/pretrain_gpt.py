@@ -24,7 +24,7 @@ Several devices:
     torchrun --nproc_per_node 2 scripts/pretrain_gpt.py --train_files encyclopedia.jsonl.gz ...
 """
 
-from hf_vanilla_cli import answer_early
+from hf_vanilla_cli import answer_early, command_of_script
 
 
 if __name__ == "__main__":  # before the slow imports
@@ -338,7 +338,9 @@ def train(model_args: ModelArguments, data_args: DataArguments, training_args: P
         trainer.log_metrics("eval", measured)
         save_metrics(trainer, "eval", measured)
     save_final_model(trainer)
-    logger.info(f"The model is in {output_dir}. It continues a text: hf-vanilla generate --model {output_dir}")
+    logger.info(
+        f"The model is in {output_dir}. It continues a text: {command_of_script('generate')} --model {output_dir}"
+    )
 
 
 if __name__ == "__main__":

@@ -17,6 +17,8 @@ from datasets.fingerprint import Hasher
 from transformers import PreTrainedTokenizerBase
 from transformers.utils import logging
 
+from .tokenization import tokenizer_settings
+
 
 logger = logging.get_logger(__name__)
 
@@ -133,9 +135,7 @@ class _DocumentTokenizer:
 
     def settings(self) -> list[Any]:
         """Return everything that the tokens depend on, except for the documents."""
-        backend = json.loads(self.tokenizer.backend_tokenizer.to_str())
-        for name in ("truncation", "padding"):  # every call sets them
-            backend.pop(name, None)
+        backend = tokenizer_settings(self.tokenizer.backend_tokenizer.to_str())
         return [type(self).__name__, BUILDER_VERSION, json.dumps(backend, sort_keys=True)]
 
     def __call__(self, batch: dict[str, list[str]]) -> dict[str, list[list[int]]]:

@@ -24,6 +24,7 @@ from transformers import DataCollatorForLanguageModeling, PreTrainedTokenizerBas
 from transformers.utils import logging
 
 from .documents import split_sentences
+from .tokenization import tokenizer_settings
 
 
 logger = logging.get_logger(__name__)
@@ -321,9 +322,7 @@ class _SentenceTokenizer:
 
     def settings(self) -> list[Any]:
         """Return everything that the result depends on, except for the documents."""
-        backend = json.loads(self.tokenizer.backend_tokenizer.to_str())
-        for name in ("truncation", "padding"):  # every call sets them
-            backend.pop(name, None)
+        backend = tokenizer_settings(self.tokenizer.backend_tokenizer.to_str())
         return [
             type(self).__name__,
             BUILDER_VERSION,

@@ -21,6 +21,7 @@ import json
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sized
+from typing import Any
 
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
@@ -330,6 +331,24 @@ def add_text_ends(tokenizer: PreTrainedTokenizerFast) -> PreTrainedTokenizerFast
         special_tokens=[(end, tokenizer.eos_token_id)],
     )
     return tokenizer
+
+
+def tokenizer_settings(content: str) -> dict[str, Any]:
+    """Read what decides how a tokenizer encodes.
+
+    Args:
+        content (`str`): Its `tokenizer.json`.
+
+    Returns:
+        `dict[str, Any]`: the content without truncation and padding, which every call sets.
+
+    Raises:
+        ValueError: if it is broken.
+    """
+    settings = json.loads(content)
+    if not isinstance(settings, dict):
+        raise ValueError(f"`content` must be a JSON object, got a {type(settings).__name__}.")
+    return {name: value for name, value in settings.items() if name not in ("truncation", "padding")}
 
 
 def _check_arguments(texts: Iterable[str], vocab_size: int, minimum: int) -> None:

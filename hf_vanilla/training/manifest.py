@@ -29,6 +29,7 @@ from transformers.trainer import TRAINING_ARGS_NAME
 from transformers.utils import CONFIG_NAME
 
 from ..data.files import replacing_file
+from ..data.tokenization import tokenizer_settings
 
 
 MANIFEST_FILE = "manifest.json"
@@ -314,8 +315,7 @@ def _processing_content(processing_class: Any) -> Any:
     """Return what decides how a tokenizer or image processor encodes; the padding of its last call is left out."""
     backend = getattr(processing_class, "backend_tokenizer", None)
     if backend is not None:
-        content = json.loads(backend.to_str())
-        return {name: value for name, value in content.items() if name not in ("padding", "truncation")}
+        return tokenizer_settings(backend.to_str())
     if isinstance(processing_class, PreTrainedTokenizerBase):
         return processing_class.get_vocab()
     to_dict = getattr(processing_class, "to_dict", None)

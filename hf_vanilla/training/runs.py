@@ -21,6 +21,7 @@ from transformers.trainer import TRAINER_STATE_NAME
 from transformers.utils import CONFIG_NAME, logging
 
 from ..data.files import read_json_object, replacing_file
+from ..data.tokenization import tokenizer_settings
 from ..hub.pushing_trainer import ResilientPushTrainer
 from ..hub.run_settings import save_run_settings
 from ..models.text_batches import TARGET_TOKENIZER
@@ -455,9 +456,8 @@ def _check_tokenizers(checkpoint: Path) -> None:
 def _tokenizer_content(path: Path) -> dict[str, Any] | None:
     """Read a tokenizer's file, without the settings that calls change; `None` if it is broken."""
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-        return {name: value for name, value in content.items() if name not in ("truncation", "padding")}
-    except (ValueError, AttributeError):
+        return tokenizer_settings(path.read_text(encoding="utf-8"))
+    except ValueError:
         return None
 
 
