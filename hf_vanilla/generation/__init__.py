@@ -1,13 +1,7 @@
 """Beam search of the paper, forced scoring, word alignments, and translation of whole texts."""
 
-from ..models.translating import (
-    SearchOptions,
-    Translation,
-    WordAlignment,
-    forced_attention,
-    length_penalty_of,
-    word_alignments,
-)
+from ..models.alignment import WordAlignment, forced_attention, word_alignments
+from ..models.translating import SearchOptions, Translation, length_penalty_of
 from .beam_attention import beam_attention
 from .beam_search import beam_search
 from .cpu_layers import fast_model

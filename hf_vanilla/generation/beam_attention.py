@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from transformers.generation import GenerateBeamEncoderDecoderOutput
 
-from ..models.translating import mean_of_heads
+from ..models.alignment import mean_of_heads
 
 
 def beam_attention(

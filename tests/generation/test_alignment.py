@@ -17,7 +17,7 @@ from hf_vanilla.generation import (
     score_texts,
     word_alignments,
 )
-from hf_vanilla.models.translating import combine_subwords, word_numbers
+from hf_vanilla.models.alignment import combine_subwords, word_numbers
 
 
 SENTENCES = ["ein mann rennt .", "größe, 世界 und 12 hüte", "eine 😀 katze"]
