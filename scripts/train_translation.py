@@ -415,12 +415,12 @@ def plan(model_args: ModelArguments, data_args: DataArguments, training_args, ou
     return [(get_model(model_args, *tokenizers).config, data["train"], 1.0)]
 
 
-class StockTrainer(VerifiedCheckpointTrainer, Seq2SeqTrainer):
-    """`Seq2SeqTrainer` whose training survives an outage of the Hub."""
+class VerifiedSeq2SeqTrainer(VerifiedCheckpointTrainer, Seq2SeqTrainer):
+    """`Seq2SeqTrainer` with its own batches, and with verified checkpoints and pushes."""
 
 
 def build_trainer(model, tokenizer, target_tokenizer, data, training_args, bleu_tokenize: str) -> Seq2SeqTrainer:
-    """Make the stock trainer, or `VanillaTrainer` if an option needs it."""
+    """Make a trainer with stock batches, or `VanillaTrainer` if an option needs it."""
     kwargs = {
         "model": model,
         "args": training_args,
@@ -444,7 +444,7 @@ def build_trainer(model, tokenizer, target_tokenizer, data, training_args, bleu_
         return VanillaTrainer(**kwargs)
     if training_args.lr_scheduler_type == "inverse_sqrt":
         kwargs["optimizers"] = paper_optimizers(model.to(training_args.device), training_args)
-    trainer = StockTrainer(**kwargs)
+    trainer = VerifiedSeq2SeqTrainer(**kwargs)
     add_policies(trainer)
     add_early_stopping(trainer)
     return trainer

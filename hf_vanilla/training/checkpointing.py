@@ -224,8 +224,7 @@ class VerifiedCheckpointTrainer(MuonTrainer, ResilientPushTrainer):
         self._staging: str | None = None
         self._disk_full: Exception | None = None  # while a checkpoint is written
         self._resumed_from: str | None = None
-        if not any(isinstance(each, ManifestCallback) for each in self.callback_handler.callbacks):
-            self.add_callback(ManifestCallback(force=getattr(self.args, "force_resume", False)))
+        keep_manifests(self)
         self.add_callback(ReleaseMemoryCallback())
 
     def create_accelerator_and_postprocess(self) -> None:
