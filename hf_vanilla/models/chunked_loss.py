@@ -71,25 +71,25 @@ def _subtract_target(
     weight: Tensor,
     labels: Tensor,
     target: SmoothedTarget,
-    shares: Tensor,
+    token_weights: Tensor,
 ) -> None:
     """Take the target's part, -t, out of gradients that hold that of softmax(z): in place, without a (tokens, vocab).
 
-    A target is a share of every token and the rest of the true one, so its products with the projection and with the
-    hidden states are sums and rows of these, each multiplied with its token's share.
+    The target is `other_probability` for every entry of the vocabulary, plus the rest for the true one. So its
+    products with the projection and with the hidden states are a sum and rows of these, times the token's weight.
     """
     rest = target.true_probability - target.other_probability
-    hidden_states, total = hidden_states.float() * shares[:, None], shares.sum()
-    grad_hidden -= rest * shares[:, None] * weight[labels]
+    hidden_states, total = hidden_states.float() * token_weights[:, None], token_weights.sum()
+    grad_hidden -= rest * token_weights[:, None] * weight[labels]
     grad_weight.index_add_(0, labels, hidden_states, alpha=-rest)
     if grad_bias is not None:
-        grad_bias.index_add_(0, labels, shares, alpha=-rest)
+        grad_bias.index_add_(0, labels, token_weights, alpha=-rest)
         grad_bias -= target.other_probability * total
     if target.other_probability > 0:
-        grad_hidden -= target.other_probability * shares[:, None] * weight.sum(0)
+        grad_hidden -= target.other_probability * token_weights[:, None] * weight.sum(0)
         grad_weight -= target.other_probability * hidden_states.sum(0)
     if target.excluded_id >= 0:
-        grad_hidden += target.other_probability * shares[:, None] * weight[target.excluded_id]
+        grad_hidden += target.other_probability * token_weights[:, None] * weight[target.excluded_id]
         grad_weight[target.excluded_id] += target.other_probability * hidden_states.sum(0)
         if grad_bias is not None:
             grad_bias[target.excluded_id] += target.other_probability * total
@@ -171,25 +171,25 @@ def loss_and_gradients(
         `tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None]`: the sum, of shape `()`, in float32 and
         nats, and its gradients by hidden states, weight and bias.
     """
-    shares = torch.ones_like(labels, dtype=torch.float32) if weights is None else weights.float()
+    token_weights = torch.ones_like(labels, dtype=torch.float32) if weights is None else weights.float()
     weight_in_use = weight.to(hidden_states.dtype)
     bias_in_use = None if bias is None else bias.to(hidden_states.dtype)
     grad_hidden = torch.empty_like(hidden_states, dtype=torch.float32)
     grad_weight = torch.zeros_like(weight, dtype=torch.float32)
     grad_bias = None if bias is None else torch.zeros_like(bias, dtype=torch.float32)
-    total = _expected_logits(hidden_states, weight, bias, labels, target).mul(shares).sum().neg()
+    total = _expected_logits(hidden_states, weight, bias, labels, target).mul(token_weights).sum().neg()
     step = chunk_size(weight)
     for start in range(0, hidden_states.shape[0], step):
         rows = slice(start, start + step)
         chunk = hidden_states[rows]
         probabilities, log_sum_exp = _softmax_and_log_sum_exp(chunk, weight_in_use, bias_in_use, labels[rows])
         if weights is not None:
-            probabilities *= shares[rows, None]
-        total += (log_sum_exp * shares[rows]).sum()
+            probabilities *= token_weights[rows, None]
+        total += (log_sum_exp * token_weights[rows]).sum()
         grad_hidden[rows] = torch.mm(probabilities, weight_in_use)
         _add_gradients(grad_weight, grad_bias, chunk, probabilities)
-    _subtract_target(grad_hidden, grad_weight, grad_bias, hidden_states, weight.float(), labels, target, shares)
-    total -= shares.sum() * target.entropy
+    _subtract_target(grad_hidden, grad_weight, grad_bias, hidden_states, weight.float(), labels, target, token_weights)
+    total -= token_weights.sum() * target.entropy
     return total, grad_hidden.to(hidden_states.dtype), grad_weight, grad_bias
 
 

@@ -74,7 +74,7 @@ def translation_trainer():
     module = importlib.util.module_from_spec(specification)
     sys.modules[specification.name] = module
     specification.loader.exec_module(module)
-    return module.StockTrainer, transformers.Seq2SeqTrainingArguments
+    return module.VerifiedSeq2SeqTrainer, transformers.Seq2SeqTrainingArguments
 
 
 def failures(caplog):
