@@ -69,6 +69,18 @@ def reads_values(tensor: Tensor) -> bool:
     return tensor.device.type == "cpu" and not hides_values()
 
 
+def can_read(tensor: Tensor) -> bool:
+    """Ask whether code may depend on the values of a tensor, on a GPU by waiting for it.
+
+    Args:
+        tensor (`torch.Tensor`): The tensor.
+
+    Returns:
+        `bool`: the answer.
+    """
+    return not hides_values() and tensor.device.type != "meta"
+
+
 def check_evaluation_mode(model: PreTrainedModel) -> None:
     """Check that dropout is off.
 
@@ -434,6 +446,26 @@ def check_offsets(
     if reads_values(offsets) and (offsets[0] != 0 or offsets[-1] != length or (offsets.diff() < 0).any()):
         rule = f"`cu_seq_lens_q` must begin with 0, not fall, and end with the length of the row, {length}"
         raise ValueError(f"{rule}; got {offsets.tolist()}.")
+
+
+def check_encoder_arguments(keep_padding: Any, shift_labels: Any) -> None:
+    """Check arguments that all encoders share.
+
+    Args:
+        keep_padding (`bool`): Whether the output at padding is computed, too.
+        shift_labels (`torch.Tensor`, *optional*): What accelerate gives where it has cut sequences across devices.
+
+    Raises:
+        ValueError: if `shift_labels` are given.
+        TypeError: if `keep_padding` is no bool.
+    """
+    if not isinstance(keep_padding, bool):
+        raise TypeError(f"`keep_padding` must be a bool, got {type(keep_padding).__name__}.")
+    if shift_labels is not None:
+        raise ValueError(
+            "`shift_labels` must not be given: context parallelism, which cuts sequences across devices, knows causal "
+            "attention only. Use DDP, FSDP2 or tensor parallelism (`DistributedConfig`)."
+        )
 
 
 def check_heads(config: PreTrainedConfig) -> None:

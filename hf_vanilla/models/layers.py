@@ -37,7 +37,8 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from .dropout import attention_dropout_rate, dropout
 from .dropout import dropout as drop  # a kernel has an argument of that name
-from .packing import CrossPacking, Mask, Packing, gather_outputs, unpad_source
+from .packing import CrossPacking, Mask, Packing, gather_outputs
+from .varlen_attention import unpad_source
 
 
 # Up to this many keys, in training on a CPU, two matrix products and a softmax are faster than

@@ -67,8 +67,10 @@ from .conversion_vanilla_bert import BERT_NAMES
 from .dropout import dropout
 from .layers import EncoderLayer
 from .loss import LossAndLogits, classification_loss, label_loss, mean_loss, token_loss
-from .packing import WITH_PADDING, Sizes, flattened_rows, read_all, read_first, read_labelled, run_encoder, step_sizes
+from .packing import run_encoder
+from .read_positions import WITH_PADDING, Sizes, read_all, read_first, read_labelled, step_sizes
 from .self_contained import Pooler, VanillaPreTrainedModel
+from .sequences import flattened_rows
 
 
 class Inputs(NamedTuple):

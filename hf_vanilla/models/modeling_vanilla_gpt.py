@@ -67,8 +67,10 @@ from .conversion_vanilla_gpt import GPT_NAMES
 from .dropout import dropout
 from .layers import EncoderLayer
 from .loss import LossAndLogits, classification_loss, label_loss, token_loss
-from .packing import Reads, flattened_rows, holds_several, labelled_positions, positions_of, run_encoder, step_sizes
+from .packing import run_encoder
+from .read_positions import Reads, labelled_positions, step_sizes
 from .self_contained import StreamingGenerationMixin, VanillaPreTrainedModel, final_norm
+from .sequences import flattened_rows, holds_several, positions_of
 
 
 class VanillaGptPreTrainedModel(VanillaPreTrainedModel):

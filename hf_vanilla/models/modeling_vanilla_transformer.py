@@ -66,8 +66,10 @@ from .configuration_vanilla_transformer import VanillaTransformerConfig
 from .dropout import dropout
 from .layers import CrossAttention, DecoderLayer, EncoderLayer, FusedLinear, SelfAttention, sinusoidal_positions
 from .loss import smoothed_target, token_loss
-from .packing import labelled_positions, positions_of, run_decoder, run_encoder, step_sizes
+from .packing import run_decoder, run_encoder
+from .read_positions import labelled_positions, step_sizes
 from .self_contained import StreamingGenerationMixin, VanillaPreTrainedModel, final_norm
+from .sequences import positions_of
 
 
 # The maximum that `Seq2SeqTrainer` writes into a `generation_config` without one: it counts as unset.

@@ -44,7 +44,8 @@ from .conversion_vanilla_vit import VIT_NAMES
 from .dropout import dropout
 from .layers import EncoderLayer
 from .loss import label_loss
-from .packing import read_first, run_encoder
+from .packing import run_encoder
+from .read_positions import read_first
 from .self_contained import Pooler, VanillaPreTrainedModel, final_norm, height_and_width
 
 

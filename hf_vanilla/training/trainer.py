@@ -27,9 +27,10 @@ from transformers.utils import logging
 
 from ..data.batching import LengthSortedBatchSampler, PairLengths, TokenBudgetBatchSampler, measure_pair_lengths
 from ..data.streams import TokenBudgetStream
-from ..models import packing
 from ..models.checks import IGNORED_LABEL
+from ..models.read_positions import host_sizes
 from ..models.self_contained import VanillaPreTrainedModel
+from ..models.varlen_attention import has_varlen_kernels
 from .arguments import VanillaTrainingArguments, add_early_stopping
 from .checkpointing import VerifiedCheckpointTrainer
 from .consistency import ConsistencyLoss, twice
@@ -65,7 +66,7 @@ class CountingCollator:
             `dict[str, Any]`: the collator's batch, with `mask_sizes`.
         """
         batch = dict(self.collator(rows))
-        sizes = packing.host_sizes(batch.get("attention_mask"), batch.get("labels"))
+        sizes = host_sizes(batch.get("attention_mask"), batch.get("labels"))
         return {**batch, "mask_sizes": {name: tuple(each) for name, each in sizes.items()}}
 
 
@@ -302,7 +303,7 @@ class VanillaTrainer(VerifiedCheckpointTrainer, Seq2SeqTrainer):
         args, model = self.args, self.model
         # Compiled code would be compiled again for every number; `DataParallel` divides the rows but not the numbers.
         is_plain = not args.torch_compile and args.n_gpu <= 1 and not isinstance(self.train_dataset, IterableDataset)
-        if args.device.type in packing.VARLEN_DEVICES and is_plain and isinstance(model, VanillaPreTrainedModel):
+        if has_varlen_kernels(args.device) and is_plain and isinstance(model, VanillaPreTrainedModel):
             return CountingCollator(self.data_collator)
         return self.data_collator
 

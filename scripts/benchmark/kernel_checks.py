@@ -13,7 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from hf_vanilla.models.packing import Sequences, kernel_arguments, varlen_attention
+from hf_vanilla.models.sequences import Sequences
+from hf_vanilla.models.varlen_attention import kernel_arguments, varlen_attention
 
 
 # Queries, keys, values of shape (batch, heads, length, width) and a rate of dropout, to outputs of that shape.

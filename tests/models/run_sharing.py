@@ -17,7 +17,7 @@ from torch.distributed.tensor import DTensor
 from transformers.distributed import DistributedConfig
 
 from hf_vanilla.command_line.options import leave_process_group
-from hf_vanilla.models.packing import plan_packing
+from hf_vanilla.models.packing import PackingPlanner
 
 
 # For each family a model, in which every head is cut somewhere, and a batch.
@@ -54,7 +54,8 @@ def share(folder: Path, kind: str, plan: str) -> dict[str, Any]:
     own = [(each, each.to_local() if isinstance(each, DTensor) else each) for each in model.parameters()]
     seen["own_share"] = sum(part.numel() for _, part in own) / sum(each.numel() for each, _ in own)
     if kind == "bert":
-        seen["is_packed"] = plan_packing(model.bert, torch.ones(2, 7, 12), tiny_berts.MASK) is not None
+        states = torch.ones(2, 7, 12)
+        seen["is_packed"] = PackingPlanner(model.bert, states, {}).plan_tokens(states, tiny_berts.MASK) is not None
     if plan == "tensor parallel" and kind in ("transformer", "gpt"):
         prompts = {name: each for name, each in inputs.items() if name != "labels"}
         seen["generated"] = model.eval().generate(**prompts, max_new_tokens=5, do_sample=False)

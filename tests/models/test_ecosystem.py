@@ -26,7 +26,7 @@ from transformers import modeling_flash_attention_utils as flash_utils
 from transformers.cache_utils import DynamicCache, EncoderDecoderCache, StaticCache
 from transformers.modeling_outputs import BaseModelOutput
 
-from hf_vanilla.models import packing
+from hf_vanilla.models import packing, varlen_attention
 
 
 INPUTS = {"input_ids": SOURCE, "attention_mask": SOURCE_MASK, "decoder_input_ids": TARGET}
@@ -460,7 +460,7 @@ def test_flash_cross_attention_equals_sdpa(tgt_len, side, is_packed, flash_atten
     expected = model(**inputs).logits
     model.config._attn_implementation = flash_attention_2
     if is_packed:
-        monkeypatch.setattr(packing, "VARLEN_DEVICES", ("cpu",))
+        monkeypatch.setattr(varlen_attention, "VARLEN_DEVICES", ("cpu",))
         monkeypatch.setattr(packing, "create_bidirectional_mask", None)  # no mask is made
     actual = model(**inputs, use_cache=not is_packed).logits
     torch.testing.assert_close(actual[target_mask.bool()], expected[target_mask.bool()], rtol=1e-5, atol=1e-5)

@@ -31,7 +31,7 @@ from hf_vanilla.models.layers import (
     SelfAttention,
     sinusoidal_positions,
 )
-from hf_vanilla.models.packing import positions_of
+from hf_vanilla.models.sequences import positions_of
 
 
 KERNELS = ("eager", "sdpa")

@@ -12,7 +12,7 @@ from tiny_models import tiny_model
 
 from hf_vanilla import VanillaBertModel
 from hf_vanilla.models import dropout, packing
-from hf_vanilla.models.packing import Packing, plan_packing
+from hf_vanilla.models.packing import Packing, PackingPlanner
 
 
 # Values of size 1 in float32 (2 ** -24), after some dozen operations that add in another order on each side.
@@ -37,11 +37,15 @@ DECODER_MASKS = {
 }
 
 
-def packed(mask, attn_implementation="sdpa", **kwargs):
+def plan(model, states, mask, max_buckets=1, **arguments):
+    """Plan the packing of a batch."""
+    return PackingPlanner(model, states, arguments).plan_tokens(states, mask, max_buckets=max_buckets)
+
+
+def packed(mask, **kwargs):
     """Plan the packing of a batch for a tiny BERT."""
-    model = tiny_bert("model", attn_implementation=attn_implementation)
     shape = (1, 1) if mask is None else mask.shape[:2]
-    return plan_packing(model, torch.ones(*shape, 12), mask, **kwargs)
+    return plan(tiny_bert("model"), torch.ones(*shape, 12), mask, **kwargs)
 
 
 def loss_and_gradients(model, inputs):
@@ -113,7 +117,7 @@ def test_long_rows_are_sorted_into_more_buckets(length, buckets):
     ids = torch.randint(5, 11, (9, length))
     mask = (torch.arange(length) < (length - torch.arange(9)[:, None] * (length // 10))).long()
     model = tiny_bert("model", max_position_embeddings=700).eval().double()  # sums of 700 terms round more in float32
-    planned = plan_packing(model, torch.ones(9, length, 12), mask, max_buckets=8)
+    planned = plan(model, torch.ones(9, length, 12), mask, max_buckets=8)
     assert len(planned.buckets) == buckets
     for encoder in (model, tiny_model().model.encoder.eval().double()):
         actual = encoder(ids, attention_mask=mask).last_hidden_state
@@ -161,7 +165,7 @@ def test_packing_is_off_without_padding_and_with_special_masks(mask):
 @pytest.mark.parametrize("device", ["cpu", "meta"])
 def test_packing_is_off_where_the_mask_has_no_values(device):
     mask, model = torch.tensor(SOURCE_MASKS["right"], device="meta"), tiny_bert("model")
-    assert plan_packing(model, torch.ones(3, 5, 12, device=device), mask) is None
+    assert plan(model, torch.ones(3, 5, 12, device=device), mask) is None
 
 
 @pytest.mark.parametrize("name", ["output_attentions", "output_hidden_states"])
@@ -174,7 +178,7 @@ def test_packing_is_off_with_outputs_of_each_layer(name):
 def test_packing_is_off_for_flex_attention():
     mask, model = torch.tensor(SOURCE_MASKS["right"]), tiny_bert("model")
     model.config._attn_implementation = "flex_attention"
-    assert plan_packing(model, torch.ones(3, 5, 12), mask) is None
+    assert plan(model, torch.ones(3, 5, 12), mask) is None
 
 
 def test_packing_is_off_while_a_layer_is_hooked(fed_positions):
@@ -202,13 +206,13 @@ def padded_batch(batch, length):
 @pytest.mark.parametrize("make", COMPILED.values(), ids=COMPILED)
 def test_layers_compiled_one_by_one_work_on_packed_tokens(make, monkeypatch):
     torch.compiler.reset()
-    plans, layers = [], []
+    plans, layers, plan_tokens = [], [], PackingPlanner.plan_tokens
 
-    def plan(*args, **kwargs):
-        plans.append(plan_packing(*args, **kwargs))
+    def recorded(*args, **kwargs):
+        plans.append(plan_tokens(*args, **kwargs))
         return plans[-1]
 
-    monkeypatch.setattr(packing, "plan_packing", plan)
+    monkeypatch.setattr(PackingPlanner, "plan_tokens", recorded)
 
     def backend(graph, inputs):
         names = " ".join(node.name for node in graph.graph.nodes)

@@ -6,7 +6,7 @@ from tiny_berts import IDS, LENGTH, MASK, NO_DROPOUT, TASKS, TEXT, tiny_bert
 
 from hf_vanilla.models import packing
 from hf_vanilla.models.layers import EncoderLayer, SelfAttention
-from hf_vanilla.models.packing import Packing, plan_packing
+from hf_vanilla.models.packing import LengthBucket, Packing, PackingPlanner
 
 
 # Values of size 1 in float32 (2 ** -24), after some dozen operations that add in another order on each side.
@@ -29,7 +29,7 @@ def results(model, inputs):
 
 
 def read_tokens(encoder, read=READ):
-    planned = plan_packing(encoder, torch.ones(2, LENGTH, 12), None, outputs=read)
+    planned = PackingPlanner(encoder, torch.ones(2, LENGTH, 12), {}).plan_outputs(None, read)
     return None if planned is None else planned.outputs
 
 
@@ -96,7 +96,7 @@ def test_layer_skips_unread_positions_with_either_residual(kernel, norm_position
     layer = EncoderLayer(config).eval()
     states, tokens = torch.randn(2, LENGTH, config.hidden_size), torch.tensor([0, 3, 9])
     expected = layer(states).flatten(0, 1)[tokens]
-    mask = Packing(2, LENGTH, None, (Packing(2, LENGTH, None),), outputs=tokens)
+    mask = Packing(2, LENGTH, None, (LengthBucket(2, LENGTH),), outputs=tokens)
     torch.testing.assert_close(layer(states.flatten(0, 1)[None], mask)[0], expected, **TOLERANCE)
 
 

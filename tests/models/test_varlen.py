@@ -16,8 +16,11 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import DataCollatorWithFlattening, DynamicCache
 
-from hf_vanilla.models import checks, chunked_loss, dropout, layers, packing
-from hf_vanilla.models.packing import EFFICIENT, FLASH, Sequences, host_sizes, varlen_attention
+from hf_vanilla.models import checks, chunked_loss, dropout, layers, packing, read_positions, varlen_attention
+from hf_vanilla.models.packing import PackingPlanner
+from hf_vanilla.models.read_positions import host_sizes
+from hf_vanilla.models.sequences import Sequences
+from hf_vanilla.models.varlen_attention import EFFICIENT, FLASH
 
 
 # Values of size 1 in float32 (2 ** -24), after some dozen operations that add in another order on each side.
@@ -104,9 +107,9 @@ def kernel_calls(request, monkeypatch):
     for operator, forwards, backwards in ((FLASH, flash, flash_backward), (EFFICIENT, efficient, efficient_backward)):
         library.impl(operator, forwards, "CPU")
         library.impl(operator.replace("forward", "backward"), backwards, "CPU")
-    monkeypatch.setattr(packing, "VARLEN_DEVICES", ("cpu",))
+    monkeypatch.setattr(varlen_attention, "VARLEN_DEVICES", ("cpu",))
     if name == FLASH:
-        monkeypatch.setattr(packing, "FLASH_DTYPES", (torch.float32,))
+        monkeypatch.setattr(varlen_attention, "FLASH_DTYPES", (torch.float32,))
     yield calls
     library._destroy()
 
@@ -119,7 +122,7 @@ def as_on_a_cpu(monkeypatch, no_shortcuts):
     """Return a function that has a CPU compute all positions by its own kernels."""
 
     def switch():
-        monkeypatch.setattr(packing, "VARLEN_DEVICES", ("cuda",))
+        monkeypatch.setattr(varlen_attention, "VARLEN_DEVICES", ("cuda",))
         no_shortcuts()
 
     return switch
@@ -216,9 +219,8 @@ def test_varlen_attention_equals_that_of_each_sequence(widths, is_causal, kernel
     query, key, value = (torch.randn(1, heads, 12, width, requires_grad=True) for width in (d_k, d_k, d_v))
     module = nn.Module()
     module.is_causal = is_causal
-    output, _ = varlen_attention(
-        module, query, key, value, None, 0.0, 0.7, **packing.kernel_arguments(sequences, sequences)
-    )
+    where = varlen_attention.kernel_arguments(sequences, sequences)
+    output, _ = varlen_attention.varlen_attention(module, query, key, value, None, 0.0, 0.7, **where)
     parts = zip(*(states.split(lengths, dim=2) for states in (query, key, value)), strict=True)
     expected = [nn.functional.scaled_dot_product_attention(*part, is_causal=is_causal, scale=0.7) for part in parts]
     expected = torch.cat(expected, dim=2).transpose(1, 2)
@@ -248,8 +250,9 @@ ONE_WAIT = [name for name in FAMILIES if name not in ("vit", "bert answers", "be
 @pytest.mark.parametrize("family", ONE_WAIT)
 def test_training_step_waits_once_for_a_gpu(family, kernel_calls, monkeypatch):
     make_model, inputs = FAMILIES[family]
-    model, counted, count = make_model().train(), [], packing.count_masks
-    monkeypatch.setattr(packing, "count_masks", lambda *masks: counted.append(masks) or count(*masks))
+    model, counted, count = make_model().train(), [], read_positions.count_masks
+    for module in (read_positions, packing):
+        monkeypatch.setattr(module, "count_masks", lambda *masks: counted.append(masks) or count(*masks))
     for module in (checks, chunked_loss):  # which read values on a CPU alone
         monkeypatch.setattr(module, "reads_values", lambda tensor: False)
     with Waits() as waits:
@@ -300,6 +303,18 @@ def test_full_mask_is_dropped_if_it_is_known_to_be_full(kernel_calls, monkeypatc
     monkeypatch.setattr(packing, "create_bidirectional_mask", lambda attention_mask, **kwargs: attention_mask)
     actual = tiny_model(dropout=0.0).train()(**inputs, mask_sizes=sizes).loss
     torch.testing.assert_close(actual, expected, **TOLERANCE)
+
+
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated.*:DeprecationWarning")
+@torch.no_grad()
+@pytest.mark.parametrize("family", ["bert masked-lm", "gpt text", "transformer"])
+def test_compiled_model_takes_sizes_of_a_full_mask(family):
+    make_model, inputs = FAMILIES[family]
+    model, inputs = make_model().train(), {**inputs, "attention_mask": torch.ones_like(inputs["attention_mask"])}
+    inputs["mask_sizes"] = host_sizes(inputs["attention_mask"], inputs["labels"])
+    compiled = torch.compile(model, backend="eager", fullgraph=True)
+    torch.testing.assert_close(compiled(**inputs).loss, model(**inputs).loss, **TOLERANCE)
+    torch.compiler.reset()
 
 
 ROWS = [[5, 6, 7, 8, 9], [10, 3], [4], [3, 3, 12, 11, 5, 4, 7]]
@@ -419,16 +434,14 @@ def test_flattened_sequences_leave_no_cache():
 
 
 def test_torch_has_the_operators_with_the_expected_arguments(monkeypatch):
-    assert packing.has_operator(FLASH)
-    assert packing.has_operator(EFFICIENT)
-    for name in (FLASH, EFFICIENT):
-        monkeypatch.setitem(
-            packing.KERNEL_ARGUMENTS, name, packing.KERNEL_ARGUMENTS[name].replace("query key", "key query")
-        )
-    packing.has_operator.cache_clear()
-    assert packing.varlen_kernel(torch.device("meta"), torch.float32) is None
+    assert varlen_attention.has_operator(FLASH)
+    assert varlen_attention.has_operator(EFFICIENT)
+    for name, arguments in varlen_attention.KERNEL_ARGUMENTS.items():
+        monkeypatch.setitem(varlen_attention.KERNEL_ARGUMENTS, name, arguments.replace("query key", "key query"))
+    varlen_attention.has_operator.cache_clear()
+    assert varlen_attention.varlen_kernel(torch.device("meta"), torch.float32) is None
     monkeypatch.undo()
-    packing.has_operator.cache_clear()
+    varlen_attention.has_operator.cache_clear()
 
 
 def batch_of_lengths(lengths):
@@ -470,14 +483,14 @@ def test_layers_compiled_one_by_one_are_compiled_for_all_lengths_at_once(family,
 
 def test_compiled_layers_take_no_kernel_whose_gradient_is_not_traced(monkeypatch):
     model, states = tiny_bert().bert, torch.empty(1, 2, 12, device="meta")
-    monkeypatch.setattr(packing, "varlen_kernel", lambda *_: EFFICIENT)
-    assert packing.runs_varlen(model, states)
+    monkeypatch.setattr(varlen_attention, "varlen_kernel", lambda *_: EFFICIENT)
+    assert PackingPlanner(model, states, {}).is_varlen
     model.layers[0].compile(backend="eager")  # which happens at the first call
-    assert not packing.runs_varlen(model, states)
-    monkeypatch.setattr(packing, "varlen_kernel", lambda *_: FLASH)
-    assert packing.runs_varlen(model, states)
-    monkeypatch.setattr(packing, "FLASH_WIDTH", model.layers[0].self_attn.d_k - 1)
-    assert not packing.runs_varlen(model, states)
+    assert not PackingPlanner(model, states, {}).is_varlen
+    monkeypatch.setattr(varlen_attention, "varlen_kernel", lambda *_: FLASH)
+    assert PackingPlanner(model, states, {}).is_varlen
+    monkeypatch.setattr(varlen_attention, "FLASH_WIDTH", model.layers[0].self_attn.d_k - 1)
+    assert not PackingPlanner(model, states, {}).is_varlen
 
 
 def test_tokens_are_put_back_on_the_device_of_the_last_layer():

@@ -10,7 +10,7 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from transformers import DataCollatorForSeq2Seq, PreTrainedTokenizerFast, Trainer, TrainerCallback, set_seed
 
-from hf_vanilla.models import packing
+from hf_vanilla.models import varlen_attention
 from hf_vanilla.models.configuration_vanilla_transformer import VanillaTransformerConfig
 from hf_vanilla.models.modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 
@@ -101,7 +101,7 @@ class Poison(TrainerCallback):
 def step_without_values(trainer: Trainer, monkeypatch: Any) -> dict[str, Any]:
     """Run a step for a GPU on "meta", where asking for a value is an error; return the batch, which has values."""
     with monkeypatch.context() as patched:
-        patched.setattr(packing, "VARLEN_DEVICES", ("cpu",))
+        patched.setattr(varlen_attention, "VARLEN_DEVICES", ("cpu",))
         batch = next(iter(trainer.get_train_dataloader()))
     trainer.model.to("meta").train()
     trainer.compute_loss(trainer.model, send_to_device(batch, "meta")).backward()
