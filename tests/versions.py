@@ -30,6 +30,7 @@ CORE = [
     "tests/models/test_varlen.py",
     "tests/models/test_ecosystem.py",
     "tests/models/test_sharing.py",
+    "tests/generation/test_causal_search.py",
     "tests/generation/test_translation.py",
     "tests/training/test_checkpoints.py",
     "tests/training/test_trainer.py",
