@@ -15,6 +15,8 @@ import datasets
 import numpy as np
 import torch
 
+from ..models.checks import check_integer
+
 
 # Range, in tokens, of the noise on the source-target balance that orders pairs of the same length.
 _BALANCE_NOISE = 2.0
@@ -64,8 +66,8 @@ class TokenBudgetBatchSampler(torch.utils.data.Sampler[list[int]]):
     ) -> None:
         self._lengths = _longest_side(source_lengths, target_lengths)
         _check_budget(source_lengths, target_lengths, self._lengths, max_tokens)
-        check_integer("seed", seed, minimum=0)
-        check_integer("batches_per_step", batches_per_step, minimum=1)
+        check_integer("seed", seed, 0)
+        check_integer("batches_per_step", batches_per_step)
         balance = np.asarray(source_lengths, dtype=np.int64) - np.asarray(target_lengths, dtype=np.int64)
         self._balance = _zigzag(balance, self._lengths)
         self._cuts = _even_out(_cuts(np.sort(self._lengths), max_tokens), batches_per_step)
@@ -88,7 +90,7 @@ class TokenBudgetBatchSampler(torch.utils.data.Sampler[list[int]]):
             TypeError: if `epoch` is not an integer.
             ValueError: if `epoch` is negative.
         """
-        check_integer("epoch", epoch, minimum=0)
+        check_integer("epoch", epoch, 0)
         self.epoch = epoch
 
     def __iter__(self) -> Iterator[list[int]]:
@@ -121,8 +123,8 @@ class LengthSortedBatchSampler(torch.utils.data.Sampler[list[int]]):
     """
 
     def __init__(self, lengths: np.ndarray, max_tokens: int, *, num_processes: int = 1) -> None:
-        check_integer("max_tokens", max_tokens, minimum=1)
-        check_integer("num_processes", num_processes, minimum=1)
+        check_integer("max_tokens", max_tokens)
+        check_integer("num_processes", num_processes)
         order = np.argsort(-lengths, kind="stable")
         self.num_rows = len(order)
         self.num_repeated = -self.num_rows % num_processes
@@ -226,24 +228,6 @@ def measure_pair_lengths(dataset: Any) -> PairLengths:
     return PairLengths(_lengths_of_column(dataset, "input_ids"), target)
 
 
-def check_integer(name: str, value: Any, minimum: int) -> None:
-    """Check that an argument is an integer in its range.
-
-    Args:
-        name (`str`): Name of the argument, for messages.
-        value (`Any`): Its value.
-        minimum (`int`): Its smallest value.
-
-    Raises:
-        TypeError: if it is not an integer.
-        ValueError: if it is below `minimum`.
-    """
-    if not isinstance(value, int | np.integer) or isinstance(value, bool):
-        raise TypeError(f"`{name}` must be an integer, got {value!r}.")
-    if value < minimum:
-        raise ValueError(f"`{name}` must be at least {minimum}, got {value}.")
-
-
 def _longest_side(
     source_lengths: Sequence[int] | np.ndarray, target_lengths: Sequence[int] | np.ndarray
 ) -> np.ndarray:
@@ -272,7 +256,7 @@ def _check_budget(
     max_tokens: int,
 ) -> None:
     """Raise if the budget is invalid or the longest pair does not fit."""
-    check_integer("max_tokens", max_tokens, minimum=1)
+    check_integer("max_tokens", max_tokens)
     if lengths.size and lengths.max() > max_tokens:
         index = int(lengths.argmax())
         raise ValueError(

@@ -23,6 +23,7 @@ from datasets.fingerprint import Hasher
 from transformers import DataCollatorForLanguageModeling, PreTrainedTokenizerBase
 from transformers.utils import logging
 
+from ..models.checks import check_integer
 from .documents import split_sentences
 from .tokenization import tokenizer_settings
 
@@ -299,8 +300,7 @@ def mask_statically(
     _check_tokenizer(tokenizer)
     if not 0 < probability < 1:
         raise ValueError(f"`probability` must be between 0 and 1, got {probability}.")
-    if max_predictions < 1:
-        raise ValueError(f"`max_predictions` must be at least 1, got {max_predictions}.")
+    check_integer("max_predictions", max_predictions)
     ordinary = sorted(set(range(len(tokenizer))) - set(tokenizer.all_special_ids))
     masker = _StaticMasker(tokenizer.mask_token_id, np.array(ordinary), probability, max_predictions, seed)
     features = Features({**dataset.features, "labels": List(Value("int32"))})
@@ -550,8 +550,7 @@ def _check_settings(
         )
     if not 0 <= short_sequence_probability <= 1:
         raise ValueError(f"`short_sequence_probability` must be in [0, 1], got {short_sequence_probability}.")
-    if repeats < 1:
-        raise ValueError(f"`repeats` must be at least 1, got {repeats}.")
+    check_integer("repeats", repeats)
 
 
 def _report(pairs: Dataset, documents: int, max_length: int) -> None:

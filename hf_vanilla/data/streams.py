@@ -18,7 +18,8 @@ import torch
 from huggingface_hub.errors import HTTPError
 from transformers.utils import logging
 
-from .batching import TokenBudgetBatchSampler, check_integer
+from ..models.checks import check_integer
+from .batching import TokenBudgetBatchSampler
 from .files import BadRecords, check_choice
 
 
@@ -99,7 +100,7 @@ class TokenBudgetStream(torch.utils.data.IterableDataset):
             "process_index": process_index,
         }
         for name, value in {**settings, "retries": retries}.items():
-            check_integer(name, value, minimum=0 if name in ("seed", "process_index", "retries") else 1)
+            check_integer(name, value, 0 if name in ("seed", "process_index", "retries") else 1)
         if process_index >= num_processes:
             raise ValueError(f"`process_index` ({process_index}) must be below `num_processes` ({num_processes}).")
         self.dataset = dataset

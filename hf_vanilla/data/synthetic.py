@@ -7,6 +7,8 @@ from collections.abc import Iterable
 import numpy as np
 from datasets import Dataset
 
+from ..models.checks import check_integer
+
 
 # Two-digit years are unambiguous in this range: 50 to 99 are 1950 to 1999, 00 to 49 are 2000 to 2049.
 FIRST_DAY = datetime.date(1950, 1, 1)
@@ -96,8 +98,10 @@ def copy_task(num_examples: int, *, vocab_size: int = 11, length: int = 10, seed
 
     Source: Rush 2018, The Annotated Transformer, "Synthetic Data" (vocabulary 11, length 10).
     """
-    _check_at_least(0, num_examples=num_examples, seed=seed)
-    _check_at_least(2, vocab_size=vocab_size, length=length)
+    check_integer("num_examples", num_examples, 0)
+    check_integer("seed", seed, 0)
+    check_integer("vocab_size", vocab_size, 2)
+    check_integer("length", length, 2)
     sequences = np.random.default_rng(seed).integers(1, vocab_size, size=(num_examples, length))
     sequences[:, :1] = 1
     return Dataset.from_dict(
@@ -136,7 +140,8 @@ def date_corpus(num_examples: int, *, seed: int = 0, exclude: Iterable[str] = ()
         ValueError: if `num_examples` or `seed` is negative, or the limit is exceeded.
         TypeError: if `exclude` is a single string.
     """
-    _check_at_least(0, num_examples=num_examples, seed=seed)
+    check_integer("num_examples", num_examples, 0)
+    check_integer("seed", seed, 0)
     if isinstance(exclude, str):
         raise TypeError("`exclude` must be an iterable of strings, got a single string.")
     seen = set(exclude)
@@ -191,10 +196,3 @@ def _ordinal(number: int) -> str:
     """Return the ordinal of a day: 1st, 2nd, 11th."""
     ending = {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
     return f"{number}th" if 11 <= number <= 13 else f"{number}{ending}"
-
-
-def _check_at_least(minimum: int, **values: int) -> None:
-    """Raise for the first argument that is below `minimum`."""
-    for name, value in values.items():
-        if value < minimum:
-            raise ValueError(f"`{name}` must be at least {minimum}, got {value}.")

@@ -27,6 +27,8 @@ from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_toke
 from transformers import PreTrainedTokenizerFast
 from transformers.utils import logging
 
+from ..models.checks import check_integer
+
 
 logger = logging.get_logger(__name__)
 
@@ -204,8 +206,7 @@ def train_wordpiece_tokenizer(
     """
     _check_arguments(texts, vocab_size, len(WORDPIECE_SPECIAL_TOKENS) + 2)
     for name, value in (("min_frequency", min_frequency), ("alphabet_size", alphabet_size)):
-        if value < 1:
-            raise ValueError(f"`{name}` must be at least 1, got {value}.")
+        check_integer(name, value)
     pad, unknown, start, end, mask = WORDPIECE_SPECIAL_TOKENS
     normalizer = normalizers.BertNormalizer(lowercase=lowercase)
     words = _count_words(_checked_texts(texts), normalizer)
@@ -273,8 +274,7 @@ def train_gpt_tokenizer(
     """
     _check_arguments(texts, vocab_size, len(GPT_SPECIAL_TOKENS) + 256)
     for name, value in (("min_frequency", min_frequency), ("model_max_length", model_max_length)):
-        if value < 1:
-            raise ValueError(f"`{name}` must be at least 1, got {value}.")
+        check_integer(name, value)
     pad, end = GPT_SPECIAL_TOKENS
     backend = Tokenizer(models.BPE())
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -373,8 +373,7 @@ def _check_algorithm(algorithm: str, min_frequency: int | None) -> None:
         return
     if algorithm == "unigram":
         raise ValueError(f'`min_frequency` ({min_frequency}) is for "bpe" only; leave it out for "unigram".')
-    if min_frequency < 1:
-        raise ValueError(f"`min_frequency` must be at least 1, got {min_frequency}.")
+    check_integer("min_frequency", min_frequency)
 
 
 def _count_words(texts: Iterable[str], normalizer: normalizers.Normalizer) -> Counter[str]:

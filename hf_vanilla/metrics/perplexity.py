@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from ..models.checks import IGNORED_LABEL, check_evaluation_mode
+from ..models.checks import IGNORED_LABEL, check_evaluation_mode, check_integer
 
 
 MINIMUM_LENGTH = 2  # a token and the one that it predicts
@@ -64,8 +64,7 @@ def evaluate_documents(
     stride = max(1, context_length // 2) if stride is None else stride
     if not 1 <= stride < context_length:
         raise ValueError(f"`stride` must be at least 1 and below `context_length` ({context_length}), got {stride}.")
-    if batch_size < 1:
-        raise ValueError(f"`batch_size` must be at least 1, got {batch_size}.")
+    check_integer("batch_size", batch_size)
     texts = list(texts)
     documents = encode_documents(tokenizer, texts)
     windows = [each for document in documents for each in _windows(document, context_length, stride)]

@@ -8,6 +8,8 @@ from typing import Any, NamedTuple
 import torch
 from transformers import PreTrainedTokenizerBase
 
+from .checks import check_integer
+
 
 # Defaults of the official script of SQuAD 2.0.
 N_BEST = 20
@@ -125,8 +127,7 @@ def best_answers(
     Source: Devlin et al. 2018, 4.2 and 4.3.
     """
     for name, value in (("n_best", n_best), ("max_answer_length", max_answer_length)):
-        if value < 1:
-            raise ValueError(f"`{name}` must be at least 1, got {value}.")
+        check_integer(name, value)
     found: dict[tuple[int, int], float] = {}
     no_answer = math.inf
     for start_logits, end_logits, offsets in windows:

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from .answering import MAX_ANSWER_LENGTH, N_BEST, best_answers, tokenize_windows
-from .checks import as_texts, check_evaluation_mode
+from .checks import as_texts, check_evaluation_mode, check_integer
 from .self_contained import SelfContainedPipeline
 
 
@@ -68,8 +68,7 @@ class QuestionAnsweringPipeline(SelfContainedPipeline):
         """Answer all questions."""
         check_evaluation_mode(self.model)
         for name, value in (("top_k", top_k), ("batch_size", batch_size)):
-            if value < 1:
-                raise ValueError(f"`{name}` must be at least 1, got {value}.")
+            check_integer(name, value)
         if not inputs["questions"]:
             return []
         longest = min(max_length, self.model.config.max_position_embeddings)

@@ -191,8 +191,7 @@ def batches_by_length(lengths: Sequence[int], max_tokens: int) -> list[list[int]
     Raises:
         ValueError: if `max_tokens` is not positive.
     """
-    if max_tokens < 1:
-        raise ValueError(f"`max_tokens_per_batch` must be at least 1, got {max_tokens}.")
+    check_integer("max_tokens_per_batch", max_tokens)
     batches: list[list[int]] = []
     room = 0
     for number in sorted(range(len(lengths)), key=lambda number: -lengths[number]):

@@ -15,8 +15,8 @@ from transformers.trainer_utils import IntervalStrategy, SaveStrategy
 from transformers.training_args import OptimizerNames
 from transformers.utils import logging
 
-from ..data.batching import check_integer
 from ..data.files import check_choice
+from ..models.checks import check_integer
 from ..precision import FASTEST, fastest_precision
 from .checkpoints import lower_is_better
 from .policies import MAX_ROLLBACKS, MAX_SKIPS_IN_A_ROW, StopOnDivergenceCallback, check_on_nan
@@ -334,7 +334,7 @@ class VanillaTrainingArguments(EarlyStoppingArguments, Seq2SeqTrainingArguments)
             raise ValueError(f"`teacher_forcing_ratio` must be between 0 and 1, got {self.teacher_forcing_ratio}.")
         if not 0.0 <= self.consistency_weight < math.inf:
             raise ValueError(f"`consistency_weight` must be finite and not negative, got {self.consistency_weight}.")
-        check_integer("stream_buffer", self.stream_buffer, minimum=1)
+        check_integer("stream_buffer", self.stream_buffer)
         for name in ("on_bad_record", "on_lost_shard"):
             check_choice(name, getattr(self, name))
         if self.max_tokens_per_batch is None:

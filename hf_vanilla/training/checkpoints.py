@@ -18,6 +18,7 @@ from transformers.utils import CONFIG_NAME, SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHT
 
 from ..data.files import read_json_object
 from ..hub.folder import check_model, find_model_class
+from ..models.checks import check_integer
 from .manifest import MANIFEST_FILE, damage_of_files, read_manifest
 
 
@@ -248,8 +249,7 @@ def _checkpoints_by_step(run_dir: Path, count: int) -> dict[int, Path]:
             found[step] = folder
         else:
             logger.warning(f"Skipped {folder}: it has no safetensors weights or no {TRAINER_STATE_NAME}.")
-    if count < 1:
-        raise ValueError(f"`count` must be at least 1, got {count}.")
+    check_integer("count", count)
     if len(found) < count:
         raise ValueError(
             f"`run_dir` ({run_dir}) has {len(found)} checkpoints, fewer than `count` ({count}): steps "

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
-from numbers import Integral
 from typing import Any
 
 import datasets
@@ -15,7 +14,7 @@ import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from ..data.batching import TokenBudgetBatchSampler, measure_pair_lengths
-from ..models.checks import IGNORED_LABEL
+from ..models.checks import IGNORED_LABEL, check_integer
 from ..models.text_batches import padded
 
 
@@ -133,11 +132,7 @@ def estimate(
 def _check_options(config: Any, numbers: dict[str, Any], bf16: Any) -> None:
     """Check the arguments of `estimate` but for the dataset."""
     for name, value in numbers.items():
-        if isinstance(value, bool) or not isinstance(value, Integral):
-            raise TypeError(f"`{name}` must be an integer, got {value!r}.")
-        minimum = 0 if name == "seed" else 1
-        if value < minimum:
-            raise ValueError(f"`{name}` must be at least {minimum}, got {value}.")
+        check_integer(name, value, 0 if name == "seed" else 1)
     if not isinstance(bf16, bool):
         raise TypeError(f"`bf16` must be True or False, got {bf16!r}.")
     if not hasattr(config, "forward_flops"):
