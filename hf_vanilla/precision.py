@@ -127,6 +127,7 @@ def choose_faster(
     )
 
 
+@functools.cache
 def cpu_has_bfloat16() -> bool:
     """Ask torch whether oneDNN has bfloat16 products on this CPU, and try a small one.
 

@@ -10,6 +10,8 @@ from typing import Any, NamedTuple
 
 import torch
 
+from ..precision import cpu_has_bfloat16
+
 
 FLOAT_TYPES = (torch.float32, torch.bfloat16, torch.float16)
 LEVELS = 127  # the largest absolute value of a quantized input or weight
@@ -92,22 +94,15 @@ def int8_linear(hidden_states: torch.Tensor, weight: QuantizedWeight, bias: torc
         `torch.Tensor` of shape `(..., out_features)`: the output, of the input's type.
     """
     rows = hidden_states.reshape(-1, hidden_states.shape[-1])
-    dtype = torch.bfloat16 if rows.dtype == torch.bfloat16 and _has_bfloat16() else torch.float32  # of the product
+    dtype = torch.float32  # of the product: without instructions for bfloat16, oneDNN takes a second to write one
+    if rows.dtype == torch.bfloat16 and cpu_has_bfloat16():
+        dtype = torch.bfloat16
     scales = (_largest(rows).float() / LEVELS).clamp_(min=SMALLEST_SCALE).to(dtype)
     inverse = 1 / scales.float()
     scaled = rows * inverse if rows.dtype == torch.float32 else rows.float().mul_(inverse)
     output = _multiply(scaled.round_().to(torch.int8), weight, dtype)  # much faster than to unsigned ones
     output = output.mul_(scales) if bias is None else torch.addcmul(bias, output, scales)
     return output.to(hidden_states.dtype).view(*hidden_states.shape[:-1], len(weight.scales))
-
-
-@functools.cache
-def _has_bfloat16() -> bool:
-    """Return whether products can be written in bfloat16: without its instructions, oneDNN takes a second for one."""
-    try:
-        return torch.ops.mkldnn._is_mkldnn_bf16_supported()
-    except AttributeError:  # torch lacks the operator
-        return False
 
 
 def _largest(rows: torch.Tensor) -> torch.Tensor:
