@@ -40,7 +40,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-import torch
 from datasets import Dataset
 from transformers import AutoTokenizer, DataCollatorForLanguageModeling, set_seed
 
@@ -221,9 +220,6 @@ class PretrainingArguments(VanillaTrainingArguments):
     def __post_init__(self):
         if self.output_dir is None:
             raise ValueError("`output_dir` is missing; give a folder for the model, as in --output_dir runs/bert.")
-        # Without an accelerator, transformers accepts --bf16 only with --use_cpu.
-        if not torch.accelerator.is_available():
-            self.use_cpu: bool = True
         super().__post_init__()
 
 

@@ -36,7 +36,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, DataCollatorForLanguageModeling, set_seed
 
 from hf_vanilla import VanillaGptConfig, VanillaGptForCausalLM
@@ -170,9 +169,6 @@ class PretrainingArguments(VanillaTrainingArguments):
     def __post_init__(self):
         if self.output_dir is None:
             raise ValueError("`output_dir` is missing; give a folder for the model, as in --output_dir runs/gpt.")
-        # Without an accelerator, transformers accepts --bf16 only with --use_cpu.
-        if not torch.accelerator.is_available():
-            self.use_cpu: bool = True
         super().__post_init__()
 
 

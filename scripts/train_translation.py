@@ -38,7 +38,6 @@ from functools import partial
 from pathlib import Path
 from typing import Literal
 
-import torch
 from datasets import Dataset, DatasetDict, IterableDataset, IterableDatasetDict
 from transformers import (
     AutoModelForSeq2SeqLM,
@@ -218,9 +217,6 @@ class TranslationTrainingArguments(VanillaTrainingArguments):
             raise ValueError("`output_dir` is missing; give a folder for the model, as in --output_dir runs/en-de.")
         self._given_learning_rate = self.learning_rate
         self.learning_rate = 1.0 if self.learning_rate is None else self.learning_rate
-        # Without an accelerator, transformers accepts --bf16 only with --use_cpu.
-        if not torch.accelerator.is_available():
-            self.use_cpu: bool = True
         super().__post_init__()
         self.learning_rate = self._given_learning_rate  # `set_paper_learning_rate` sets what was not given
         self._check_average()

@@ -26,20 +26,6 @@ from .runs import saved_option
 logger = logging.get_logger(__name__)
 
 
-# Of both classes of training arguments.
-FORCE_RESUME: Any = {
-    "help": "Resume although configuration, tokenizer, data, order of examples or number of processes changed.",
-    "aliases": ["--force"],
-}
-STOP_GRACE: Any = {
-    "help": "Seconds from SIGTERM or Ctrl-C until the training has saved and ended. torchrun kills after 30."
-}
-DDP_TIMEOUT: Any = {
-    "help": "Seconds that processes wait for one that hangs, or whose machine is lost, before the job ends. A save "
-    "must take less; preparing the data may take more."
-}
-
-
 @dataclass
 class PrecisionArguments(TrainingArguments):
     """Training arguments with a precision that can be chosen by the machine.
@@ -67,6 +53,9 @@ class PrecisionArguments(TrainingArguments):
             raise ValueError(f"`precision` must be fastest, float32 or bfloat16, got {self.precision!r}.")
         if self.max_steps == 0:
             raise ValueError("`max_steps` must be at least 1 update, or -1 for all `num_train_epochs`, got 0.")
+        if not torch.accelerator.is_available():
+            self.use_cpu: bool = True  # transformers accepts bf16 with it only
+            self.dataloader_pin_memory: bool = False
         if self.fp16 or (self.bf16 and self.precision != "bfloat16"):
             self.precision = None
         if self.precision == "bfloat16":
@@ -117,6 +106,15 @@ class PolicyArguments(PrecisionArguments):
             [`~hf_vanilla.training.StopOnDivergenceCallback`]: `before`, `recent` and `sigmas`.
         on_disk_full (`str`, defaults to `"stop"`): What to do if the disk is full at a checkpoint: `"stop"`, or
             `"continue"` without it ([`~hf_vanilla.training.VerifiedCheckpointTrainer`]).
+        force_resume (`bool`, defaults to `False`): Resume from a checkpoint although configuration, tokenizer,
+            training data, order of the examples or number of processes are not those that it was saved with.
+        stop_grace (`float`, defaults to 25.0): Seconds from SIGTERM or Ctrl-C within which a training of the scripts
+            saves a checkpoint and ends ([`~hf_vanilla.training.StopOnSignalCallback`]).
+        ddp_timeout (`int`, defaults to 300): As in `TrainingArguments`, but five minutes: so long do processes wait
+            for one that hangs, or whose machine is lost. One that dies ends the job sooner.
+        logging_nan_inf_filter (`bool`, defaults to `False`): As in `TrainingArguments`, but off:
+            [`~hf_vanilla.training.NaNPolicyCallback`] does not see a filtered loss. Off also saves a device
+            synchronisation per step. Always on if `on_nan` is not `"stop"`.
 
     Raises:
         ValueError: if a value is out of its range, or `on_nan` is combined with fp16 or DeepSpeed.
@@ -143,6 +141,31 @@ class PolicyArguments(PrecisionArguments):
             "help": "What to do if the disk is full at a checkpoint: stop, or continue without it and try again at "
             "the next one. Without its final model no run succeeds."
         },
+    )
+    force_resume: bool = field(
+        default=False,
+        metadata={
+            "help": "Resume although configuration, tokenizer, data, order of examples or number of processes "
+            "changed.",
+            "aliases": ["--force"],
+        },
+    )
+    stop_grace: float = field(
+        default=25.0,
+        metadata={
+            "help": "Seconds from SIGTERM or Ctrl-C until the training has saved and ended. torchrun kills after 30."
+        },
+    )
+    ddp_timeout: int = field(
+        default=300,
+        metadata={
+            "help": "Seconds that processes wait for one that hangs, or whose machine is lost, before the job ends. A "
+            "save must take less; preparing the data may take more."
+        },
+    )
+    logging_nan_inf_filter: bool = field(
+        default=False,
+        metadata={"help": "Hide losses that are nan or inf from the log. Off: they show, and the run stops."},
     )
 
     def __post_init__(self) -> None:
@@ -251,20 +274,9 @@ class VanillaTrainingArguments(EarlyStoppingArguments, Seq2SeqTrainingArguments)
         consistency_weight (`float`, *optional*, defaults to 0.0): Weight of the divergence between two predictions of
             each token under different dropout ([`~hf_vanilla.training.consistency.ConsistencyLoss`]). Above 0, each
             pair is computed twice. Of encoder-decoders.
-        logging_nan_inf_filter (`bool`, *optional*, defaults to `False`): As in `TrainingArguments`, but off:
-            [`~hf_vanilla.training.StopOnNaNCallback`], which is part of [`VanillaTrainer`], stops at a loss that is
-            not finite, and does not see a filtered one. Off also saves a device synchronisation per step. Always on
-            if `on_nan` is not `"stop"`.
         ddp_find_unused_parameters (`bool`, *optional*, defaults to `False`): As in `TrainingArguments`, but off: every
             parameter takes part in every update of these models, and looking for others costs a walk over each graph.
             Set it for a model with frozen parts.
-        force_resume (`bool`, *optional*, defaults to `False`): Resume from a checkpoint although configuration,
-            tokenizer, training data, order of the examples or number of processes are not those that it was saved
-            with.
-        stop_grace (`float`, *optional*, defaults to 25.0): Seconds from SIGTERM or Ctrl-C within which a training of
-            the scripts saves a checkpoint and ends ([`~hf_vanilla.training.StopOnSignalCallback`]).
-        ddp_timeout (`int`, *optional*, defaults to 300): As in `TrainingArguments`, but five minutes: so long do
-            processes wait for one that hangs, or whose machine is lost. One that dies ends the job sooner.
 
     Raises:
         ValueError: if a value is out of its range, or if `max_tokens_per_batch` is combined with another argument that
@@ -316,17 +328,10 @@ class VanillaTrainingArguments(EarlyStoppingArguments, Seq2SeqTrainingArguments)
             "such as 5, as the paper does for translation."
         },
     )
-    logging_nan_inf_filter: bool = field(
-        default=False,
-        metadata={"help": "Hide losses that are nan or inf from the log. Off: they show, and the run stops."},
-    )
     ddp_find_unused_parameters: bool | None = field(
         default=False,
         metadata={"help": "Look for parameters without a gradient. Off: every parameter must have one."},
     )
-    force_resume: bool = field(default=False, metadata=FORCE_RESUME)
-    stop_grace: float = field(default=25.0, metadata=STOP_GRACE)
-    ddp_timeout: int = field(default=300, metadata=DDP_TIMEOUT)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -385,12 +390,7 @@ class FinetuningArguments(EarlyStoppingArguments):
         weight_decay (`float`): Weight decay, except for biases and norms.
         train_sampling_strategy (`str`): Order of the examples.
         logging_steps (`float`): Interval of the log in updates, or below 1 as a share of them.
-        logging_nan_inf_filter (`bool`): Whether to hide losses that are nan or infinite from the log; the run then
-            stops later.
         save_strategy (`str`): When to save checkpoints while training.
-        force_resume (`bool`): As in [`VanillaTrainingArguments`].
-        stop_grace (`float`): Likewise.
-        ddp_timeout (`int`): Likewise.
 
     Raises:
         ValueError: if `output_dir` is missing, or a checkpoint to resume from is given.
@@ -418,14 +418,7 @@ class FinetuningArguments(EarlyStoppingArguments):
     logging_steps: float = field(
         default=0.05, metadata={"help": "Log the loss every this many updates, or below 1 every such share."}
     )
-    logging_nan_inf_filter: bool = field(
-        default=False,
-        metadata={"help": "Hide losses that are nan or inf from the log. Off: they show, and the run stops."},
-    )
     save_strategy: str = field(default="no", metadata={"help": "Checkpoints while training: no, epoch or steps."})
-    force_resume: bool = field(default=False, metadata=FORCE_RESUME)
-    stop_grace: float = field(default=25.0, metadata=STOP_GRACE)
-    ddp_timeout: int = field(default=300, metadata=DDP_TIMEOUT)
 
     def __post_init__(self) -> None:
         if self.output_dir is None:
@@ -435,8 +428,4 @@ class FinetuningArguments(EarlyStoppingArguments):
                 "`resume_from_checkpoint` has no effect on a fine-tuning, which resumes from the checkpoints in its "
                 "`output_dir`; leave it out."
             )
-        # Without an accelerator, transformers accepts bf16 only with `use_cpu`.
-        if not torch.accelerator.is_available():
-            self.use_cpu = True
-            self.dataloader_pin_memory = False
         super().__post_init__()
