@@ -3,7 +3,9 @@
 It is no part of the package `hf_vanilla`, because importing any part of that imports both.
 """
 
+import os
 import runpy
+import signal
 import sys
 from importlib.metadata import version
 from importlib.util import find_spec
@@ -12,6 +14,7 @@ from .options import answer, list_commands, load_table, suggestion
 
 
 MODULE = "hf_vanilla.scripts"
+INTERRUPTED = 130  # the exit status of a program that Ctrl-C ended
 # The modules without which a command ends in an error, each with the extra that installs it.
 _PICTURES = {"matplotlib": "viz"}
 _SCORES = {"scipy": "metrics", "sklearn": "metrics"}
@@ -48,6 +51,7 @@ def main() -> int:
         sys.stderr.write("hf-vanilla --help lists all commands.\n")
         return 2
     answer_from_table(name, arguments[1:], f"hf-vanilla {name}")
+    end_at_once()
     sys.argv = sys.argv[1:]
     runpy.run_module(f"{MODULE}.{name.replace('-', '_')}", run_name="__main__", alter_sys=True)
     return 0
@@ -60,6 +64,26 @@ def answer_early(name: str) -> None:
         name (`str`): Name of the script, without `.py`.
     """
     answer_from_table(name.replace("_", "-"), sys.argv[1:], program_name())
+    end_at_once()
+
+
+def end_at_once() -> None:
+    """Let Ctrl-C end the program at once, while it imports: nothing is lost, and imports would end in a long error."""
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, _end)
+
+
+def restore_interrupts() -> None:
+    """Let Ctrl-C raise `KeyboardInterrupt` again."""
+    if signal.getsignal(signal.SIGINT) is _end:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def _end(*_: object) -> None:
+    """End with the message and the exit status of an interrupted program."""
+    sys.stderr.write("\ninterrupted\n")
+    sys.stderr.flush()
+    os._exit(INTERRUPTED)
 
 
 def program_name() -> str:

@@ -33,6 +33,9 @@ from hf_vanilla.command_line.options import parse_arguments, run
 from hf_vanilla.data.files import STANDARD_STREAM, read_lines
 
 
+MAX_NEW_TOKENS = 100  # by default
+
+
 @dataclass
 class GenerateArguments:
     """Prompts, model and how to choose tokens."""
@@ -43,7 +46,10 @@ class GenerateArguments:
         default=None,
         metadata={"help": "Text file with a prompt on each line, also .gz; - is standard input. Default: -."},
     )
-    max_new_tokens: int = field(default=100, metadata={"help": "Most tokens to add to a prompt."})
+    max_new_tokens: int | None = field(
+        default=None,
+        metadata={"help": "Most tokens to add to a prompt. Default: 100, or fewer if the model has fewer positions."},
+    )
     greedy: bool = field(default=False, metadata={"help": "Take the most likely token each time instead of sampling."})
     num_beams: int = field(default=1, metadata={"help": "Beams of a search, which does not sample; 1 is none."})
     temperature: float | None = field(
@@ -72,8 +78,9 @@ class GenerateArguments:
 
     def __post_init__(self) -> None:
         for name in ("max_new_tokens", "num_beams", "num_return_sequences", "batch_size"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"`{name}` must be at least 1, got {getattr(self, name)}.")
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"`{name}` must be at least 1, got {value}.")
         if self.prompt is not None and self.input is not None:
             raise ValueError("`input` must be left out where `prompt` is given, got both.")
         for name in ("temperature", "top_k", "top_p"):
@@ -103,7 +110,6 @@ class GenerateArguments:
     def search_options(self) -> dict[str, Any]:
         """Return the arguments of `generate`."""
         options: dict[str, Any] = {
-            "max_new_tokens": self.max_new_tokens,
             "num_beams": self.num_beams,
             "num_return_sequences": self.num_return_sequences,
             "repetition_penalty": self.repetition_penalty,
@@ -128,8 +134,8 @@ def load(arguments: GenerateArguments):
     return model, tokenizer
 
 
-def encode(prompts: list[str], model, tokenizer, max_new_tokens: int) -> list[list[int]]:
-    """Tokenize prompts, and check that they leave room for the new tokens."""
+def encode(prompts: list[str], model, tokenizer, max_new_tokens: int | None) -> tuple[list[list[int]], int]:
+    """Tokenize prompts, and check that they leave room for the new tokens, as many as can be by default."""
     encoded = tokenizer(prompts, add_special_tokens=False, return_attention_mask=False, verbose=False)["input_ids"]
     limit = getattr(model.config, "max_position_embeddings", None)
     for number, ids in enumerate(encoded, start=1):
@@ -139,20 +145,24 @@ def encode(prompts: list[str], model, tokenizer, max_new_tokens: int) -> list[li
                     f"Prompt {number} is empty, but the model has no token that starts a text; give a word."
                 )
             ids.append(tokenizer.bos_token_id)
-        if limit is not None and len(ids) + max_new_tokens > limit + 1:
+        wanted = max_new_tokens or 1
+        if limit is not None and len(ids) + wanted > limit + 1:
             raise ValueError(
-                f"`max_new_tokens` ({max_new_tokens}) and the {len(ids)} tokens of prompt {number} must be at most "
+                f"`max_new_tokens` ({wanted}) and the {len(ids)} tokens of prompt {number} must be at most "
                 f"{limit + 1} together, the model's positions and 1; lower --max_new_tokens, or shorten the prompt."
             )
-    return encoded
+    if max_new_tokens is None:
+        room = MAX_NEW_TOKENS if limit is None else limit + 1 - max(map(len, encoded))
+        max_new_tokens = min(MAX_NEW_TOKENS, room)
+    return encoded, max_new_tokens
 
 
 def generate(prompts: list[str], arguments: GenerateArguments) -> None:
     """Continue the prompts, and print them with what was added."""
     model, tokenizer = load(arguments)
-    encoded = encode(prompts, model, tokenizer, arguments.max_new_tokens)
+    encoded, max_new_tokens = encode(prompts, model, tokenizer, arguments.max_new_tokens)
     set_seed(arguments.seed)
-    options = arguments.search_options()
+    options = {"max_new_tokens": max_new_tokens, **arguments.search_options()}
     if len(prompts) == arguments.num_return_sequences == arguments.num_beams == 1:
         options["streamer"] = TextStreamer(tokenizer, skip_special_tokens=True)
     for start in range(0, len(encoded), arguments.batch_size):

@@ -23,7 +23,7 @@ from torch import distributed
 from transformers import HfArgumentParser, TrainingArguments
 from transformers.hf_argparser import string_to_bool
 
-from hf_vanilla_cli import program_name
+from hf_vanilla_cli import INTERRUPTED, program_name, restore_interrupts
 from hf_vanilla_cli.options import DESCRIBE, LISTING, answer, is_file_of_options, suggestion
 
 from ..data.files import is_full_disk
@@ -33,8 +33,6 @@ Result = TypeVar("Result")
 # Folder of files of options that come with the scripts, beside them.
 RECIPES = "recipes"
 _EXPONENT = re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+")
-# Exit status of a program that Ctrl-C has ended.
-INTERRUPTED = 130
 GLOO_SECONDS = 0.2  # more than a thread of gloo needs to let go of the tensors of the last collective operation
 
 
@@ -247,6 +245,7 @@ def run(main: Callable[[], None]) -> int:
     Raises:
         Exception: if one of a class that is not listed here is raised for another reason than a full disk.
     """
+    restore_interrupts()
     try:
         main()
     except (ValueError, TypeError, OSError, ImportError, HTTPError, SafetensorError, StrictDataclassError) as error:

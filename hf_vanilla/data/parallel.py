@@ -105,7 +105,8 @@ def load_parallel_dataset(
         ValueError: if both or neither of `dataset_name` and `data_files` are given, a column is missing, line counts
             are unequal, a file is not UTF-8 or not of the format of its suffix, no pair is left, or `on_bad_record` is
             another word.
-        TypeError: if a column contains anything but strings, or a split has neither one file nor two.
+        TypeError: if a column contains anything but strings, `data_files` does not map splits to files, or a split has
+            neither one file nor two.
         FileNotFoundError: if a file does not exist.
     """
     columns = (source_column, target_column)
@@ -177,6 +178,10 @@ def _check_request(
     columns: tuple[str, str],
 ) -> None:
     """Raise unless exactly one source of pairs is given."""
+    if data_files is not None and not isinstance(data_files, Mapping):
+        raise TypeError(
+            f"`data_files` must map names of splits to files, such as {{'train': 'train.jsonl'}}, got {data_files!r}."
+        )
     if (dataset_name is None) == (not data_files):
         given = "both" if data_files else "neither"
         raise ValueError(f"Pass either `dataset_name` or `data_files`, got {given}.")

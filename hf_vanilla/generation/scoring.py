@@ -78,6 +78,8 @@ def score(
     """
     length_penalty_of(1, length_penalty, length_penalty_type)
     check_evaluation_mode(model)
+    if not model.config.is_encoder_decoder:
+        raise TypeError(f"`model` must be an encoder-decoder, which reads a source; got a {type(model).__name__}.")
     check_arguments(input_ids=input_ids, labels=labels)
     if len(labels) != len(input_ids):
         raise ValueError(f"`labels` must have as many rows as `input_ids` ({len(input_ids)}), got {len(labels)}.")

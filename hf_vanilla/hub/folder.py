@@ -17,7 +17,7 @@ from transformers import AutoConfig, AutoTokenizer, PreTrainedModel
 from transformers.integrations import is_deepspeed_zero3_enabled
 from transformers.utils import ADAPTER_CONFIG_NAME, CONFIG_NAME, logging
 
-from ..models.text_batches import TARGET_TOKENIZER
+from ..models.text_batches import TARGET_TOKENIZER, check_end_token
 from ..registration import AUTO_CLASSES
 from .client import known_tokens
 
@@ -250,6 +250,8 @@ def check_model(folder: str | os.PathLike[str], model_class: type[PreTrainedMode
             f"`pad_token_id` of {CONFIG_NAME} ({pad_token_id}) and of the tokenizer ({tokenizer.pad_token_id}) must "
             "be the same."
         )
+    if not (root / TARGET_TOKENIZER).is_dir():
+        check_end_token(model.config, tokenizer)
 
 
 def check_weights(folder: str | os.PathLike[str]) -> None:

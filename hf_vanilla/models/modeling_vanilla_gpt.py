@@ -169,7 +169,7 @@ class VanillaGptModel(VanillaGptPreTrainedModel):
             TypeError: if ids or `cu_seq_lens_q` are no integers, or `past_key_values` is no cache.
         """
         if past_key_values is not None and not isinstance(past_key_values, Cache):
-            raise TypeError(f"`past_key_values` must be a `Cache`, got {type(past_key_values).__name__}.")
+            raise TypeError(f"`{CACHE_NAME}` must be a `Cache`, got {type(past_key_values).__name__}.")
         inputs_embeds = checked_embeddings(self.embed_tokens, input_ids, inputs_embeds)
         batch, length, _ = inputs_embeds.shape
         if token_type_ids is not None:

@@ -293,7 +293,7 @@ class VanillaTransformerDecoder(VanillaTransformerStack):
         check_states("encoder_hidden_states", encoder_hidden_states, self.config.d_model)
         if past_key_values is not None and not isinstance(past_key_values, EncoderDecoderCache):
             raise TypeError(
-                "`past_key_values` must be an `EncoderDecoderCache`, which has a cache for the source too, "
+                f"`{CACHE_NAME}` must be an `EncoderDecoderCache`, which has a cache for the source too, "
                 f"got {type(past_key_values).__name__}."
             )
         if use_cache and past_key_values is None:

@@ -75,10 +75,28 @@ def load_target_tokenizer(name_or_path: str | os.PathLike) -> PreTrainedTokenize
     return AutoTokenizer.from_pretrained(name_or_path, subfolder=TARGET_TOKENIZER)
 
 
+def check_end_token(config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Check that model and tokenizer agree on the token that ends a text, as those of two models often do not.
+
+    Args:
+        config (`PreTrainedConfig`): The model's config.
+        tokenizer (`PreTrainedTokenizerBase`): The tokenizer of what it writes.
+
+    Raises:
+        ValueError: if both have one, and not the same.
+    """
+    ends, given = config.eos_token_id, tokenizer.eos_token_id
+    if ends is not None and given is not None and given not in (ends if isinstance(ends, list) else [ends]):
+        raise ValueError(
+            f"`eos_token_id` of the model ({ends}) and of the tokenizer ({given}, {tokenizer.eos_token!r}) must be "
+            "the same: do tokenizer and model belong together?"
+        )
+
+
 def check_target_tokenizer(
     config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase, target_tokenizer: PreTrainedTokenizerBase
 ) -> None:
-    """Check that a model with two vocabularies has two tokenizers.
+    """Check that a model with two vocabularies has two tokenizers, and that its texts end as the target's do.
 
     Args:
         config (`PreTrainedConfig`): The model's config.
@@ -86,8 +104,9 @@ def check_target_tokenizer(
         target_tokenizer (`PreTrainedTokenizerBase`): That of the target.
 
     Raises:
-        ValueError: if they are one object.
+        ValueError: if they are one object, or the model's texts end with another token.
     """
+    check_end_token(config, target_tokenizer)
     source_size = getattr(config, "source_vocab_size", None)
     if source_size is not None and not config.share_encoder_decoder_embeddings and target_tokenizer is tokenizer:
         raise ValueError(

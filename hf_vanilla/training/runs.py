@@ -430,7 +430,8 @@ def _check_unchanged(options: dict[str, Any], earlier: dict[str, Any], folder: P
     if not differing:
         return
     name, *others = differing
-    difference = f"is {options[name]!r}, not the {earlier[name]!r}"
+    before = "default" if earlier[name] is None else repr(earlier[name])
+    difference = f"is {options[name]!r}, not the {before}"
     if PATH_OPTIONS.fullmatch(name):
         difference = "has other contents than those"
     also = f" (and so {', '.join(others)})" if others else ""

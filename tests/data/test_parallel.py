@@ -344,6 +344,7 @@ def test_missing_column_of_a_table_is_named(tmp_path: Path, streaming: bool) -> 
     [
         ({}, ValueError, "Pass either `dataset_name` or `data_files`, got neither"),
         ({"data_files": {}}, ValueError, "got neither"),
+        ({"data_files": "train.jsonl"}, TypeError, "`data_files` must map names of splits to files, .*'train.jsonl'"),
         ({"dataset_name": "a", "data_files": {"train": "b"}}, ValueError, "got both"),
         ({"data_files": {"train": "b"}, "revision": "main"}, ValueError, "`config_name` and `revision` belong to"),
         ({"data_files": {"train": "b"}, "config_name": "de-en"}, ValueError, "`config_name` and `revision` belong to"),
@@ -356,7 +357,7 @@ def test_missing_column_of_a_table_is_named(tmp_path: Path, streaming: bool) -> 
         ),
         ({"data_files": {"test": 5}}, TypeError, r"must be one file, or a source file and a target file, got 5"),
     ],
-    ids=["neither", "no_files", "both", "revision", "config", "columns", "missing", "three", "number"],
+    ids=["neither", "no_files", "a_file", "both", "revision", "config", "columns", "missing", "three", "number"],
 )
 def test_bad_sources_of_data_are_named(arguments: dict, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):

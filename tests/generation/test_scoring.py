@@ -6,6 +6,7 @@ import pytest
 import torch
 from tiny_translator import EOS, reversal_batch, sources, trained_model
 
+from hf_vanilla import VanillaGptConfig, VanillaGptForCausalLM
 from hf_vanilla.generation import beam_search, labels_of_beams, score
 
 
@@ -92,6 +93,11 @@ def test_half_precision_is_summed_in_full(model, pairs):
     half = score(copy.deepcopy(model).bfloat16(), *pairs.values())
     assert half.scores.dtype == torch.float32
     torch.testing.assert_close(half.scores, full.scores, rtol=0.02, atol=0.1)
+
+
+def test_scoring_needs_an_encoder(pairs):
+    with pytest.raises(TypeError, match="`model` must be an encoder-decoder, which reads a source; got a VanillaGpt"):
+        score(VanillaGptForCausalLM(VanillaGptConfig.preset("tiny", vocab_size=20)).eval(), *pairs.values())
 
 
 def test_scoring_rejects_training_mode(model, pairs):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from text_translator import SENTENCES, save_translator, text_model, text_tokenizer
-from transformers import pipeline
+from transformers import AutoTokenizer, pipeline
 
 from hf_vanilla import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
 from hf_vanilla.data.tokenization import train_tokenizer
@@ -203,6 +203,15 @@ def test_two_vocabularies_have_two_tokenizers(tmp_path):
     search = {"custom_generate": beam_search, "length_penalty_type": "gnmt", "length_penalty": 0.6, "num_beams": 4}
     sequences = model.generate(**inputs, **search, max_new_tokens=length)
     assert translation.text == other.decode(sequences[0], skip_special_tokens=True)
+
+
+def test_tokenizer_of_another_model_is_refused(tmp_path):
+    folder = save_translator(tmp_path / "model", steps=0)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer.eos_token = tokenizer.bos_token
+    tokenizer.save_pretrained(folder)
+    with pytest.raises(ValueError, match="`eos_token_id` of the model .* and of the tokenizer .*, '<s>'. must be"):
+        load_translator(folder)
 
 
 def test_batches_have_similar_lengths():

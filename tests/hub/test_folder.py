@@ -10,6 +10,7 @@ import torch
 from hub_server import git_hash
 from hub_testing import REPO, save_model
 from safetensors.torch import load_file, save_file
+from transformers import AutoTokenizer
 
 from hf_vanilla.data.tokenization import train_wordpiece_tokenizer
 from hf_vanilla.hub import check_folder, publish
@@ -134,6 +135,14 @@ def add_another_tokenizer(folder):
     train_wordpiece_tokenizer(texts, 90, show_progress=False).save_pretrained(folder)
 
 
+def add_a_tokenizer_with_another_end(folder):
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer.eos_token = "[CLS]"
+    tokenizer.save_pretrained(folder)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "eos_token_id": 3}))
+
+
 @pytest.mark.promise("hostile weights", "absurd sizes", "tensor missing", "pickle")
 @pytest.mark.parametrize(
     ("change", "message"),
@@ -158,6 +167,10 @@ def add_another_tokenizer(folder):
         (add_a_pickle, "pytorch_model.bin may be a pickle"),
         (add_a_token, "notes.txt contains a token of the Hub"),
         (add_another_tokenizer, "but the model only"),
+        (
+            add_a_tokenizer_with_another_end,
+            "`eos_token_id` of the model .3. and of the tokenizer .2, '.CLS.'.",
+        ),
     ],
     ids=lambda each: each.__name__ if callable(each) else None,
 )

@@ -190,7 +190,7 @@ def test_decoder_needs_encoder_hidden_states(model):
 
 
 def test_cache_without_cross_attention_is_refused(model):
-    with pytest.raises(TypeError, match="`past_key_values` must be an `EncoderDecoderCache`.*, got DynamicCache"):
+    with pytest.raises(TypeError, match="` must be an `EncoderDecoderCache`.*, got DynamicCache"):
         model(**INPUTS, past_key_values=DynamicCache(config=model.config))
     cache = model(**INPUTS).past_key_values
     with pytest.raises(ValueError, match="`cache` and `past_key_values` are two names of one argument"):

@@ -334,7 +334,7 @@ def test_generation_ends_where_positions_end():
 def test_bad_prompts_are_refused_by_generate(inputs, error, message):
     with pytest.raises(error, match=message):
         tiny_gpt().generate(**inputs, max_new_tokens=2)
-    with pytest.raises(TypeError, match="`past_key_values` must be a `Cache`, got tuple"):
+    with pytest.raises(TypeError, match="` must be a `Cache`, got tuple"):
         tiny_gpt()(IDS, past_key_values=())
 
 

@@ -57,6 +57,11 @@ def test_lines_of_standard_input_are_continued_together(folder, monkeypatch, cap
     assert capsys.readouterr().out == "".join(f"--- {i}.1 ---\n{text}\n" for i, text in enumerate(expected, start=1))
 
 
+def test_default_length_fits_the_positions(folder, monkeypatch, capsys):
+    assert run_here(monkeypatch, SCRIPT, "--model", folder, "--prompt", "the cat") == 0  # 40 positions, 100 new tokens
+    assert capsys.readouterr().out
+
+
 def test_samples_depend_on_the_seed(folder, tmp_path, monkeypatch, capsys):
     (tmp_path / "prompts.txt").write_text("the cat\na dog\n")
     options = ["--input", tmp_path / "prompts.txt", "--num_return_sequences", 2, "--max_new_tokens", 9]
