@@ -75,6 +75,7 @@ def score(
     Raises:
         ValueError: if the model is in training mode or gives nan, `labels` and `input_ids` have different batch sizes,
             a label is outside the vocabulary, or `length_penalty_type` is unknown.
+        TypeError: if the model is no encoder-decoder.
     """
     length_penalty_of(1, length_penalty, length_penalty_type)
     check_evaluation_mode(model)
@@ -165,7 +166,8 @@ def score_texts(
     Raises:
         ValueError: if there are not as many targets as sources, the model is in training mode or gives nan,
             `max_length` is below 1, or `length_penalty_type` is unknown.
-        TypeError: if sources or targets are a single string, or contain anything but strings.
+        TypeError: if sources or targets are a single string, or contain anything but strings, or the model is no
+            encoder-decoder.
     """
     sources = as_texts("sources", sources, allows_one=False)
     targets = as_texts("targets", targets, allows_one=False)

@@ -9,7 +9,9 @@ import pytest
 
 # Says when the imports begin, which take seconds; a sleep in their place, so that the signal comes while they run.
 SLOW_IMPORT = """
+import signal
 import sys
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background ignores it
 class Slow:
     def find_spec(self, name, path=None, target=None):
         if name == "torch":
