@@ -616,7 +616,7 @@ def run_decoder(
     Args:
         model (`PreTrainedModel`): The decoder, as in [`run_layers`].
         hidden_states (`torch.Tensor` of shape `(batch, tgt_len, d_model)`): The embeddings.
-        attention_mask (`torch.Tensor` of shape `(batch, past_len + tgt_len)`, *optional*): Not 0 for tokens, 0 for
+        attention_mask (`torch.Tensor` of shape `(batch, past_length + tgt_len)`, *optional*): Not 0 for tokens, 0 for
             padding. With one, all positions of the target are computed.
         encoder_hidden_states (`torch.Tensor` of shape `(batch or fewer, src_len, d_model)`): The encoder's output.
         encoder_attention_mask (`torch.Tensor` of shape `(batch or fewer, src_len)`, *optional*): Not 0 for tokens, 0

@@ -85,7 +85,7 @@ def check_end_token(config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase
     Raises:
         ValueError: if both have one, and not the same.
     """
-    ends, given = config.eos_token_id, tokenizer.eos_token_id
+    ends, given = getattr(config, "eos_token_id", None), tokenizer.eos_token_id
     if ends is not None and given is not None and given not in (ends if isinstance(ends, list) else [ends]):
         raise ValueError(
             f"`eos_token_id` of the model ({ends}) and of the tokenizer ({given}, {tokenizer.eos_token!r}) must be "
