@@ -6,6 +6,7 @@ sums to one. Its gradient with respect to z is softmax(z) - t.
 
 import re
 from contextlib import nullcontext
+from functools import cache
 from typing import Any, NamedTuple
 
 import torch
@@ -26,6 +27,11 @@ CHUNK_LOGITS = 2**27
 # Vocabulary entries whose logits are computed, and gradients summed, at the same time on a CPU. Larger products of 256
 # tokens have up to half the speed, and larger temporaries cost more in page faults than in sums.
 VOCAB_BLOCK_SIZE = 1024
+
+
+# Where sums of products of 16-bit matrices are kept in float32: chunks are so large there that sums in 16 bits would be
+# rounded too much, and could overflow.
+FLOAT_SUM_DEVICES = ("cuda",)
 
 
 class SmoothedTarget(NamedTuple):
@@ -139,12 +145,39 @@ def _softmax_and_log_sum_exp(
     return probabilities, log_sum_exp.index_copy(0, vanished, recomputed)
 
 
+@cache
+def adds_in_float32(device: torch.device, dtype: torch.dtype) -> bool:
+    """Find out by small matrices whether a device adds products of 16-bit ones to float32 sums in one operation.
+
+    Args:
+        device (`torch.device`): The device.
+        dtype (`torch.dtype`): The type of the matrices.
+
+    Returns:
+        `bool`: the answer.
+    """
+    sums, ones = torch.ones(8, 8, device=device), torch.ones(8, 8, device=device, dtype=dtype)
+    try:
+        torch.addmm(sums, ones, ones, out_dtype=torch.float32, out=sums)
+    except (RuntimeError, TypeError):
+        return False
+    return bool((sums == 9).all())
+
+
+def _add_product(sums: Tensor, left: Tensor, right: Tensor) -> None:
+    """Add a product of matrices to sums in float32, in place."""
+    if left.device.type not in FLOAT_SUM_DEVICES or left.dtype not in (torch.float16, torch.bfloat16):
+        sums += torch.mm(left, right)
+    elif adds_in_float32(left.device, left.dtype):
+        torch.addmm(sums, left, right, out_dtype=torch.float32, out=sums)
+    else:
+        sums += torch.mm(left, right, out_dtype=torch.float32)
+
+
 def _add_gradients(grad_weight: Tensor, grad_bias: Tensor | None, chunk: Tensor, probabilities: Tensor) -> None:
     """Add a chunk's part of the gradients of weight and bias that softmax(z) makes: in place, block by block."""
-    # A GPU's chunks are large: their sums are rounded too much, and can overflow, in 16 bits.
-    out_dtype = [torch.float32] if chunk.is_cuda and chunk.dtype in (torch.float16, torch.bfloat16) else []
     for block in _vocab_blocks(grad_weight):
-        grad_weight[block] += torch.mm(probabilities[:, block].t(), chunk, *out_dtype)
+        _add_product(grad_weight[block], probabilities[:, block].t(), chunk)
         if grad_bias is not None:
             grad_bias[block] += probabilities[:, block].sum(0, dtype=torch.float32)
 

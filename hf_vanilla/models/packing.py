@@ -7,7 +7,7 @@
 
 Everything that works on each token by itself (projections, norms, feed-forward networks, dropout) runs on tokens.
 Attention runs on a CPU on rows of like length, padded to the longest of their bucket; on a GPU on the tokens, by a
-kernel that is given the offsets of the sequences (`varlen_attention.py`).
+kernel that is given the offsets of the sequences (`varlen_attention.py`), or in buckets where no such kernel runs.
 
 To self-attention, a `Packing` is its mask; to cross-attention, a `CrossPacking`: they say which tokens see each other.
 They are planned once for each batch ([`PackingPlanner`]); a batch without padding gets none. A layer or attention
@@ -92,7 +92,7 @@ def scatter_tokens(states: Tensor, tokens: Tensor | None, batch: int, length: in
 
 
 class LengthBucket(NamedTuple):
-    """Rows of like length, padded to the longest, for attention on a CPU.
+    """Rows of like length, padded to the longest, for attention by the kernels of padded rows.
 
     Attributes:
         rows: Number of rows.
@@ -121,6 +121,11 @@ class LengthBucket(NamedTuple):
         """Number of tokens."""
         return self.rows * self.length if self.positions is None else self.positions.shape[0]
 
+    def to(self, device: torch.device) -> "LengthBucket":
+        """Move its indices and its mask to a device."""
+        tensors = (self.positions, self.attention_mask)
+        return LengthBucket(self.rows, self.length, *(each if each is None else each.to(device) for each in tensors))
+
 
 class Packing(NamedTuple):
     """The tokens of padded rows without their padding. Layers take it in place of an attention mask.
@@ -130,8 +135,8 @@ class Packing(NamedTuple):
         length: This length.
         positions: Indices of the tokens in `(rows * length)`, bucket after bucket, of shape `(tokens,)`; `None` if
             every position is one.
-        buckets: On a CPU, the rows by length, for attention.
-        sequences: On a GPU, where the tokens of each row lie, for attention.
+        buckets: The rows by length, for attention on a CPU, or on a GPU by the kernels of padded rows.
+        sequences: Where the tokens of each row lie, for attention by a kernel for sequences.
         outputs: Indices of the tokens whose output is computed, of shape `(outputs,)`; `None` for all. All are
             attended to.
         is_compiled: Whether it is for layers on a GPU that are compiled one by one.
@@ -178,7 +183,7 @@ class Packing(NamedTuple):
     def attend(
         self, attention: Any, attend_rows: Callable[..., tuple[Tensor, Any]], tokens: Tensor, **kwargs: Any
     ) -> Tensor:
-        """Apply self-attention: on a GPU to all sequences at once, on a CPU to each bucket's rows.
+        """Apply self-attention: by a kernel for sequences to all at once, by others to each bucket's rows.
 
         Args:
             attention (`SelfAttention`): The attention; if it is causal, padding at the end of a row is masked anyway.
@@ -209,7 +214,7 @@ class CrossPacking(NamedTuple):
         target: Packing of the target, if it is packed.
         source: Packing of the source, if it is packed.
         attention_mask: The mask over the source in rows.
-        sequences: On a GPU, the sequences of both if either is packed.
+        sequences: The sequences of both if either is packed, for a kernel for sequences.
     """
 
     target: Packing | None
@@ -218,7 +223,7 @@ class CrossPacking(NamedTuple):
     sequences: tuple[Any, ...] = ()
 
     def attend(self, attention: Any, attend_rows: Callable, target: Tensor, source: Tensor, **kwargs: Any) -> Tensor:
-        """Apply cross-attention: on a GPU to all sequences at once, on a CPU to rows.
+        """Apply cross-attention: by a kernel for sequences to all at once, by others to rows.
 
         Args:
             attention (`CrossAttention`): The attention.
@@ -278,7 +283,7 @@ class PackingPlanner:
             `output_hidden_states` nothing is left out.
 
     Attributes:
-        is_varlen: Whether attention of packed tokens runs by a kernel for GPUs.
+        is_varlen: Whether attention of packed tokens runs by a kernel for sequences, on a GPU.
         can_skip: Whether positions may be left out at all.
     """
 
@@ -289,7 +294,9 @@ class PackingPlanner:
         can_skip = _can_skip_positions(model, arguments)
         has_kernels = can_skip and has_varlen_kernels(self.device)
         self.is_varlen = has_kernels and runs_varlen(model, hidden_states, self.is_compiled)
-        self.can_skip = self.is_varlen or (can_skip and self.device.type == "cpu")
+        # compiled layers on a GPU would be compiled again for other buckets
+        has_buckets = self.device.type == "cpu" or (has_kernels and not self.is_varlen and not self.is_compiled)
+        self.can_skip = self.is_varlen or (can_skip and has_buckets)
 
     @cached_property
     def is_compiled(self) -> bool:
@@ -349,24 +356,27 @@ class PackingPlanner:
         takes_tokens = self.is_varlen or self.model.config._attn_implementation in PACKED_KERNELS
         if not self.can_skip or not takes_tokens:
             return None
+        # buckets depend on the length of each row, so they are planned on the host
+        planned_on = device if self.is_varlen else torch.device("cpu")
         if attention_mask is not None:
             # compiled layers always get tokens, or they would be compiled again for rows
             min_padding = 0 if self.is_compiled else 1 if self.is_varlen else MIN_PADDING_SHARE * batch * length
             sizes = _worth_packing(attention_mask, reads_first, sizes, min_padding)
-            if sizes is None or not self.accepts_packing:
+            has_lengths = self.is_varlen or can_read(attention_mask)
+            if sizes is None or not has_lengths or not self.accepts_packing:
                 return None
-            is_token = (attention_mask != 0).to(device)
+            is_token = (attention_mask != 0).to(planned_on)
             sequences = Sequences.of_lengths(is_token.sum(1), sizes.longest)
             positions = is_token.flatten().nonzero_static(size=sizes.total)[:, 0]
         elif sequences is None or not self.accepts_packing:
             return None
         else:
-            positions = torch.arange(batch * length, device=device)
+            positions = torch.arange(batch * length, device=planned_on)
         if self.is_varlen:
             return Packing.of_sequences(batch, length, positions, sequences, self.is_compiled)
         number = 1 if self.is_compiled else min(max_buckets, sequences.max_length // BUCKET_LENGTH)
-        positions, buckets = _in_buckets(positions, sequences, number)
-        return Packing(batch, length, positions, buckets)
+        positions, buckets = _in_buckets(positions, sequences.offsets.to(planned_on).diff().long(), number)
+        return Packing(batch, length, positions.to(device), tuple(bucket.to(device) for bucket in buckets))
 
     def plan_outputs(self, packing: Packing | None, read: Tensor | None, count: int | None = None) -> Packing | None:
         """Find the tokens whose output the last layer has to compute.
@@ -395,9 +405,8 @@ class PackingPlanner:
         return (packing or Packing(*read.shape))._replace(outputs=outputs)
 
 
-def _in_buckets(tokens: Tensor, sequences: Sequences, num_buckets: int) -> tuple[Tensor, tuple[LengthBucket, ...]]:
-    """Sort the sequences of tokens into buckets of like lengths."""
-    lengths = sequences.offsets.diff().long()
+def _in_buckets(tokens: Tensor, lengths: Tensor, num_buckets: int) -> tuple[Tensor, tuple[LengthBucket, ...]]:
+    """Sort sequences of tokens, of these lengths, into buckets of like lengths."""
     if num_buckets <= 1:
         return tokens, (LengthBucket.of_lengths(lengths),)
     rows = tokens.split(lengths.tolist())

@@ -1,7 +1,7 @@
-"""What `gpu.py` checks of attention kernels.
+"""What `gpu.py` checks of attention kernels and of the loss.
 
-That they are there, how much they drop, and that gradients know what; and that the models' own attention over packed
-tokens is that of each sequence.
+That kernels are there, how much they drop, and that gradients know what; that the models' own attention over packed
+tokens is that of each sequence, and that the gradients of the loss are those of all logits at once.
 """
 
 from collections.abc import Callable
@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from hf_vanilla.models.chunked_loss import SmoothedTarget, adds_in_float32, loss_and_gradients
 from hf_vanilla.models.sequences import Sequences
 from hf_vanilla.models.varlen_attention import kernel_arguments, varlen_attention
 
@@ -176,8 +177,38 @@ def check_sequences(
     }
 
 
+def check_loss(device: torch.device, dtype: torch.dtype, tokens: int) -> dict[str, float | bool]:
+    """Compare the loss chunk by chunk, and its gradients, with those of all logits at once in float32.
+
+    Args:
+        device (`torch.device`): Where to run it.
+        dtype (`torch.dtype`): Type of the hidden states.
+        tokens (`int`): Number of tokens: more than one chunk of them shows how chunks are summed.
+
+    Returns:
+        `dict[str, float | bool]`: whether the weight's gradient is added up by one operation (`adds_products`), the
+        errors, and whether they are small (`passed`).
+    """
+    vocab_size, width = 32_000, 64
+    generator = torch.Generator().manual_seed(0)
+    shapes = ((tokens, width), (vocab_size, width), (vocab_size,))
+    inputs = [torch.randn(shape, generator=generator).to(device, dtype) / width**0.25 for shape in shapes]
+    labels = torch.randint(vocab_size, (tokens,), generator=generator).to(device)
+    loss, *gradients = loss_and_gradients(*inputs, labels, SmoothedTarget(1.0, 0.0, -1, 0.0))
+    exact = [each.float().requires_grad_() for each in inputs]
+    expected = F.cross_entropy(F.linear(*exact), labels, reduction="sum")
+    exact_gradients = torch.autograd.grad(expected, exact)
+    errors = [relative_error(*pair) for pair in zip((loss, *gradients), (expected, *exact_gradients), strict=True)]
+    return {
+        "adds_products": adds_in_float32(device, dtype),
+        "output_error": round(errors[0], 5),
+        "gradient_error": round(max(errors[1:]), 5),
+        "passed": max(errors) <= MAX_ERROR,
+    }
+
+
 def check_kernels(device: torch.device, batch: int = 16) -> dict[str, dict[str, float | bool | str]]:
-    """Check all kernels that run on a device.
+    """Check all kernels that run on a device, and the loss.
 
     Args:
         device (`torch.device`): The device.
@@ -198,6 +229,8 @@ def check_kernels(device: torch.device, batch: int = 16) -> dict[str, dict[str, 
         for dtype, width in ((torch.bfloat16, 64), (torch.float32, 20)):  # 20 is padded to a multiple of 8
             key = f"packed {kind}-attention, {str(dtype).removeprefix('torch.')}"
             checks[key] = partial(check_sequences, varlen_attention, kind, device, dtype, width)
+    for dtype in (torch.bfloat16, torch.float16, torch.float32):
+        checks[f"loss, {str(dtype).removeprefix('torch.')}"] = partial(check_loss, device, dtype, 320 * batch)
     found: dict[str, dict[str, float | bool | str]] = {}
     for key, check in checks.items():
         try:

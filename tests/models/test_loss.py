@@ -174,6 +174,34 @@ def test_loss_does_not_synchronise_with_the_device():
     assert [gradient.shape for gradient in gradients] == [(21, 8), (VOCAB, 8), (VOCAB,)]
 
 
+@pytest.mark.parametrize("operators", [("mm.dtype",), ("mm.dtype", "addmm.dtype_out")], ids=["product", "sum"])
+def test_weight_gradient_is_summed_in_float32_where_a_gpu_can(operators, monkeypatch, chunk_tokens):
+    """A CPU has no products of 16-bit matrices with results in float32; stand-ins for a GPU's."""
+    hidden_states, weight, bias = (tensor.detach().bfloat16() for tensor in projection())
+    arguments = hidden_states.flatten(0, 1)[:18], weight, bias, LABELS.flatten().clamp(min=0)[:18], TARGETS["t2t"]
+    library, calls = torch.library.Library("aten", "IMPL"), []
+
+    def product(left, right, dtype):
+        calls.append("mm.dtype")
+        return left.float() @ right.float()
+
+    def add_product(sums, left, right, dtype, beta=1, alpha=1, *, out):
+        calls.append("addmm.dtype_out")
+        return out.copy_(sums + left.float() @ right.float())
+
+    for operator in operators:
+        library.impl(operator, {"mm.dtype": product, "addmm.dtype_out": add_product}[operator], "CPU")
+    monkeypatch.setattr(chunked_loss, "FLOAT_SUM_DEVICES", ("cpu",))
+    chunked_loss.adds_in_float32.cache_clear()
+    _, _, actual, _ = loss_and_gradients(*arguments)
+    chunked_loss.adds_in_float32.cache_clear()
+    library._destroy()
+    assert set(calls) == {operators[-1]}
+    _, _, expected, _ = loss_and_gradients(*(each.float() for each in arguments[:3]), *arguments[3:])
+    # each probability is rounded once, and none of the 18 products or their sums
+    torch.testing.assert_close(actual, expected, rtol=0, atol=18 * arguments[0].abs().max().item() * 2**-8)
+
+
 @pytest.mark.parametrize(
     ("device", "vocab_size", "tokens"),
     [("cpu", 101, 256), ("meta", 37_000, 3627), ("meta", 1_000_000, 256), ("meta", 101, 2**27 // 101)],

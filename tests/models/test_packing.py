@@ -13,6 +13,7 @@ from tiny_models import tiny_model
 from hf_vanilla import VanillaBertModel
 from hf_vanilla.models import dropout, packing
 from hf_vanilla.models.packing import Packing, PackingPlanner
+from hf_vanilla.models.read_positions import host_sizes
 
 
 # Values of size 1 in float32 (2 ** -24), after some dozen operations that add in another order on each side.
@@ -166,6 +167,35 @@ def test_packing_is_off_without_padding_and_with_special_masks(mask):
 def test_packing_is_off_where_the_mask_has_no_values(device):
     mask, model = torch.tensor(SOURCE_MASKS["right"], device="meta"), tiny_bert("model")
     assert plan(model, torch.ones(3, 5, 12, device=device), mask) is None
+
+
+def devices_of(packing):
+    """List the devices of all tensors of a packing."""
+    parts = [*packing, *(each for bucket in packing.buckets for each in bucket)]
+    return {part.device.type for part in parts if isinstance(part, torch.Tensor)}
+
+
+@pytest.mark.parametrize("max_buckets", [1, 3])
+def test_gpu_without_kernels_for_sequences_gets_the_buckets_of_a_cpu(max_buckets, monkeypatch):
+    """The mask has values, as a GPU's has, and all else is on "meta": what stayed on the CPU would show."""
+    monkeypatch.setattr(packing, "BUCKET_LENGTH", 1)
+    mask, model = torch.tensor(SOURCE_MASKS["left"]), tiny_bert("masked-lm", attn_implementation="eager").train()
+    plans = [plan(model.bert, torch.ones(3, 5, 12, device=each), mask, max_buckets) for each in ("cpu", "meta")]
+    assert [devices_of(each) for each in plans] == [{"cpu"}, {"meta"}]
+    shapes = [[(bucket.rows, bucket.length, bucket.tokens) for bucket in each.buckets] for each in plans]
+    assert shapes[0] == shapes[1]
+    assert plans[0].positions.shape == plans[1].positions.shape
+
+
+def test_step_on_a_gpu_without_kernels_for_sequences_works_on_tokens(fed_positions, monkeypatch):
+    mask = torch.tensor(SOURCE_MASKS["right"])
+    labels = SOURCE.masked_fill(SOURCE != 2, -100)
+    model = tiny_bert("masked-lm", attn_implementation="eager").train().to("meta")
+    sizes = {name: tuple(each) for name, each in host_sizes(mask, labels).items()}
+    inputs = {"input_ids": SOURCE.to("meta"), "labels": labels.to("meta"), "attention_mask": mask}
+    model(**inputs, mask_sizes=sizes, num_items_in_batch=torch.tensor(3, device="meta")).loss.backward()
+    assert fed_positions == [10, 3]
+    assert {each.grad.device.type for each in model.bert.layers.parameters()} == {"meta"}
 
 
 @pytest.mark.parametrize("name", ["output_attentions", "output_hidden_states"])

@@ -40,6 +40,8 @@ def test_rows_are_written_and_kept(gpu, monkeypatch, tmp_path, capsys):
     rows = json.loads(file.read_text())["rows"]
     assert rows["kernels"]["kernels"]["sdpa, math, float32"]["passed"] is True
     assert "missing" in rows["kernels"]["kernels"]["varlen, flash, bfloat16"]
+    losses = [rows["kernels"]["kernels"][f"loss, {dtype}"] for dtype in ("bfloat16", "float16", "float32")]
+    assert [loss["passed"] for loss in losses] == [True] * 3
     assert rows["kernels"]["wrong"] == []
     assert rows["ceilings"]["products"].keys() == {"bfloat16", "float32", "float32 by TF32"}
     bert = rows["bert_large_real_lengths"]
