@@ -29,7 +29,7 @@ CHUNK_LOGITS = 2**27
 VOCAB_BLOCK_SIZE = 1024
 
 
-# Where sums of products of 16-bit matrices are kept in float32: chunks are so large there that sums in 16 bits would be
+# Where sums of products of 16-bit matrices are kept in float32: chunks are large there, and sums in 16 bits would be
 # rounded too much, and could overflow.
 FLOAT_SUM_DEVICES = ("cuda",)
 
@@ -127,14 +127,13 @@ def _softmax_and_log_sum_exp(
     """Find a chunk's probabilities (tokens, vocab), in the place of its logits, and log-sum-exps (tokens,).
 
     These are z - log p of the true token; where p vanishes, they are recomputed. An accelerator would have to be asked
-    where, so there they are z - log p of the most probable token.
+    where, so there they are z - log p of the most probable token, whose p is at least 1 / vocab.
     """
     logits = _logits(hidden_states, weight, bias)
     if not reads_values(logits):
         highest, tokens = logits.max(dim=1)
-        log_probabilities = torch.log_softmax(logits, dim=1, dtype=torch.float32)
-        log_sum_exp = highest.float() - log_probabilities.gather(1, tokens[:, None])[:, 0]
-        return log_probabilities.exp_().to(logits.dtype), log_sum_exp
+        probabilities = torch.softmax(logits, dim=1)  # one pass, which computes in float32
+        return probabilities, highest.float() - probabilities.gather(1, tokens[:, None])[:, 0].float().log()
     true_logits = logits.gather(1, labels[:, None])[:, 0].float()
     probabilities = torch.softmax(logits, dim=1, out=logits)
     true_probabilities = probabilities.gather(1, labels[:, None])[:, 0].float()
@@ -159,9 +158,11 @@ def adds_in_float32(device: torch.device, dtype: torch.dtype) -> bool:
     sums, ones = torch.ones(8, 8, device=device), torch.ones(8, 8, device=device, dtype=dtype)
     try:
         torch.addmm(sums, ones, ones, out_dtype=torch.float32, out=sums)
+    except (torch.OutOfMemoryError, torch.AcceleratorError):
+        raise
     except (RuntimeError, TypeError):
         return False
-    return bool((sums == 9).all())
+    return True
 
 
 def _add_product(sums: Tensor, left: Tensor, right: Tensor) -> None:
@@ -171,7 +172,7 @@ def _add_product(sums: Tensor, left: Tensor, right: Tensor) -> None:
     elif adds_in_float32(left.device, left.dtype):
         torch.addmm(sums, left, right, out_dtype=torch.float32, out=sums)
     else:
-        sums += torch.mm(left, right, out_dtype=torch.float32)
+        sums.addmm_(left.float(), right.float())
 
 
 def _add_gradients(grad_weight: Tensor, grad_bias: Tensor | None, chunk: Tensor, probabilities: Tensor) -> None:

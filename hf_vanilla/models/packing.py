@@ -46,7 +46,7 @@ logger = logging.get_logger(__name__)
 MIN_PADDING_SHARE = 0.05
 # Up to this share of tokens that a head reads, computing the last layer for them alone is faster.
 MAX_OUTPUT_SHARE = 0.75
-# The attention kernels that take rows of a packing, on a CPU.
+# The attention kernels that take rows of a packing.
 PACKED_KERNELS = ("eager", "sdpa")
 # One bucket per 64 positions of the longest row, at most 8.
 BUCKET_LENGTH = 64
@@ -294,9 +294,10 @@ class PackingPlanner:
         can_skip = _can_skip_positions(model, arguments)
         has_kernels = can_skip and has_varlen_kernels(self.device)
         self.is_varlen = has_kernels and runs_varlen(model, hidden_states, self.is_compiled)
+        takes_rows = model.config._attn_implementation in PACKED_KERNELS
         # compiled layers on a GPU would be compiled again for other buckets
-        has_buckets = self.device.type == "cpu" or (has_kernels and not self.is_varlen and not self.is_compiled)
-        self.can_skip = self.is_varlen or (can_skip and has_buckets)
+        has_buckets = has_kernels and takes_rows and not self.is_varlen and not self.is_compiled
+        self.can_skip = self.is_varlen or has_buckets or (can_skip and self.device.type == "cpu")
 
     @cached_property
     def is_compiled(self) -> bool:
@@ -356,7 +357,7 @@ class PackingPlanner:
         takes_tokens = self.is_varlen or self.model.config._attn_implementation in PACKED_KERNELS
         if not self.can_skip or not takes_tokens:
             return None
-        # buckets depend on the length of each row, so they are planned on the host
+        # buckets depend on the length of each row: a GPU is waited for, and they are planned on the host
         planned_on = device if self.is_varlen else torch.device("cpu")
         if attention_mask is not None:
             # compiled layers always get tokens, or they would be compiled again for rows

@@ -2,6 +2,7 @@
 
 import shutil
 from functools import partial
+from itertools import chain
 
 import pytest
 import torch
@@ -445,6 +446,17 @@ def test_flash_attention_does_not_see_empty_slots_of_a_static_cache(family, flas
     expected = logits()
     model.config._attn_implementation = flash_attention_2
     torch.testing.assert_close(logits(), expected, rtol=1e-5, atol=1e-5)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("make_model", [partial(tiny_bert, "masked-lm"), tiny_gpt], ids=["bert", "gpt"])
+def test_flattened_sequences_do_not_see_each_other_in_flash_attention(make_model, flash_attention_2):
+    model, rows = make_model(), [[5, 6, 7, 8], [9], [3, 4, 5]]
+    expected = torch.cat([model(torch.tensor([row])).logits[0] for row in rows])
+    model.config._attn_implementation = flash_attention_2
+    positions = torch.tensor([[each for row in rows for each in range(len(row))]])
+    actual = model(torch.tensor([list(chain.from_iterable(rows))]), position_ids=positions).logits[0]
+    torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("is_packed", [False, True])

@@ -11,7 +11,7 @@ from tiny_gpts import tiny_gpt
 from tiny_models import tiny_model
 
 from hf_vanilla import VanillaBertModel
-from hf_vanilla.models import dropout, packing
+from hf_vanilla.models import dropout, packing, varlen_attention
 from hf_vanilla.models.packing import Packing, PackingPlanner
 from hf_vanilla.models.read_positions import host_sizes
 
@@ -175,11 +175,13 @@ def devices_of(packing):
     return {part.device.type for part in parts if isinstance(part, torch.Tensor)}
 
 
+@pytest.mark.parametrize("kernel", ["eager", "sdpa"])
 @pytest.mark.parametrize("max_buckets", [1, 3])
-def test_gpu_without_kernels_for_sequences_gets_the_buckets_of_a_cpu(max_buckets, monkeypatch):
+def test_gpu_without_kernels_for_sequences_gets_the_buckets_of_a_cpu(max_buckets, kernel, monkeypatch):
     """The mask has values, as a GPU's has, and all else is on "meta": what stayed on the CPU would show."""
     monkeypatch.setattr(packing, "BUCKET_LENGTH", 1)
-    mask, model = torch.tensor(SOURCE_MASKS["left"]), tiny_bert("masked-lm", attn_implementation="eager").train()
+    monkeypatch.setattr(varlen_attention, "has_operator", lambda name: False)
+    mask, model = torch.tensor(SOURCE_MASKS["left"]), tiny_bert("masked-lm", attn_implementation=kernel).train()
     plans = [plan(model.bert, torch.ones(3, 5, 12, device=each), mask, max_buckets) for each in ("cpu", "meta")]
     assert [devices_of(each) for each in plans] == [{"cpu"}, {"meta"}]
     shapes = [[(bucket.rows, bucket.length, bucket.tokens) for bucket in each.buckets] for each in plans]

@@ -444,6 +444,35 @@ def test_torch_has_the_operators_with_the_expected_arguments(monkeypatch):
     varlen_attention.has_operator.cache_clear()
 
 
+@pytest.mark.parametrize(
+    ("capability", "dtype", "hip", "expected"),
+    [
+        ((9, 0), torch.bfloat16, None, FLASH),
+        ((8, 0), torch.float16, None, FLASH),
+        ((9, 0), torch.float32, None, EFFICIENT),
+        ((7, 5), torch.float16, None, EFFICIENT),
+        ((7, 5), torch.bfloat16, None, None),
+        ((9, 0), torch.float64, None, None),
+        ((9, 0), torch.bfloat16, "6.4", None),
+    ],
+)
+def test_kernel_is_one_that_the_gpu_has_for_the_type(capability, dtype, hip, expected, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    monkeypatch.setattr(torch.version, "hip", hip)
+    assert varlen_attention.varlen_kernel(torch.device("cuda", 0), dtype) == expected
+
+
+def test_heads_too_wide_for_flash_attention_take_the_other_kernel(kernel_calls, monkeypatch):
+    sequences = Sequences.of_lengths(torch.tensor([4, 3]), 4)
+    module, where = nn.Module(), varlen_attention.kernel_arguments(sequences, sequences)
+    module.is_causal = False
+    monkeypatch.setattr(torch.ops.aten, FLASH, None)
+    wide = torch.randn(1, 2, 7, 257)  # flash attention takes 256
+    output, _ = varlen_attention.varlen_attention(module, wide, wide, wide, None, 0.0, 0.1, **where)
+    expected = [nn.functional.scaled_dot_product_attention(*[part] * 3, scale=0.1) for part in wide.split([4, 3], 2)]
+    torch.testing.assert_close(output, torch.cat(expected, 2).transpose(1, 2), **TOLERANCE)
+
+
 def batch_of_lengths(lengths):
     """Draw rows of these lengths, which have labels of their first three tokens."""
     positions = torch.arange(max(lengths))
@@ -500,7 +529,12 @@ def test_tokens_are_put_back_on_the_device_of_the_last_layer():
 
 @pytest.mark.parametrize(
     ("name", "is_warned"),
-    [("flash_attention_3", True), ("kernels-community/vllm-flash-attn3", True), ("flash_attention_2", False)],
+    [
+        ("flash_attention_3", True),
+        ("flash_attention_4", True),
+        ("kernels-community/vllm-flash-attn3", True),
+        ("flash_attention_2", False),
+    ],
 )
 def test_lost_dropout_is_warned_of(name, is_warned, monkeypatch):
     messages = []

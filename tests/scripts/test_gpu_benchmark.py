@@ -150,6 +150,19 @@ def test_dropout_check_finds_wrong_kernels(gpu, kernel, passes):
     assert found["passed"] is passes, found
 
 
+def test_loss_check_finds_a_wrong_gradient(gpu, monkeypatch):
+    checks = sys.modules["kernel_checks"]
+    assert checks.check_loss(torch.device("cpu"), torch.bfloat16, 300)["passed"] is True
+    loss_and_gradients = checks.loss_and_gradients
+
+    def without_the_last_chunk(hidden_states, weight, bias, labels, target):
+        total, grad_hidden, *_ = loss_and_gradients(hidden_states, weight, bias, labels, target)
+        return total, grad_hidden, *loss_and_gradients(hidden_states[:256], weight, bias, labels[:256], target)[2:]
+
+    monkeypatch.setattr(checks, "loss_and_gradients", without_the_last_chunk)
+    assert checks.check_loss(torch.device("cpu"), torch.bfloat16, 300)["passed"] is False
+
+
 def by_sequence(module, query, key, value, mask, dropout, scaling, *, cu_seq_lens_q, cu_seq_lens_k, **lengths):
     """Attend from each sequence to that of the same number."""
     lengths = [offsets.diff().tolist() for offsets in (cu_seq_lens_q, cu_seq_lens_k, cu_seq_lens_k)]

@@ -27,6 +27,7 @@ from transformers import (
 )
 
 from hf_vanilla import VanillaBertConfig, VanillaBertForPreTraining, VanillaGptConfig, VanillaGptForCausalLM
+from hf_vanilla.models import packing
 from hf_vanilla.training import VanillaTrainer, VanillaTrainingArguments
 
 
@@ -578,3 +579,26 @@ def test_compiled_training_compiles_a_few_times_for_many_shapes(tmp_path, monkey
     assert 1 <= graphs <= 3  # for the first shape, for all others, and for a single row
     assert not breaks
     assert compiled.training_loss == pytest.approx(plain.training_loss, rel=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:The .grad attribute of a Tensor:UserWarning")
+def test_trainer_compiles_layers_one_by_one_and_works_on_tokens_alone(tmp_path, monkeypatch):
+    monkeypatch.setenv("ACCELERATE_DYNAMO_BACKEND", "no")  # the arguments change it
+    monkeypatch.setenv("ACCELERATE_DYNAMO_MODE", "default")
+    planned, plan_tokens = [], packing.PackingPlanner.plan_tokens
+
+    def spy(planner, *args, **kwargs):
+        planned.append((planner.is_compiled, plan_tokens(planner, *args, **kwargs)))
+        return planned[-1][1]
+
+    monkeypatch.setattr(packing.PackingPlanner, "plan_tokens", spy)
+    losses = []
+    for name in ("plain", "compiled"):
+        torch.compiler.reset()
+        options = {"torch_compile": True, "torch_compile_backend": "eager"} if planned else {}
+        monkeypatch.setenv("ACCELERATE_DYNAMO_USE_REGIONAL_COMPILATION", str(bool(options)))
+        losses.append(make_trainer(tmp_path / name, tiny_model(), max_steps=4, **options).train().training_loss)
+    torch.compiler.reset()
+    assert losses[1] == pytest.approx(losses[0], rel=1e-5)
+    assert {is_compiled for is_compiled, _ in planned} == {False, True}
+    assert any(packed is not None for is_compiled, packed in planned if is_compiled)
