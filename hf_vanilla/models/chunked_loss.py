@@ -227,15 +227,29 @@ def loss_and_gradients(
     return total, grad_hidden.to(hidden_states.dtype), grad_weight, grad_bias
 
 
+def positions_with_label(labels: Tensor, count: int | None) -> Tensor:
+    """Find the labels that are not -100.
+
+    Args:
+        labels (`torch.Tensor` of shape `(tokens,)`): Labels.
+        count (`int`, *optional*): How many these are; otherwise an accelerator is waited for to count them.
+
+    Returns:
+        `torch.LongTensor` of shape `(count,)`: their positions.
+    """
+    is_labelled = labels != IGNORED_LABEL
+    return (is_labelled.nonzero() if count is None else is_labelled.nonzero_static(size=count))[:, 0]
+
+
 # One operation, so that compiled code neither looks into it nor breaks at its unknown number of labels. A copy of this
 # file, in the folder of a model, is another module and needs another name.
 @torch.library.custom_op(
     re.sub(r"\W", "_", __name__, flags=re.ASCII) + "::cross_entropy_and_gradients",
     mutates_args=(),
-    schema="(Tensor hidden_states, Tensor weight, Tensor? bias, Tensor labels, Tensor? weights,"
+    schema="(Tensor hidden_states, Tensor weight, Tensor? bias, Tensor labels, Tensor? weights, SymInt? count,"
     " float true_probability, float other_probability, int excluded_id, float entropy)"
     " -> (Tensor, Tensor, Tensor, Tensor)",
-    tags=(torch.Tag.cudagraph_unsafe,),  # it waits for the number of labels
+    tags=(torch.Tag.cudagraph_unsafe,),  # its shapes depend on the number of labels
 )
 def cross_entropy_and_gradients(
     hidden_states: Tensor,
@@ -243,10 +257,11 @@ def cross_entropy_and_gradients(
     bias: Tensor | None,
     labels: Tensor,
     weights: Tensor | None,
+    count: int | None,
     *target: Any,
 ) -> tuple[Tensor, ...]:
     """Compute the sum, and its gradients with respect to hidden states (tokens, d_model), weight and bias."""
-    labelled = (labels != IGNORED_LABEL).nonzero()[:, 0]
+    labelled = positions_with_label(labels, count)
     total, grad_labelled, grad_weight, grad_bias = loss_and_gradients(
         hidden_states.index_select(0, labelled),
         weight,
@@ -281,9 +296,11 @@ class _CrossEntropySum(torch.autograd.Function):
         labels: Tensor,
         target: SmoothedTarget,
         weights: Tensor | None,
+        count: int | None,
     ) -> Tensor:
         if torch.compiler.is_compiling():
-            total, *gradients = cross_entropy_and_gradients(hidden_states, weight, bias, labels, weights, *target)
+            arguments = (hidden_states, weight, bias, labels, weights, count, *target)
+            total, *gradients = cross_entropy_and_gradients(*arguments)
         else:
             total, *gradients = loss_and_gradients(hidden_states, weight, bias, labels, target, weights)
         ctx.save_for_backward(*gradients)
@@ -298,7 +315,7 @@ class _CrossEntropySum(torch.autograd.Function):
             )
         needed = zip(ctx.saved_tensors, ctx.needs_input_grad, strict=False)
         # autograd makes them of the types of the inputs
-        return (*(gradient * grad_output if is_needed else None for gradient, is_needed in needed), *[None] * 3)
+        return (*(gradient * grad_output if is_needed else None for gradient, is_needed in needed), *[None] * 4)
 
 
 def projected_cross_entropy_sum(
@@ -308,6 +325,7 @@ def projected_cross_entropy_sum(
     labels: Tensor,
     target: SmoothedTarget,
     weights: Tensor | None = None,
+    count: int | None = None,
 ) -> Tensor:
     """Project the tokens that `select_labelled` gives onto the vocabulary and sum the cross-entropy.
 
@@ -321,6 +339,7 @@ def projected_cross_entropy_sum(
         labels (`torch.Tensor` of shape `(tokens,)`): True tokens.
         target (`SmoothedTarget`): The distribution around the true token.
         weights (`torch.Tensor` of shape `(tokens,)`, *optional*): What each token's loss is multiplied with.
+        count (`int`, *optional*): The number of tokens with a label, which compiled code otherwise waits for.
 
     Returns:
         `torch.Tensor` of shape `()`: the sum over all tokens, in float32 and nats. Can be differentiated once:
@@ -331,4 +350,4 @@ def projected_cross_entropy_sum(
     if has_autocast and torch.is_autocast_enabled(device):
         hidden_states = hidden_states.to(torch.get_autocast_dtype(device))
     with torch.autocast(device, enabled=False) if has_autocast else nullcontext():
-        return _CrossEntropySum.apply(hidden_states, weight, bias, labels, target, weights)
+        return _CrossEntropySum.apply(hidden_states, weight, bias, labels, target, weights, count)

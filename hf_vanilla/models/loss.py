@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from transformers.configuration_utils import PreTrainedConfig
 
 from .checks import IGNORED_LABEL, VOCABULARY_HINT, check_labels, has_label, hides_values, in_function_transform
-from .chunked_loss import SmoothedTarget, projected_cross_entropy_sum
+from .chunked_loss import SmoothedTarget, positions_with_label, projected_cross_entropy_sum
 
 
 LossAndLogits = tuple[Tensor | None, Tensor | None]
@@ -106,7 +106,7 @@ def token_loss(
         hidden_states, terms = transform(hidden_states), (ids, target, rest[0] if rest else None)
         if _is_plain(projection) and not in_function_transform():
             weight = projection.weight if frozen_row is None else freeze_row(projection.weight, frozen_row)
-            loss_sum = projected_cross_entropy_sum(hidden_states, weight, projection.bias, *terms)
+            loss_sum = projected_cross_entropy_sum(hidden_states, weight, projection.bias, *terms, count=count)
         else:
             loss_sum = cross_entropy_sum(_project(projection, hidden_states, frozen_row), *terms)
     return mean_loss(loss_sum, has_label(labels).sum(), num_items_in_batch), logits
@@ -126,9 +126,7 @@ def select_labelled(labels: Tensor, *states: Tensor, count: int | None = None) -
     flat = [each.flatten(0, 1) for each in (labels, *states)]
     if hides_values():
         return flat
-    is_labelled = flat[0] != IGNORED_LABEL
-    # once: an accelerator is waited for to count them
-    labelled = (is_labelled.nonzero() if count is None else is_labelled.nonzero_static(size=count))[:, 0]
+    labelled = positions_with_label(flat[0], count)
     return [each.index_select(0, labelled) for each in flat]
 
 

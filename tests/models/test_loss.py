@@ -155,10 +155,35 @@ def test_compiled_loss_and_gradients_equal_uncompiled_ones(dtype, bias):
     torch.compiler.reset()
 
 
+@DYNAMO_WARNS
+def test_compiled_loss_does_not_wait_if_the_number_of_labels_is_known(monkeypatch):
+    torch.compiler.reset()
+    hidden_states, *parameters = projection()
+    inputs, labels = [hidden_states.detach().flatten(0, 1).requires_grad_(), *parameters], LABELS.flatten()
+    counts, find = [], chunked_loss.positions_with_label
+    monkeypatch.setattr(
+        chunked_loss, "positions_with_label", lambda labels, count: counts.append(count) or find(labels, count)
+    )
+    compiled = torch.compile(projected_cross_entropy_sum, fullgraph=True, backend="aot_eager")
+    for last in (21, 20, 17, 15):  # of which the third and the fourth have as many labels
+        chosen = labels.masked_fill(torch.arange(21) >= last, -100)
+        count = int((chosen != -100).sum())
+        actual = compiled(*inputs, chosen, TARGETS["t2t"], count=count)
+        expected = projected_cross_entropy_sum(
+            inputs[0][chosen != -100], *inputs[1:], chosen[chosen != -100], TARGETS["t2t"]
+        )
+        torch.testing.assert_close(actual, expected)
+        gradients = [torch.autograd.grad(each, inputs) for each in (actual, expected)]
+        torch.testing.assert_close(*gradients)
+        assert counts[-1] == count
+    torch.compiler.reset()
+
+
+@pytest.mark.parametrize("count", [None, 14])
 @pytest.mark.parametrize("bias", [True, False], ids=["bias", "no bias"])
-def test_custom_operator_passes_opcheck(bias):
+def test_custom_operator_passes_opcheck(bias, count):
     hidden_states, *parameters = [None if each is None else each.detach() for each in projection(bias)]
-    arguments = (hidden_states.flatten(0, 1), *parameters, LABELS.flatten(), None, *TARGETS["t2t"])
+    arguments = (hidden_states.flatten(0, 1), *parameters, LABELS.flatten(), None, count, *TARGETS["t2t"])
     checks = torch.library.opcheck(chunked_loss.cross_entropy_and_gradients, arguments)
     assert set(checks.values()) == {"SUCCESS"}
     operator = chunked_loss.cross_entropy_and_gradients._opoverload
