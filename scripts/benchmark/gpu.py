@@ -23,7 +23,8 @@ import os
 import re
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -141,6 +142,18 @@ def first_turn(build: Build, share: float) -> Callable[[], float] | None:
     return measure
 
 
+@contextmanager
+def leaving_out(name: str, reasons: dict[str, str]) -> Iterator[None]:
+    """Write down why a side fails: a compiler's error, say, must not cost the other sides."""
+    try:
+        yield
+    except torch.AcceleratorError:  # the device can't be used any more
+        raise
+    except Exception as error:
+        reasons[name] = reason_of(error)
+        free_memory()
+
+
 def free_memory() -> None:
     """Give back what is no longer used."""
     gc.collect()
@@ -172,22 +185,20 @@ def compare(
     Raises:
         AcceleratorError: if the device can't be used any more.
     """
-    ready, shares, left_out = {}, {}, {}
+    ready, shares, left_out = {}, {}, dict[str, str]()
     for name, build in sides.items():
-        try:
+        with leaving_out(name, left_out):
             ready[name], shares[name] = warmed_up(build)
-        except torch.AcceleratorError:
-            raise
-        except Exception as error:  # a compiler's, say, must not cost the other sides
-            left_out[name] = reason_of(error)
-            free_memory()
     ceiling = product_ceiling(torch.bfloat16, 256 if setting.quick else None)
     figures: dict[str, list[float]] = {name: [] for name in ready}
     for turn in range(setting.repeats):
         if turn and time.monotonic() > setting.deadline:
             break
         for name, measure in ready.items():
-            figures[name].append(measure())
+            if name not in left_out:
+                with leaving_out(name, left_out):
+                    figures[name].append(measure())
+    figures = {name: each for name, each in figures.items() if name not in left_out}
     compared = {}
     for name, ratio in ratios.items():
         if ratio.ours in figures and ratio.other in figures:

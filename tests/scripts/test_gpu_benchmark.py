@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -100,6 +101,19 @@ def test_peak_memory_of_a_failed_row_is_not_that_of_the_next(gpu, monkeypatch):
     measured = {}
     gpu.measure_rows(gpu.GpuArguments(), list(rows), measured)
     assert measured == {"large": {"failed": "AttributeError: no kernel"}, "small": {"peak_memory_gb": 2.0}}
+
+
+def test_a_side_that_fails_later_is_left_out(gpu):
+    def failing(share):
+        speeds = iter([1.0, 1.0])  # of the warm-up and the first turn
+        return lambda: next(speeds)
+
+    sides = {"sound": lambda share: lambda: 2.0, "failing": failing}
+    ratios = {"against itself": gpu.Ratio("sound", "sound"), "against failing": gpu.Ratio("sound", "failing")}
+    row = gpu.compare(gpu.Setting(True, 3, time.monotonic() + 60), sides, ratios, "tokens/s")
+    assert row["sides"].keys() == {"sound"}
+    assert row["left_out"] == {"failing": "StopIteration: "}
+    assert row["ratios"].keys() == {"against itself"}
 
 
 def test_a_side_gets_smaller_batches_until_they_fit(gpu):
