@@ -85,10 +85,13 @@ class Recipe(NamedTuple):
 
 TRANSLATOR = (
     "--d_model 128 --d_ff 256 --num_heads 4 --encoder_layers 4 --decoder_layers 4 --norm_position pre "
-    "--dropout {dropout} --max_tokens_per_batch 2048 --bf16 --learning_rate {rate} --lr_scheduler_type linear "
-    "--warmup_steps 1000 --max_steps {steps} --save_steps {save} --save_total_limit 10 --average_last {average} "
+    "--dropout {dropout} --max_tokens_per_batch {tokens} --bf16 {optimizer} --lr_scheduler_type linear "
+    "--warmup_steps {warmup} --max_steps {steps} --save_steps {save} --save_total_limit 10 --average_last 10 "
     "--eval_strategy steps --eval_steps {evaluate} --no_predict_with_generate --logging_steps 100 --seed {seed}"
 )
+
+
+ADAMW = {"tokens": 2048, "warmup": 1000}
 
 
 def tokenized_multi30k(seed: int, *, on_two_cores: bool = False) -> Recipe:
@@ -96,12 +99,12 @@ def tokenized_multi30k(seed: int, *, on_two_cores: bool = False) -> Recipe:
     if on_two_cores:
         start = "torchrun --nproc_per_node 2"
         settings = TRANSLATOR.format(
-            dropout=0.3, rate="4e-3", steps=11000, save=100, average=10, evaluate=500, seed=seed
+            **ADAMW, dropout=0.3, optimizer="--learning_rate 4e-3", steps=11000, save=100, evaluate=500, seed=seed
         )
     else:
         start = "python"
         settings = TRANSLATOR.format(
-            dropout=0.3, rate="3e-3", steps=22000, save=200, average=10, evaluate=1000, seed=seed
+            **ADAMW, dropout=0.3, optimizer="--learning_rate 3e-3", steps=22000, save=200, evaluate=1000, seed=seed
         )
     test = "tok_test_2016_flickr"
     return Recipe(
@@ -120,15 +123,33 @@ def tokenized_multi30k(seed: int, *, on_two_cores: bool = False) -> Recipe:
     )
 
 
-def raw_text(data: str, source: str, target: str, validation: str, test: str, vocabulary: int, run: str, **settings):
+def raw_text(
+    data: str,
+    source: str,
+    target: str,
+    validation: str,
+    test: str,
+    vocabulary: int,
+    run: str,
+    steps: int,
+    seed: int = 1,
+) -> Recipe:
     """Return the recipe of a translator of raw text."""
+    settings = TRANSLATOR.format(
+        tokens=4096,
+        warmup=300,
+        dropout=0.2,
+        optimizer="--muon --learning_rate 4e-3",
+        steps=steps,
+        save=steps // 100,
+        evaluate=500,
+        seed=seed,
+    )
     return Recipe(
         [
             f"python scripts/train_translation.py --train_file {data}/train.jsonl.gz --validation_file "
             f"{data}/{validation}.jsonl.gz --source_column {source} --target_column {target} "
-            f"--vocab_size {vocabulary} "
-            + TRANSLATOR.format(dropout=0.2, rate="3e-3", save=200, average=5, evaluate=500, seed=1, **settings)
-            + f" --output_dir runs/{run}",
+            f"--vocab_size {vocabulary} {settings} --output_dir runs/{run}",
             f"python scripts/translate.py --model runs/{run} --input {test}.{source} --output runs/{run}.out "
             "--num_beams 5",
             f"python scripts/evaluate_translation.py --hypotheses runs/{run}.out --references {test}.{target} "
@@ -136,7 +157,7 @@ def raw_text(data: str, source: str, target: str, validation: str, test: str, vo
         ],
         {f"{test}.{language}": Extract(f"{data}/{test}.jsonl.gz", language) for language in (source, target)},
         results_option="output_file",
-        notes=(f"test_set={test}", "seed=1"),
+        notes=(f"test_set={test}", f"seed={seed}"),
     )
 
 
@@ -212,10 +233,13 @@ RECIPES = {
     "multi30k_en_de_tok_seed2": tokenized_multi30k(2),
     "multi30k_en_de_tok_two_cores": tokenized_multi30k(3, on_two_cores=True),
     "multi30k_en_de_tok_two_cores_seed2": tokenized_multi30k(4, on_two_cores=True),
-    "multi30k_en_de_raw": raw_text(
-        "multi30k", "en", "de", "val", "test_2016_flickr", 10000, "multi30k-raw", steps=7000
-    ),
-    "tatoeba_zh_en": raw_text("tatoeba_en_zh", "zh", "en", "validation", "test", 8000, "tatoeba-zh-en", steps=4000),
+    **{
+        f"multi30k_en_de_raw{suffix}": raw_text(
+            "multi30k", "en", "de", "val", "test_2016_flickr", 10000, "multi30k-raw", steps=3500, seed=seed
+        )
+        for seed, suffix in ((1, ""), (2, "_seed2"), (3, "_seed3"))
+    },
+    "tatoeba_zh_en": raw_text("tatoeba_en_zh", "zh", "en", "validation", "test", 8000, "tatoeba-zh-en", steps=2000),
     "multi30k_try_out": Recipe(
         [
             "hf-vanilla train-translation --train_source_file train.en --train_target_file train.de --vocab_size 2000 "
