@@ -469,7 +469,8 @@ def main() -> None:
     """Check that the data is there, run the commands, and print the scores."""
     name = take_task(TASKS)
     (arguments,) = parse_arguments(ReproduceArguments, description=__doc__)
-    names = [*([RECIPES[name].after] if RECIPES[name].after else []), name]
+    after = RECIPES[name].after
+    names = [name] if after is None else [after, name]
     data_dir = Path(arguments.data_dir).absolute()
     folder = Path(arguments.output_dir).absolute() / names[0]
     if arguments.dry_run:

@@ -154,6 +154,10 @@ def adds_in_float32(device: torch.device, dtype: torch.dtype) -> bool:
 
     Returns:
         `bool`: the answer.
+
+    Raises:
+        OutOfMemoryError: if there is no memory left.
+        AcceleratorError: if the device can't be used any more.
     """
     sums, ones = torch.ones(8, 8, device=device), torch.ones(8, 8, device=device, dtype=dtype)
     try:

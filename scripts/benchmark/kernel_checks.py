@@ -192,13 +192,14 @@ def check_loss(device: torch.device, dtype: torch.dtype, tokens: int) -> dict[st
     vocab_size, width = 32_000, 64
     generator = torch.Generator().manual_seed(0)
     shapes = ((tokens, width), (vocab_size, width), (vocab_size,))
-    inputs = [torch.randn(shape, generator=generator).to(device, dtype) / width**0.25 for shape in shapes]
+    states, weight, bias = inputs = [
+        torch.randn(shape, generator=generator).to(device, dtype) / width**0.25 for shape in shapes
+    ]
     labels = torch.randint(vocab_size, (tokens,), generator=generator).to(device)
-    loss, *gradients = loss_and_gradients(*inputs, labels, SmoothedTarget(1.0, 0.0, -1, 0.0))
+    found: tuple[Any, ...] = loss_and_gradients(states, weight, bias, labels, SmoothedTarget(1.0, 0.0, -1, 0.0))
     exact = [each.float().requires_grad_() for each in inputs]
     expected = F.cross_entropy(F.linear(*exact), labels, reduction="sum")
-    exact_gradients = torch.autograd.grad(expected, exact)
-    found, wanted = (loss, *gradients), (expected.detach(), *exact_gradients)
+    wanted = (expected.detach(), *torch.autograd.grad(expected, exact))
     errors = [relative_error(*pair) for pair in zip(found, wanted, strict=True)]
     return {
         "adds_products": adds_in_float32(device, dtype),
