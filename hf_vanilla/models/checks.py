@@ -70,7 +70,7 @@ def reads_values(tensor: Tensor) -> bool:
 
 
 def can_read(tensor: Tensor) -> bool:
-    """Ask whether code may depend on the values of a tensor, on a GPU by waiting for it.
+    """Ask whether code may depend on a tensor's values, on a GPU by waiting for it: not while a graph is captured.
 
     Args:
         tensor (`torch.Tensor`): The tensor.
@@ -78,7 +78,9 @@ def can_read(tensor: Tensor) -> bool:
     Returns:
         `bool`: the answer.
     """
-    return not hides_values() and tensor.device.type != "meta"
+    if hides_values() or tensor.device.type == "meta":
+        return False
+    return not (tensor.is_cuda and torch.cuda.is_current_stream_capturing())
 
 
 def check_evaluation_mode(model: PreTrainedModel) -> None:

@@ -292,11 +292,11 @@ class PackingPlanner:
         self.layers: Any = model.layers
         self.device = hidden_states.device
         can_skip = _can_skip_positions(model, arguments)
-        has_kernels = can_skip and has_varlen_kernels(self.device)
-        self.is_varlen = has_kernels and runs_varlen(model, hidden_states, self.is_compiled)
+        on_gpu = can_skip and has_varlen_kernels(self.device)
+        self.is_varlen = on_gpu and runs_varlen(model, hidden_states, self.is_compiled)
         takes_rows = model.config._attn_implementation in PACKED_KERNELS
         # compiled layers on a GPU would be compiled again for other buckets
-        has_buckets = has_kernels and takes_rows and not self.is_varlen and not self.is_compiled
+        has_buckets = on_gpu and takes_rows and not self.is_varlen and not self.is_compiled
         self.can_skip = self.is_varlen or has_buckets or (can_skip and self.device.type == "cpu")
 
     @cached_property

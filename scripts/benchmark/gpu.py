@@ -151,7 +151,6 @@ def leaving_out(name: str, reasons: dict[str, str]) -> Iterator[None]:
         raise
     except Exception as error:
         reasons[name] = reason_of(error)
-        free_memory()
 
 
 def free_memory() -> None:
@@ -189,16 +188,19 @@ def compare(
     for name, build in sides.items():
         with leaving_out(name, left_out):
             ready[name], shares[name] = warmed_up(build)
+        if name in left_out:
+            free_memory()
     ceiling = product_ceiling(torch.bfloat16, 256 if setting.quick else None)
     figures: dict[str, list[float]] = {name: [] for name in ready}
     for turn in range(setting.repeats):
         if turn and time.monotonic() > setting.deadline:
             break
-        for name, measure in ready.items():
-            if name not in left_out:
-                with leaving_out(name, left_out):
-                    figures[name].append(measure())
-    figures = {name: each for name, each in figures.items() if name not in left_out}
+        for name in list(ready):
+            with leaving_out(name, left_out):
+                figures[name].append(ready[name]())
+            if name in left_out:  # its model makes room for the others
+                del ready[name], shares[name], figures[name]
+                free_memory()
     compared = {}
     for name, ratio in ratios.items():
         if ratio.ours in figures and ratio.other in figures:
