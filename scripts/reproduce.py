@@ -89,8 +89,7 @@ TRANSLATOR = (
     "--warmup_steps {warmup} --max_steps {steps} --save_steps {save} --save_total_limit 10 --average_last 10 "
     "--eval_strategy steps --eval_steps {evaluate} --no_predict_with_generate --logging_steps 100 --seed {seed}"
 )
-
-
+# Batches and warm-up of the recipes by AdamW; the others are by Muon.
 ADAMW = {"tokens": 2048, "warmup": 1000}
 
 

@@ -189,7 +189,7 @@ def test_gpu_without_kernels_for_sequences_gets_the_buckets_of_a_cpu(max_buckets
     assert plans[0].positions.shape == plans[1].positions.shape
 
 
-def test_step_on_a_gpu_without_kernels_for_sequences_works_on_tokens(fed_positions, monkeypatch):
+def test_step_on_a_gpu_without_kernels_for_sequences_works_on_tokens(fed_positions):
     mask = torch.tensor(SOURCE_MASKS["right"])
     labels = SOURCE.masked_fill(SOURCE != 2, -100)
     model = tiny_bert("masked-lm", attn_implementation="eager").train().to("meta")
