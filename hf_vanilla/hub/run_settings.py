@@ -46,6 +46,11 @@ def describe_run(trainer: Trainer) -> dict[str, Any]:
         "precision": "bfloat16" if args.bf16 else "float16" if args.fp16 else "float32",
         "seed": str(args.seed),
     }
+    averaged = getattr(args, "average_last", 0)  # an option of train_translation.py
+    if averaged:
+        notes["weights"] = f"the mean of the last {averaged} checkpoints"
+    elif args.load_best_model_at_end:
+        notes["weights"] = f"those of the checkpoint with the best {args.metric_for_best_model}"
     for name, dataset in (("training", trainer.train_dataset), ("validation", trainer.eval_dataset)):
         if isinstance(dataset, Sized) and not isinstance(dataset, dict):
             notes[f"{name} examples"] = f"{len(dataset):,}"

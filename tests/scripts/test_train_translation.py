@@ -8,6 +8,7 @@ from script_runner import run, run_here, train_and_resume
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 from hf_vanilla.data import date_corpus
+from hf_vanilla.hub.card import card_of_folder
 
 
 TINY = [
@@ -67,6 +68,7 @@ def test_resumed_training_ends_with_an_averaged_model(run_dir):
         assert weight.equal(averaged.state_dict()[name])
         assert (weight - mean).abs().max() < 1e-6
     assert len(AutoTokenizer.from_pretrained(run_dir)) == model.config.vocab_size
+    assert "weights: the mean of the last 2 checkpoints" in str(card_of_folder(run_dir, "someone/model"))
 
 
 @pytest.mark.slow

@@ -20,8 +20,8 @@ def test_the_card_of_a_run_has_its_settings(tmp_path):
     args = VanillaTrainingArguments(
         str(tmp_path), max_steps=2, max_tokens_per_batch=40, gradient_accumulation_steps=3, learning_rate=2.5e-3,
         warmup_steps=1, lr_scheduler_type="linear", adam_beta2=0.98, seed=17, use_cpu=True, disable_tqdm=True,
-        report_to="none", save_strategy="no", predict_with_generate=True, generation_max_length=4,
-        muon=True,
+        report_to="none", save_steps=1, eval_strategy="steps", eval_steps=1, load_best_model_at_end=True,
+        predict_with_generate=True, generation_max_length=4, muon=True,
     )  # fmt: skip
     model = tiny_model()
     trainer = VanillaTrainer(
@@ -40,6 +40,7 @@ def test_the_card_of_a_run_has_its_settings(tmp_path):
         "betas 0.9 and 0.98",
         "precision: float32",
         "seed: 17",
+        "weights: those of the checkpoint with the best loss",
         "training examples: 45",
         "validation examples: 9",
         "tok:none",
