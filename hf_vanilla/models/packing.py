@@ -198,13 +198,14 @@ class Packing(NamedTuple):
             projected = tokens.split(attention.qkv_sizes, dim=-1)
             output = attend_sequences(attention, projected, self.sequences, self.sequences, **kwargs)
             return gather_outputs(output, self)
+        is_one = len(self.buckets) == 1  # then nothing is copied
+        parts = [tokens] if is_one else tokens.split([bucket.tokens for bucket in self.buckets], dim=1)
         outputs = []
-        parts = tokens.split([bucket.tokens for bucket in self.buckets], dim=1)
         for bucket, part in zip(self.buckets, parts, strict=True):
             rows = scatter_tokens(part, bucket.positions, bucket.rows, bucket.length)
             mask = None if attention.is_causal and bucket.positions is not None else bucket.attention_mask
             outputs.append(gather_tokens(attend_rows(rows, mask, **kwargs)[0], bucket.positions))
-        return gather_outputs(torch.cat(outputs, dim=1), self)
+        return gather_outputs(outputs[0] if is_one else torch.cat(outputs, dim=1), self)
 
 
 class CrossPacking(NamedTuple):
@@ -300,15 +301,20 @@ class PackingPlanner:
         self.can_skip = self.is_varlen or has_buckets or (can_skip and self.device.type == "cpu")
 
     @cached_property
+    def modules(self) -> list[nn.Module]:
+        """The layers and all their parts, without what `torch.compile` puts around a layer."""
+        return [module for layer in self.layers for module in getattr(layer, "_orig_mod", layer).modules()]
+
+    @cached_property
     def is_compiled(self) -> bool:
         """Whether a layer, or a part of one, is compiled by itself."""
-        modules = self.layers.modules()
-        return any(each._compiled_call_impl is not None or hasattr(each, "_orig_mod") for each in modules)
+        parts = (*self.layers, *self.modules)
+        return any(each._compiled_call_impl is not None or "_orig_mod" in each._modules for each in parts)
 
     @cached_property
     def accepts_packing(self) -> bool:
-        """Whether all layers take a packing."""
-        return all(map(_accepts_packing, self.layers))
+        """Whether all layers take a packing, and nothing in them is hooked."""
+        return all(map(_accepts_packing, self.layers)) and not any(map(has_hooks, self.modules))
 
     def without_full_mask(self, attention_mask: Tensor | None, sizes: MaskSizes | None) -> Tensor | None:
         """Drop a mask that is known to have no padding: transformers' helpers would wait for a GPU to find out.
@@ -438,7 +444,7 @@ def _can_skip_positions(model: PreTrainedModel, arguments: Mapping[str, Any]) ->
 
 
 def _accepts_packing(layer: nn.Module) -> bool:
-    """Whether the class of a layer's `forward`, and of each attention's, declares so, and nothing in it is hooked."""
+    """Whether the class of a layer's `forward`, and of each attention's, declares so."""
     layer = getattr(layer, "_orig_mod", layer)
     attentions = [child for name, child in layer.named_children() if name.endswith("_attn")]
     for module in (layer, *attentions):
@@ -446,7 +452,7 @@ def _accepts_packing(layer: nn.Module) -> bool:
         classes = (each for each in type(module).__mro__ if not each.__module__.startswith(HARMLESS_HOOK_MODULES))
         if "accepts_packing" not in vars(next(each for each in classes if "forward" in vars(each))):
             return False
-    return not any(map(has_hooks, layer.modules()))
+    return True
 
 
 def has_hooks(module: nn.Module) -> bool:
@@ -458,11 +464,12 @@ def has_hooks(module: nn.Module) -> bool:
     Returns:
         `bool`: whether.
     """
-    is_placed = hasattr(module, "_hf_hook") or hasattr(module, "_is_hooked")  # by accelerate or tensor parallelism
-    if "forward" in vars(module) and not is_placed:
+    # one that is placed on its device by accelerate or tensor parallelism is patched, too
+    if "forward" in vars(module) and not (hasattr(module, "_hf_hook") or hasattr(module, "_is_hooked")):
         return True
     hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
-    return any(not hook.__module__.startswith(HARMLESS_HOOK_MODULES) for each in hooks for hook in each.values())
+    found = [hook for each in hooks if each for hook in each.values()]
+    return any(not hook.__module__.startswith(HARMLESS_HOOK_MODULES) for hook in found)
 
 
 def run_layers(

@@ -135,7 +135,6 @@ def varlen_attention(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    attention_mask: None,
     dropout: float,
     scaling: float,
     *,
@@ -144,15 +143,14 @@ def varlen_attention(
     max_length_q: int,
     max_length_k: int,
     **kwargs: Any,
-) -> tuple[Tensor, None]:
-    """Attend from each sequence of queries to the sequence of keys of the same number, as a kernel of transformers.
+) -> Tensor:
+    """Attend from each sequence of queries to the sequence of keys of the same number.
 
     Args:
         module (`nn.Module`): The attention; with `is_causal`, queries and keys are of equal lengths.
-        query (`torch.Tensor` of shape `(1, heads, query_len, d_k)`): Queries of a type that [`varlen_kernel`] knows.
-        key (`torch.Tensor` of shape `(1, heads, key_len, d_k)`): Keys.
-        value (`torch.Tensor` of shape `(1, heads, key_len, d_v)`): Values.
-        attention_mask (`None`): The sequences are the mask.
+        query (`torch.Tensor` of shape `(1, query_len, heads, d_k)`): Queries of a type that [`varlen_kernel`] knows.
+        key (`torch.Tensor` of shape `(1, key_len, heads, d_k)`): Keys.
+        value (`torch.Tensor` of shape `(1, key_len, heads, d_v)`): Values.
         dropout (`float`): Probability that a weight is dropped.
         scaling (`float`): What scores are multiplied with.
         cu_seq_lens_q (`torch.Tensor` of shape `(sequences + 1,)`): Offsets of the sequences of queries, in int32.
@@ -162,7 +160,7 @@ def varlen_attention(
         **kwargs: Not used.
 
     Returns:
-        `tuple[torch.Tensor, None]`: the heads' outputs of shape `(1, query_len, heads, d_v)`, and no weights.
+        `torch.Tensor` of shape `(1, query_len, heads, d_v)`: the heads' outputs.
 
     Source: Vaswani et al. 2017, 3.2.1; Dao 2023, FlashAttention-2; Rabe & Staats 2021.
     """
@@ -170,16 +168,17 @@ def varlen_attention(
     width = -(-max(query.shape[3], d_v) // WIDTH_MULTIPLE) * WIDTH_MULTIPLE
     query, key, value = (
         (states if states.shape[3] == width else nn.functional.pad(states, (0, width - states.shape[3])))
-        for states in (query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2))
+        for states in (query, key, value)
     )
     sequences = (cu_seq_lens_q, cu_seq_lens_k, max_length_q, max_length_k, dropout)
     if varlen_kernel(query.device, query.dtype) == FLASH and width <= FLASH_WIDTH:
-        states = (query[0], key[0], value[0])  # strided: rows of one product hold queries, keys and values
+        # strided: rows of one product hold queries, keys and values. Views, whose gradients are views: no index.
+        states = (query.squeeze(0), key.squeeze(0), value.squeeze(0))
         output = getattr(torch.ops.aten, FLASH)(*states, *sequences, module.is_causal, False, scale=scaling)[0][None]
     else:
         options = (int(module.is_causal), torch.is_grad_enabled())  # gradients need the log-sum-exp of each query
         output = getattr(torch.ops.aten, EFFICIENT)(query, key, value, None, *sequences, *options, scale=scaling)[0]
-    return output[..., :d_v], None
+    return output if output.shape[3] == d_v else output[..., :d_v]
 
 
 def attend_sequences(
@@ -198,12 +197,15 @@ def attend_sequences(
         `torch.Tensor` of shape `(1, length, heads * d_v)`: the heads' outputs.
     """
     implementation = attention.config._attn_implementation
-    kernel: Callable = varlen_attention
-    if is_flash(implementation):
-        kernel = ALL_ATTENTION_FUNCTIONS.get_interface(implementation, varlen_attention)
     options = {"dropout": attention_dropout_rate(attention), "scaling": attention.scaling}
     options |= {**kwargs, **kernel_arguments(queries, keys)}
-    return kernel(attention, *map(attention.split_heads, projected), None, **options)[0].flatten(2)
+    if is_flash(implementation):
+        kernel: Callable = ALL_ATTENTION_FUNCTIONS[implementation]
+        output = kernel(attention, *map(attention.split_heads, projected), None, **options)[0]
+    else:
+        heads = (states.unflatten(-1, (attention.heads, -1)) for states in projected)
+        output = varlen_attention(attention, *heads, **options)
+    return output.flatten(2)
 
 
 def unpad_source(query: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> tuple[Tensor, Tensor, dict[str, Any]]:

@@ -129,7 +129,7 @@ def check_dropout(
 
 
 def check_sequences(
-    attend: Callable[..., tuple[Tensor, None]], kind: str, device: torch.device, dtype: torch.dtype, width: int = 64
+    attend: Callable[..., Tensor], kind: str, device: torch.device, dtype: torch.dtype, width: int = 64
 ) -> dict[str, float | bool]:
     """Compare attention over packed sequences with attention of each of them by plain operations in float32.
 
@@ -153,17 +153,17 @@ def check_sequences(
 
     def heads(query: Tensor, keys_and_values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         parts = (query, *keys_and_values.chunk(2, dim=-1))
-        query, key, value = (part.unflatten(2, (4, width)).transpose(1, 2) for part in parts)
+        query, key, value = (part.unflatten(2, (4, width)) for part in parts)
         return query, key, value
 
     inputs = [each.detach().requires_grad_() for each in products]
     queries, keys = (
         Sequences.of_lengths(torch.tensor(each, device=device), max(each)) for each in (LENGTHS, key_lengths)
     )
-    output, _ = attend(module, *heads(*inputs), None, 0.0, width**-0.5, **kernel_arguments(queries, keys))
+    output = attend(module, *heads(*inputs), 0.0, width**-0.5, **kernel_arguments(queries, keys))
     gradients = torch.autograd.grad(output, inputs, outer)
     exact = [each.detach().float().requires_grad_() for each in products]
-    query, key, value = heads(*exact)
+    query, key, value = (each.transpose(1, 2) for each in heads(*exact))
     split = zip(query.split(LENGTHS, 2), key.split(key_lengths, 2), value.split(key_lengths, 2), strict=True)
     expected = torch.cat([F.scaled_dot_product_attention(*each, is_causal=is_causal) for each in split], 2)
     expected = expected.transpose(1, 2)

@@ -220,7 +220,8 @@ def test_varlen_attention_equals_that_of_each_sequence(widths, is_causal, kernel
     module = nn.Module()
     module.is_causal = is_causal
     where = varlen_attention.kernel_arguments(sequences, sequences)
-    output, _ = varlen_attention.varlen_attention(module, query, key, value, None, 0.0, 0.7, **where)
+    states = (each.transpose(1, 2) for each in (query, key, value))
+    output = varlen_attention.varlen_attention(module, *states, 0.0, 0.7, **where)
     parts = zip(*(states.split(lengths, dim=2) for states in (query, key, value)), strict=True)
     expected = [nn.functional.scaled_dot_product_attention(*part, is_causal=is_causal, scale=0.7) for part in parts]
     expected = torch.cat(expected, dim=2).transpose(1, 2)
@@ -468,7 +469,8 @@ def test_heads_too_wide_for_flash_attention_take_the_other_kernel(kernel_calls, 
     module.is_causal = False
     monkeypatch.setattr(torch.ops.aten, FLASH, None)
     wide = torch.randn(1, 2, 7, 257)  # flash attention takes 256
-    output, _ = varlen_attention.varlen_attention(module, wide, wide, wide, None, 0.0, 0.1, **where)
+    states = wide.transpose(1, 2)
+    output = varlen_attention.varlen_attention(module, states, states, states, 0.0, 0.1, **where)
     expected = [nn.functional.scaled_dot_product_attention(*[part] * 3, scale=0.1) for part in wide.split([4, 3], 2)]
     torch.testing.assert_close(output, torch.cat(expected, 2).transpose(1, 2), **TOLERANCE)
 

@@ -177,21 +177,22 @@ def test_loss_check_finds_a_wrong_gradient(gpu, monkeypatch):
     assert checks.check_loss(torch.device("cpu"), torch.bfloat16, 300)["passed"] is False
 
 
-def by_sequence(module, query, key, value, mask, dropout, scaling, *, cu_seq_lens_q, cu_seq_lens_k, **lengths):
+def by_sequence(module, query, key, value, dropout, scaling, *, cu_seq_lens_q, cu_seq_lens_k, **lengths):
     """Attend from each sequence to that of the same number."""
     lengths = [offsets.diff().tolist() for offsets in (cu_seq_lens_q, cu_seq_lens_k, cu_seq_lens_k)]
-    parts = (states.split(each, 2) for states, each in zip((query, key, value), lengths, strict=True))
+    heads = [states.transpose(1, 2) for states in (query, key, value)]
+    parts = (states.split(each, 2) for states, each in zip(heads, lengths, strict=True))
     outputs = [
         F.scaled_dot_product_attention(*each, is_causal=module.is_causal, scale=scaling)
         for each in zip(*parts, strict=True)
     ]
-    return torch.cat(outputs, 2).transpose(1, 2), None
+    return torch.cat(outputs, 2).transpose(1, 2)
 
 
-def across_sequences(module, query, key, value, mask, dropout, scaling, **offsets):
+def across_sequences(module, query, key, value, dropout, scaling, **offsets):
     """Attend as if all sequences were one."""
-    output = F.scaled_dot_product_attention(query, key, value, is_causal=module.is_causal, scale=scaling)
-    return output.transpose(1, 2), None
+    heads = (states.transpose(1, 2) for states in (query, key, value))
+    return F.scaled_dot_product_attention(*heads, is_causal=module.is_causal, scale=scaling).transpose(1, 2)
 
 
 @pytest.mark.parametrize("kind", ["self", "causal", "cross"])
