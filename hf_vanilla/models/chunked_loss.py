@@ -307,7 +307,7 @@ class _CrossEntropySum(torch.autograd.Function):
             arguments = (hidden_states, weight, bias, labels, weights, count, *target)
             total, *computed = cross_entropy_and_gradients(*arguments)
             # CUDA graphs of the backward keep the addresses of what is saved. Torch before 2.13 records them anew for
-            # each address that an operation outside of graphs gives, but not for sums, which are inside the forward's.
+            # each address; this operation, outside of graphs, gives others each time, the forward's graph does not.
             gradients = [gradient + 0 for gradient in computed]
         else:
             total, *gradients = loss_and_gradients(hidden_states, weight, bias, labels, target, weights)

@@ -199,8 +199,8 @@ class MuonArguments(PolicyArguments):
         default=False,
         metadata={
             "help": "Update the matrices of the layers by Muon, which learns more from each update, and all else by "
-            "AdamW. The larger the batch, the less it costs. Data that is read many times wants more weight decay "
-            "with it, such as --weight_decay 0.3."
+            "AdamW. The larger the batch, the less it costs. Try more weight decay with it, such as "
+            "--weight_decay 0.3."
         },
     )
 
