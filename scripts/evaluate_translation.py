@@ -7,8 +7,8 @@ For tokenized and lower-cased text, as in many papers: --bleu_tokenize none --lo
 confidence intervals: --metrics bleu chrf chrf++ ter --bootstrap_samples 1000. With the translations of another system
 (--baseline) the difference of the two is tested by paired bootstrap resampling. COMET needs the package unbabel-comet:
 --metrics bleu comet --sources test.en; it is computed without intervals, tests and lower-casing.
-With --output_file the scores are written to a JSON file, together with versions, machine and, if given, the commands
-that made the translations (--commands) and further facts (--notes).
+With --output_file the scores are written to a JSON file, together with versions, machine and its speed and, if given,
+the commands that made the translations (--commands) and further facts (--notes).
 """
 
 from hf_vanilla_cli import answer_early
@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from hf_vanilla.command_line.options import parse_arguments, run
-from hf_vanilla.command_line.report import describe_environment
+from hf_vanilla.command_line.report import describe_measured_environment
 from hf_vanilla.data.files import read_lines, replacing_file
 from hf_vanilla.metrics import comet_score, corpus_scores
 from hf_vanilla.metrics.bleu import check_tokenize
@@ -127,7 +127,7 @@ def main() -> None:
         "sentences": len(hypotheses),
         "notes": dict(note.split("=", 1) for note in arguments.notes),
         "commands": arguments.commands,
-        **describe_environment("sacrebleu"),
+        **describe_measured_environment("sacrebleu"),
     }
     text = json.dumps(result, indent=2, ensure_ascii=False)
     print(text)

@@ -31,6 +31,7 @@ from hf_vanilla.command_line.checks import (
 )
 from hf_vanilla.command_line.options import INTERRUPTED, parse_arguments, run, set_up_logging
 from hf_vanilla.command_line.report import describe_environment, write_report
+from hf_vanilla.precision import fastest_precision
 from hf_vanilla.training import resume_hint_on_interrupt
 from hf_vanilla_cli.options import answer
 
@@ -377,3 +378,15 @@ def test_environment_names_preloaded_libraries(monkeypatch, preloaded, names):
     machine = describe_environment()["machine"]
     assert machine.get("preloaded") == names
     assert machine["processor"]
+
+
+def test_report_has_the_speed_of_products_in_both_precisions(tmp_path):
+    write_report(str(tmp_path / "report.json"), {"main_score": "bleu"})
+    machine = json.loads((tmp_path / "report.json").read_text())["machine"]
+    measured = fastest_precision().gflops
+    if measured is None:  # a processor without bfloat16
+        assert not {"cpu_gflops", "cpu_threads"} & machine.keys()
+    else:
+        speeds = {"float32": measured[torch.float32], "bfloat16": measured[torch.bfloat16]}
+        assert machine["cpu_gflops"] == {name: round(speed) for name, speed in speeds.items()}
+        assert machine["cpu_threads"] == torch.get_num_threads()
