@@ -7,6 +7,7 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses import FakeTensor
 from torch.nn.attention.flex_attention import BlockMask
 from transformers import GenerationConfig
 from transformers.configuration_utils import PreTrainedConfig
@@ -48,13 +49,16 @@ def in_function_transform() -> bool:
     return torch._C._are_functorch_transforms_active()  # as torch's own `autograd.Function` asks
 
 
-def hides_values() -> bool:
-    """Ask whether code may not depend on the values of tensors, since it is compiled or transformed.
+def hides_values(tensor: Tensor) -> bool:
+    """Ask whether code may not depend on a tensor's values: it is compiled or transformed, or the tensor has none.
+
+    Args:
+        tensor (`torch.Tensor`): The tensor, which may be one of torch's `FakeTensorMode`.
 
     Returns:
         `bool`: the answer.
     """
-    return torch.compiler.is_compiling() or in_function_transform()
+    return torch.compiler.is_compiling() or in_function_transform() or isinstance(tensor, FakeTensor)
 
 
 def reads_values(tensor: Tensor) -> bool:
@@ -66,7 +70,7 @@ def reads_values(tensor: Tensor) -> bool:
     Returns:
         `bool`: the answer.
     """
-    return tensor.device.type == "cpu" and not hides_values()
+    return tensor.device.type == "cpu" and not hides_values(tensor)
 
 
 def can_read(tensor: Tensor) -> bool:
@@ -78,7 +82,7 @@ def can_read(tensor: Tensor) -> bool:
     Returns:
         `bool`: the answer.
     """
-    if hides_values() or tensor.device.type == "meta":
+    if hides_values(tensor) or tensor.device.type == "meta":
         return False
     return not (tensor.is_cuda and torch.cuda.is_current_stream_capturing())
 

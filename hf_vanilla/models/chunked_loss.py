@@ -70,32 +70,39 @@ def _expected_logits(
 
 
 def _subtract_target(
-    grad_hidden: Tensor,
+    grad_hidden: Tensor, weight: Tensor, labels: Tensor, target: SmoothedTarget, token_weights: Tensor
+) -> None:
+    """Take the target's part, -t, out of a gradient with that of softmax(z): in place, without a (tokens, vocab).
+
+    The target is `other_probability` for every entry of the vocabulary, plus the rest for the true one. So its
+    product with the projection is a sum and rows of it, times the token's weight.
+    """
+    rest = target.true_probability - target.other_probability
+    grad_hidden -= rest * token_weights[:, None] * weight[labels]
+    if target.other_probability > 0:
+        grad_hidden -= target.other_probability * token_weights[:, None] * weight.sum(0)
+    if target.excluded_id >= 0:
+        grad_hidden += target.other_probability * token_weights[:, None] * weight[target.excluded_id]
+
+
+def _subtract_target_from_projection(
     grad_weight: Tensor,
     grad_bias: Tensor | None,
     hidden_states: Tensor,
-    weight: Tensor,
     labels: Tensor,
     target: SmoothedTarget,
     token_weights: Tensor,
 ) -> None:
-    """Take the target's part, -t, out of gradients that hold that of softmax(z): in place, without a (tokens, vocab).
-
-    The target is `other_probability` for every entry of the vocabulary, plus the rest for the true one. So its
-    products with the projection and with the hidden states are a sum and rows of these, times the token's weight.
-    """
+    """Do as [`_subtract_target`] does, in the gradients of the projection's weight and bias."""
     rest = target.true_probability - target.other_probability
     hidden_states, total = hidden_states.float() * token_weights[:, None], token_weights.sum()
-    grad_hidden -= rest * token_weights[:, None] * weight[labels]
     grad_weight.index_add_(0, labels, hidden_states, alpha=-rest)
     if grad_bias is not None:
         grad_bias.index_add_(0, labels, token_weights, alpha=-rest)
         grad_bias -= target.other_probability * total
     if target.other_probability > 0:
-        grad_hidden -= target.other_probability * token_weights[:, None] * weight.sum(0)
         grad_weight -= target.other_probability * hidden_states.sum(0)
     if target.excluded_id >= 0:
-        grad_hidden += target.other_probability * token_weights[:, None] * weight[target.excluded_id]
         grad_weight[target.excluded_id] += target.other_probability * hidden_states.sum(0)
         if grad_bias is not None:
             grad_bias[target.excluded_id] += target.other_probability * total
@@ -195,7 +202,8 @@ def loss_and_gradients(
     labels: Tensor,
     target: SmoothedTarget,
     weights: Tensor | None = None,
-) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    is_frozen: bool = False,
+) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
     """Sum the cross-entropy of labelled tokens, and find its gradients, chunk by chunk.
 
     Args:
@@ -205,17 +213,18 @@ def loss_and_gradients(
         labels (`torch.Tensor` of shape `(tokens,)`): True tokens.
         target (`SmoothedTarget`): The distribution around the true token.
         weights (`torch.Tensor` of shape `(tokens,)`, *optional*): What each token's loss is multiplied with.
+        is_frozen (`bool`, defaults to `False`): Whether the projection gets no gradients.
 
     Returns:
-        `tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None]`: the sum, of shape `()`, in float32 and
-        nats, and its gradients by hidden states, weight and bias.
+        `tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor | None]`: the sum, of shape `()`, in
+        float32 and nats, and its gradients by hidden states, weight and bias.
     """
     token_weights = torch.ones_like(labels, dtype=torch.float32) if weights is None else weights.float()
     weight_in_use = weight.to(hidden_states.dtype)
     bias_in_use = None if bias is None else bias.to(hidden_states.dtype)
     grad_hidden = torch.empty_like(hidden_states, dtype=torch.float32)
-    grad_weight = torch.zeros_like(weight, dtype=torch.float32)
-    grad_bias = None if bias is None else torch.zeros_like(bias, dtype=torch.float32)
+    grad_weight = None if is_frozen else torch.zeros_like(weight, dtype=torch.float32)
+    grad_bias = None if is_frozen or bias is None else torch.zeros_like(bias, dtype=torch.float32)
     total = _expected_logits(hidden_states, weight, bias, labels, target).mul(token_weights).sum().neg()
     step = chunk_size(weight)
     for start in range(0, hidden_states.shape[0], step):
@@ -226,8 +235,12 @@ def loss_and_gradients(
             probabilities *= token_weights[rows, None]
         total += (log_sum_exp * token_weights[rows]).sum()
         grad_hidden[rows] = torch.mm(probabilities, weight_in_use)
-        _add_gradients(grad_weight, grad_bias, chunk, probabilities)
-    _subtract_target(grad_hidden, grad_weight, grad_bias, hidden_states, weight.float(), labels, target, token_weights)
+        if grad_weight is not None:
+            _add_gradients(grad_weight, grad_bias, chunk, probabilities)
+    of_target = (labels, target, token_weights)
+    _subtract_target(grad_hidden, weight.float(), *of_target)
+    if grad_weight is not None:
+        _subtract_target_from_projection(grad_weight, grad_bias, hidden_states, *of_target)
     total -= token_weights.sum() * target.entropy
     return total, grad_hidden.to(hidden_states.dtype), grad_weight, grad_bias
 
@@ -267,7 +280,7 @@ def cross_entropy_and_gradients(
 ) -> tuple[Tensor, ...]:
     """Compute the sum, and its gradients with respect to hidden states (tokens, d_model), weight and bias."""
     labelled = positions_with_label(labels, count)
-    total, grad_labelled, grad_weight, grad_bias = loss_and_gradients(
+    total, grad_labelled, *of_projection = loss_and_gradients(
         hidden_states.index_select(0, labelled),
         weight,
         bias,
@@ -276,7 +289,8 @@ def cross_entropy_and_gradients(
         None if weights is None else weights.index_select(0, labelled),
     )
     grad_hidden = torch.zeros_like(hidden_states).index_copy_(0, labelled, grad_labelled)
-    return total, grad_hidden, grad_weight, hidden_states.new_empty(0) if grad_bias is None else grad_bias
+    grad_weight, grad_bias = (hidden_states.new_empty(0) if each is None else each for each in of_projection)
+    return total, grad_hidden, grad_weight, grad_bias
 
 
 @cross_entropy_and_gradients.register_fake
@@ -310,7 +324,8 @@ class _CrossEntropySum(torch.autograd.Function):
             # each address; this operation, outside of graphs, gives others each time, the forward's graph does not.
             gradients = [gradient + 0 for gradient in computed]
         else:
-            total, *gradients = loss_and_gradients(hidden_states, weight, bias, labels, target, weights)
+            is_frozen = not any(ctx.needs_input_grad[1:3])
+            total, *gradients = loss_and_gradients(hidden_states, weight, bias, labels, target, weights, is_frozen)
         ctx.save_for_backward(*gradients)
         return total
 

@@ -85,7 +85,7 @@ def dropout(hidden_states: Tensor, rate: float, training: bool) -> Tensor:
     """
     if not training or rate == 0:
         return hidden_states
-    if hidden_states.device.type != "cpu" or hides_values():
+    if hidden_states.device.type != "cpu" or hides_values(hidden_states):
         return nn.functional.dropout(hidden_states, rate)
     return _Dropout.apply(hidden_states, dropout_noise(hidden_states.shape, rate, hidden_states.device), rate)
 

@@ -35,8 +35,8 @@ from transformers.configuration_utils import PreTrainedConfig
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from .dropout import attention_dropout_rate, dropout
-from .dropout import dropout as drop  # a kernel has an argument of that name
+from .dropout import attention_dropout_rate
+from .dropout import dropout as drop  # kernels have an argument of that name
 from .packing import CrossPacking, Mask, Packing, gather_outputs
 from .varlen_attention import unpad_source
 
@@ -71,7 +71,7 @@ class PostNormResidual(nn.Module):
 
     def after(self, hidden_states: Tensor, output: Tensor) -> Tensor:
         """Add the dropped-out output to the input, both of shape `(batch, length, d_model)`, and normalise."""
-        return self.layer_norm(hidden_states + dropout(output, self.dropout, self.training))
+        return self.layer_norm(hidden_states + drop(output, self.dropout, self.training))
 
 
 class PreNormResidual(PostNormResidual):
@@ -89,7 +89,7 @@ class PreNormResidual(PostNormResidual):
 
     def after(self, hidden_states: Tensor, output: Tensor) -> Tensor:
         """Add the dropped-out output to the residual stream, both of shape `(batch, length, d_model)`."""
-        return hidden_states + dropout(output, self.dropout, self.training)
+        return hidden_states + drop(output, self.dropout, self.training)
 
 
 RESIDUALS = {"post": PostNormResidual, "pre": PreNormResidual}
@@ -489,7 +489,7 @@ class PositionwiseFeedForward(nn.Module):
             `torch.Tensor` of shape `(batch, length, d_model)`: the output.
         """
         inner = self.activation(self.fc1(hidden_states))  # (batch, length, d_ff)
-        return self.fc2(dropout(inner, self.dropout, self.training))  # (batch, length, d_model)
+        return self.fc2(drop(inner, self.dropout, self.training))  # (batch, length, d_model)
 
 
 def sinusoidal_positions(position_ids: Tensor, d_model: int, position_type: str) -> Tensor:

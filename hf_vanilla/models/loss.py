@@ -124,7 +124,7 @@ def select_labelled(labels: Tensor, *states: Tensor, count: int | None = None) -
         `list[torch.Tensor]`: the labels of shape `(tokens,)` and the states of shape `(tokens, ...)`.
     """
     flat = [each.flatten(0, 1) for each in (labels, *states)]
-    if hides_values():
+    if hides_values(labels):
         return flat
     labelled = positions_with_label(flat[0], count)
     return [each.index_select(0, labelled) for each in flat]
@@ -144,15 +144,28 @@ def cross_entropy_sum(logits: Tensor, labels: Tensor, target: SmoothedTarget, we
     """
     logits = logits.float()
     wanted = labels != IGNORED_LABEL
-    true_logits = logits.gather(-1, labels.clamp(min=0)[..., None]).squeeze(-1)
-    expected = (target.true_probability - target.other_probability) * true_logits
-    if target.other_probability > 0:
-        expected = expected + target.other_probability * logits.sum(-1)
-    if target.excluded_id >= 0:
-        expected = expected - target.other_probability * logits[..., target.excluded_id]
-    losses = torch.logsumexp(logits, dim=-1) - expected - target.entropy
+    losses = torch.logsumexp(logits, dim=-1) - expected_under(target, logits, labels.clamp(min=0)) - target.entropy
     losses = torch.where(wanted, losses, 0.0)
     return (losses if weights is None else losses * weights).sum()
+
+
+def expected_under(target: SmoothedTarget, scores: Tensor, ids: Tensor) -> Tensor:
+    """Average the scores of each token's vocabulary under its target: sum_v t_v s_v.
+
+    Args:
+        target (`SmoothedTarget`): The distribution t around the true token.
+        scores (`torch.Tensor` of shape `(..., vocab)`): Scores s, such as logits.
+        ids (`torch.LongTensor` of shape `(...)`): True tokens.
+
+    Returns:
+        `torch.Tensor` of shape `(...)`: the averages.
+    """
+    expected = (target.true_probability - target.other_probability) * scores.gather(-1, ids[..., None]).squeeze(-1)
+    if target.other_probability > 0:
+        expected = expected + target.other_probability * scores.sum(-1)
+    if target.excluded_id >= 0:
+        expected = expected - target.other_probability * scores[..., target.excluded_id]
+    return expected
 
 
 def freeze_row(matrix: Tensor, row: int, dim: int = 0) -> Tensor:
@@ -260,7 +273,7 @@ def label_loss(
         raise ValueError(
             f"`labels` must have shape {tuple(logits.shape)} for {problem_type}, got {tuple(labels.shape)}."
         )
-    if config.problem_type is None and not hides_values():
+    if config.problem_type is None and not hides_values(labels):
         config.problem_type = problem_type  # what is saved tells a pipeline how to read the logits
     return loss
 

@@ -14,9 +14,9 @@ They are planned once for each batch ([`PackingPlanner`]); a batch without paddi
 takes one if its own class declares `accepts_packing`: a subclass with a `forward` of its own has to declare it again.
 
 Packing is a fast path; everything has the same value without it. It is off with a cache, and where results would
-differ visibly: if a layer is hooked, traced or replaced, the whole model is compiled, or outputs of single layers are
-requested. Where layers are compiled one by one, there is a single bucket, as every number of them would be compiled
-anew, and batches without padding are packed too.
+differ visibly: if a layer or the norm after the last one is hooked, a layer is traced or replaced, the whole model is
+compiled, or outputs of single layers are requested. Where layers are compiled one by one, there is a single bucket, as
+every number of them would be compiled anew, and batches without padding are packed too.
 """
 
 from collections.abc import Callable, Mapping
@@ -212,8 +212,8 @@ class CrossPacking(NamedTuple):
     """How the tokens of a target and those of its source lie, for cross-attention. It takes the place of a mask.
 
     Attributes:
-        target: Packing of the target, if it is packed.
-        source: Packing of the source, if it is packed.
+        target: Packing of the target, if it is packed, for attention by rows.
+        source: Packing of the source, likewise.
         attention_mask: The mask over the source in rows.
         sequences: The sequences of both if either is packed, for a kernel for sequences.
     """
@@ -285,6 +285,7 @@ class PackingPlanner:
 
     Attributes:
         is_varlen: Whether attention of packed tokens runs by a kernel for sequences, on a GPU.
+        takes_rows: Whether it can run by the model's own kernel, in buckets of rows.
         can_skip: Whether positions may be left out at all.
     """
 
@@ -292,12 +293,12 @@ class PackingPlanner:
         self.model = model
         self.layers: Any = model.layers
         self.device = hidden_states.device
-        can_skip = _can_skip_positions(model, arguments)
+        can_skip = _can_skip_positions(model, hidden_states, arguments)
         on_gpu = can_skip and has_varlen_kernels(self.device)
         self.is_varlen = on_gpu and runs_varlen(model, hidden_states, self.is_compiled)
-        takes_rows = model.config._attn_implementation in PACKED_KERNELS
+        self.takes_rows = model.config._attn_implementation in PACKED_KERNELS
         # compiled layers on a GPU would be compiled again for other buckets
-        has_buckets = on_gpu and takes_rows and not self.is_varlen and not self.is_compiled
+        has_buckets = on_gpu and self.takes_rows and not self.is_varlen and not self.is_compiled
         self.can_skip = self.is_varlen or has_buckets or (can_skip and self.device.type == "cpu")
 
     @cached_property
@@ -313,8 +314,10 @@ class PackingPlanner:
 
     @cached_property
     def accepts_packing(self) -> bool:
-        """Whether all layers take a packing, and nothing in them is hooked."""
-        return all(map(_accepts_packing, self.layers)) and not any(map(has_hooks, self.modules))
+        """Whether all layers take a packing, and nothing in them, nor their norm, is hooked."""
+        norm: Any = getattr(self.model, "norm", nn.Identity())
+        hooked = map(has_hooks, (*self.modules, getattr(norm, "_orig_mod", norm)))
+        return all(map(_accepts_packing, self.layers)) and not any(hooked)
 
     def without_full_mask(self, attention_mask: Tensor | None, sizes: MaskSizes | None) -> Tensor | None:
         """Drop a mask that is known to have no padding: transformers' helpers would wait for a GPU to find out.
@@ -360,15 +363,14 @@ class PackingPlanner:
             `Packing`, or `None` where all positions are computed.
         """
         device, (batch, length) = hidden_states.device, hidden_states.shape[:2]
-        takes_tokens = self.is_varlen or self.model.config._attn_implementation in PACKED_KERNELS
-        if not self.can_skip or not takes_tokens:
+        if not self.can_skip or not (self.is_varlen or self.takes_rows):
             return None
         # buckets depend on the length of each row: a GPU is waited for, and they are planned on the host
         planned_on = device if self.is_varlen else torch.device("cpu")
         if attention_mask is not None:
             # compiled layers always get tokens, or they would be compiled again for rows
             min_padding = 0 if self.is_compiled else 1 if self.is_varlen else MIN_PADDING_SHARE * batch * length
-            sizes = _worth_packing(attention_mask, reads_first, sizes, min_padding)
+            sizes = _sizes_if_worth_packing(attention_mask, reads_first, sizes, min_padding)
             has_lengths = self.is_varlen or can_read(attention_mask)
             if sizes is None or not has_lengths or not self.accepts_packing:
                 return None
@@ -377,8 +379,10 @@ class PackingPlanner:
             positions = is_token.flatten().nonzero_static(size=sizes.total)[:, 0]
         elif sequences is None or not self.accepts_packing:
             return None
+        elif self.is_varlen:
+            return Packing.of_sequences(batch, length, None, sequences, self.is_compiled)
         else:
-            positions = torch.arange(batch * length, device=planned_on)
+            positions = torch.arange(batch * length)
         if self.is_varlen:
             return Packing.of_sequences(batch, length, positions, sequences, self.is_compiled)
         number = 1 if self.is_compiled else min(max_buckets, sequences.max_length // BUCKET_LENGTH)
@@ -402,7 +406,7 @@ class PackingPlanner:
         if not len(self.layers) or not self.accepts_packing or has_hooks(self.model):
             return packing
         is_read = (read.flatten() != 0).to(self.device)
-        is_read = is_read if packing is None else is_read[packing.positions]
+        is_read = is_read if packing is None or packing.positions is None else is_read[packing.positions]
         count = int(is_read.sum()) if count is None else count
         if not 0 < count <= MAX_OUTPUT_SHARE * is_read.shape[0]:
             return packing
@@ -423,7 +427,9 @@ def _in_buckets(tokens: Tensor, lengths: Tensor, num_buckets: int) -> tuple[Tens
     return tokens, tuple(map(LengthBucket.of_lengths, parts))
 
 
-def _worth_packing(mask: Any, reads_first: bool, sizes: MaskSizes | None, min_padding: float) -> MaskSizes | None:
+def _sizes_if_worth_packing(
+    mask: Any, reads_first: bool, sizes: MaskSizes | None, min_padding: float
+) -> MaskSizes | None:
     """Return the sizes of a mask (batch, length) if there is enough padding, and a token in each row."""
     if not isinstance(mask, Tensor) or mask.dim() != 2 or mask.numel() == 0 or (sizes is None and not can_read(mask)):
         return None
@@ -433,9 +439,9 @@ def _worth_packing(mask: Any, reads_first: bool, sizes: MaskSizes | None, min_pa
     return sizes if mask.numel() - sizes.total >= min_padding else None
 
 
-def _can_skip_positions(model: PreTrainedModel, arguments: Mapping[str, Any]) -> bool:
+def _can_skip_positions(model: PreTrainedModel, hidden_states: Tensor, arguments: Mapping[str, Any]) -> bool:
     """Whether positions may be left out: by plain code, without outputs of single layers."""
-    if hides_values() or torch.jit.is_tracing():
+    if hides_values(hidden_states) or torch.jit.is_tracing():
         return False
     if arguments.get("is_causal") is not None or arguments.get("past_key_values") is not None:
         return False  # a packing knows the causality that layers declare, and no positions before it
@@ -469,7 +475,7 @@ def has_hooks(module: nn.Module) -> bool:
         return True
     hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
     found = [hook for each in hooks if each for hook in each.values()]
-    return any(not hook.__module__.startswith(HARMLESS_HOOK_MODULES) for hook in found)
+    return any(not str(hook.__module__).startswith(HARMLESS_HOOK_MODULES) for hook in found)
 
 
 def run_layers(
@@ -507,14 +513,16 @@ def run_layers(
     mask: Any = None
     if attention_mask is None and is_flash(kernel):
         attention_mask = filled_slots(hidden_states, kwargs.get("past_key_values"))
-    if packing is None or packing.positions is None:
+    has_rows = packing is None or (packing.positions is None and packing.sequences is None)
+    if has_rows:
         mask = create_mask(config=model.config, inputs_embeds=hidden_states, attention_mask=attention_mask)
     last = mask
     if packing is not None:
-        if packing.positions is None:  # nothing is padding: all rows are one bucket, with the mask that they have
+        if has_rows:  # nothing is padding: all rows are one bucket, with the mask that they have
             packing = packing._replace(buckets=(LengthBucket(packing.rows, packing.length, None, mask),))
         hidden_states = packing.pack(hidden_states)  # (1, tokens, d_model)
-        mask, last = packing._replace(outputs=None), packing
+        last = packing._replace(positions=None)  # layers never see them: compiled ones would ask whether there are any
+        mask = last._replace(outputs=None)
     for number, layer in enumerate(layers, start=1):
         if packing is not None and packing.is_compiled:
             maybe_mark_dynamic(hidden_states, 1)
@@ -682,7 +690,8 @@ def run_decoder(
         encoder_hidden_states = to_tokens(encoder_hidden_states, source)
         if source is not None and source.is_compiled:
             maybe_mark_dynamic(encoder_hidden_states, 1)
-        cross_mask = CrossPacking(target, source, cross_mask, sequences)
+        packings = (None, None) if sequences else (target, source)  # a kernel for sequences needs no positions
+        cross_mask = CrossPacking(*packings, cross_mask, sequences)
     cache = None if past_key_values is None else past_key_values.self_attention_cache
     create_mask = partial(create_causal_mask, **{CACHE_NAME: cache})
     source_and_mask = (encoder_hidden_states, cross_mask)

@@ -164,7 +164,7 @@ def read_all(
         `dict[str, Any]`: arguments of the encoder. Padding is computed, too, where checking would synchronize: in
         compiled or transformed code, and off the CPU without sizes.
     """
-    if labels is None or not training or hides_values():
+    if labels is None or not training or hides_values(labels):
         return WITH_PADDING
     if not isinstance(attention_mask, Tensor) or attention_mask.shape != labels.shape:
         return {}

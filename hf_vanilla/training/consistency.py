@@ -11,7 +11,7 @@ from transformers.configuration_utils import PreTrainedConfig
 from ..models.checks import has_label
 from ..models.chunked_loss import CHUNK_LOGITS, SmoothedTarget
 from ..models.configuration_vanilla_transformer import VanillaTransformerConfig
-from ..models.loss import cross_entropy_sum, mean_loss, smoothed_target
+from ..models.loss import cross_entropy_sum, expected_under, mean_loss, smoothed_target
 
 
 # Number of logits of a prediction that are worked on at once on a CPU: 256 KiB in float32.
@@ -108,12 +108,12 @@ class _ConsistencySum(torch.autograd.Function):
         loss_sum = torch.zeros((), dtype=torch.float32, device=logits.device)
         gradients, share = torch.zeros_like(logits), weight / 4  # (2, tokens of the batch, vocab)
         step = max(1, (BLOCK_SIZE if logits.device.type == "cpu" else CHUNK_LOGITS) // logits.shape[2])
-        for block, ids in zip(rows.split(step), token_ids[:, None].split(step), strict=True):
+        for block, ids in zip(rows.split(step), token_ids.split(step), strict=True):
             log_p, log_q = (half.index_select(0, block).float().log_softmax(-1) for half in logits)  # (rows, vocab)
             p, q, difference = log_p.exp(), log_q.exp(), log_p - log_q
             from_p, from_q = torch.linalg.vecdot(p, difference), -torch.linalg.vecdot(q, difference)  # KL
             loss_sum += share * (from_p + from_q).sum() - len(block) * target.entropy
-            loss_sum -= sum(_expected(each, ids, target) for each in (log_p, log_q)) / 2
+            loss_sum -= sum(expected_under(target, each, ids).sum() for each in (log_p, log_q)) / 2
             difference *= share
             for half, probabilities, other, divergence, signed in (
                 (0, p, q, from_p, difference),
@@ -132,21 +132,11 @@ class _ConsistencySum(torch.autograd.Function):
         return ctx.saved_tensors[0] * grad_output, None, None, None, None
 
 
-def _expected(log_probs: torch.Tensor, ids: torch.Tensor, target: SmoothedTarget) -> torch.Tensor:
-    """Sum sum_v t_v log p_v over rows (rows, vocab) with the true tokens (rows, 1): shape ()."""
-    expected = (target.true_probability - target.other_probability) * log_probs.gather(1, ids).sum()
-    if target.other_probability > 0:
-        expected += target.other_probability * log_probs.sum()
-    if target.excluded_id >= 0:
-        expected -= target.other_probability * log_probs[:, target.excluded_id].sum()
-    return expected
-
-
 def _subtract_target(gradient: torch.Tensor, ids: torch.Tensor, target: SmoothedTarget) -> None:
-    """Subtract half of the target from rows (rows, vocab), in place."""
+    """Subtract half of the target from rows (rows, vocab) with the true tokens (rows,), in place."""
     if target.other_probability > 0:
         gradient.sub_(target.other_probability / 2)
     if target.excluded_id >= 0:
         gradient[:, target.excluded_id] += target.other_probability / 2
     rest = (target.true_probability - target.other_probability) / 2
-    gradient.scatter_add_(1, ids, gradient.new_full(ids.shape, -rest))
+    gradient.scatter_add_(1, ids[:, None], gradient.new_full((len(ids), 1), -rest))

@@ -51,6 +51,21 @@ class MuonWithAdamW(torch.optim.Optimizer):
         super().__setstate__(state)
         self._share()
 
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Take a group, but only while the optimizer is made.
+
+        Args:
+            param_group (`dict[str, Any]`): The group.
+
+        Raises:
+            ValueError: if the optimizer is made already: neither of the two would train the group.
+        """
+        if self.optimizers[0].state is self.state:
+            raise ValueError(
+                "Parameters can't be added to a `MuonWithAdamW`; make one of all of them (`create_muon`)."
+            )
+        super().add_param_group(param_group)
+
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
         """Update all parameters.
 

@@ -273,7 +273,7 @@ def _failing_rows(model: torch.nn.Module, inputs: dict[str, Any], size: int) -> 
     try:
         with torch.no_grad():
             for row in range(size):
-                one = {name: _row_of(value, row, size) for name, value in inputs.items()}
+                one = {name: _row_of(value, row, size) for name, value in inputs.items() if name != "mask_sizes"}
                 if not torch.isfinite(model(**one).loss).all():
                     rows.append(row)
     except (RuntimeError, ValueError, TypeError, AttributeError, KeyError, IndexError):
@@ -310,7 +310,8 @@ class StopOnDivergenceCallback(BatchWatcher):
     """
 
     def __init__(self, before: float = 1000, recent: float = 10, sigmas: float = 5.0) -> None:
-        if not (before == int(before) >= 2 and recent == int(recent) >= 1 and sigmas > 0):
+        whole = float(before).is_integer() and float(recent).is_integer()  # neither infinite nor nan
+        if not (whole and before >= 2 and recent >= 1 and sigmas > 0):
             raise ValueError(
                 "`stop_on_divergence` must be at least 2 updates before, at least 1 recent one and a positive number "
                 f"of standard deviations, such as 1000 10 5; got {before:g} {recent:g} {sigmas:g}."

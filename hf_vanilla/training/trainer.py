@@ -28,6 +28,8 @@ from transformers.utils import logging
 from ..data.batching import LengthSortedBatchSampler, PairLengths, TokenBudgetBatchSampler, measure_pair_lengths
 from ..data.streams import TokenBudgetStream
 from ..models.checks import IGNORED_LABEL
+from ..models.configuration_vanilla_gpt import VanillaGptConfig
+from ..models.modeling_vanilla_gpt import next_tokens
 from ..models.read_positions import host_sizes
 from ..models.self_contained import VanillaPreTrainedModel
 from ..models.varlen_attention import has_varlen_kernels
@@ -106,6 +108,7 @@ class VanillaTrainer(VerifiedCheckpointTrainer, Seq2SeqTrainer):
     Raises:
         TypeError: if `args` is not a `VanillaTrainingArguments`.
         ValueError: if `consistency_weight` is above 0 for a model other than a `VanillaTransformer`, if
+            `teacher_forcing_ratio` is below 1 for a model without a decoder of its own, if
             `label_smoothing_factor` is set with it or for a model that computes its own loss differently, if
             `max_tokens_per_batch` is set and the training data has no length and is no `datasets.IterableDataset`,
             if a `TokenBudgetStream` is not for this process, or if more than one `dataloader_num_workers` would read
@@ -141,6 +144,7 @@ class VanillaTrainer(VerifiedCheckpointTrainer, Seq2SeqTrainer):
         if data_collator is None and isinstance(self.processing_class, PreTrainedTokenizerBase):
             self.data_collator = DataCollatorForSeq2Seq(self.processing_class, model=self.model)
         _check_label_smoothing(args, self.model)
+        _check_teacher_forcing(args, self.model)
         if args.consistency_weight > 0:
             self.compute_loss_func = ConsistencyLoss(self.model.config, args.consistency_weight)
         self.add_callback(_EpochOfBatchSampler())
@@ -301,8 +305,10 @@ class VanillaTrainer(VerifiedCheckpointTrainer, Seq2SeqTrainer):
     def _training_collator(self) -> Any:
         """Return the collator of training; for a GPU and a model that takes the numbers, it counts."""
         args, model = self.args, self.model
-        # Compiled code would be compiled again for every number; `DataParallel` divides the rows but not the numbers.
-        is_plain = not args.torch_compile and args.n_gpu <= 1 and not isinstance(self.train_dataset, IterableDataset)
+        # Compiled code would be compiled again for every number; `DataParallel`, and a process that reads for all,
+        # divide the rows but not the numbers.
+        is_divided = args.n_gpu > 1 or args.accelerator_config.dispatch_batches
+        is_plain = not args.torch_compile and not is_divided and not isinstance(self.train_dataset, IterableDataset)
         if has_varlen_kernels(args.device) and is_plain and isinstance(model, VanillaPreTrainedModel):
             return CountingCollator(self.data_collator)
         return self.data_collator
@@ -459,9 +465,11 @@ class VanillaTrainer(VerifiedCheckpointTrainer, Seq2SeqTrainer):
             inputs["labels"] = self._eval_loss.hide_repeated_rows(inputs["labels"])
         step = super().prediction_step(model, inputs, prediction_loss_only, ignore_keys, **gen_kwargs)
         if self._eval_loss is not None and step[0] is not None:
-            # The first token of a row is not predicted by a causal model.
-            is_causal = getattr(self.model, "loss_type", None) == "ForCausalLM"
-            self._eval_loss.add(step[0], inputs["labels"][:, 1:] if is_causal else inputs["labels"])
+            labels = inputs["labels"]
+            if getattr(self.model, "loss_type", None) == "ForCausalLM":  # the first token of a row is not predicted
+                is_ours = self.model.config.model_type == VanillaGptConfig.model_type  # nor is it after padding
+                labels = next_tokens(labels, inputs.get("attention_mask") if is_ours else None)
+            self._eval_loss.add(step[0], labels)
         return step
 
 
@@ -545,6 +553,15 @@ def _check_label_smoothing(args: VanillaTrainingArguments, model: Any) -> None:
         raise ValueError(
             f"`label_smoothing_factor` ({factor}) is not for a {type(model).__name__}: transformers' trainer would "
             "compare its predictions with other labels; leave it at 0."
+        )
+
+
+def _check_teacher_forcing(args: VanillaTrainingArguments, model: Any) -> None:
+    """Check that a model that is to be fed its own predictions has a decoder that the trainer can feed."""
+    ratio = args.teacher_forcing_ratio
+    if ratio < 1 and not hasattr(model, "prepare_decoder_input_ids_from_labels"):
+        raise ValueError(
+            f"`teacher_forcing_ratio` ({ratio}) is for encoder-decoders, got a {type(model).__name__}; leave it at 1."
         )
 
 

@@ -190,6 +190,17 @@ def test_custom_operator_passes_opcheck(bias, count):
     assert torch.Tag.cudagraph_unsafe in operator.tags
 
 
+@pytest.mark.parametrize("kind", TARGETS)
+def test_loss_of_a_frozen_projection_keeps_no_gradient_of_it(kind):
+    hidden_states, weight, bias = projection()
+    expected = torch.autograd.grad(projected_loss(hidden_states, weight, bias, LABELS, TARGETS[kind]), hidden_states)
+    kept = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda each: kept.append(each.shape) or each, lambda each: each):
+        loss = projected_loss(hidden_states, weight.detach(), bias.detach(), LABELS, TARGETS[kind])
+    assert torch.equal(torch.autograd.grad(loss, hidden_states)[0], expected[0])
+    assert not any(VOCAB in shape for shape in kept)
+
+
 def test_loss_does_not_synchronise_with_the_device():
     """Reading values fails on the meta device."""
     hidden_states, weight, bias = (tensor.detach().to("meta") for tensor in projection())

@@ -9,6 +9,7 @@ from accelerate.utils import compile_regions
 from tiny_berts import NO_DROPOUT, TASKS, tiny_bert
 from tiny_gpts import tiny_gpt
 from tiny_models import tiny_model
+from torch._subclasses import FakeTensorMode
 
 from hf_vanilla import VanillaBertModel
 from hf_vanilla.models import dropout, packing, varlen_attention
@@ -224,6 +225,29 @@ def test_packing_is_off_while_a_layer_is_hooked(fed_positions):
     handle.remove()
     model(SOURCE, attention_mask=mask)
     assert fed_positions[-2:] == [10] * 2
+    seen = {}
+    model.layers[0].register_forward_pre_hook(seen.setdefault)  # a hook of no module
+    model(SOURCE, attention_mask=mask)
+    assert seen[model.layers[0]][0].shape == (3, 5, 12)
+
+
+def test_packing_is_off_while_the_last_norm_is_hooked(fed_positions):
+    encoder, mask, shapes = tiny_model(norm_position="pre").model.encoder, torch.tensor(SOURCE_MASKS["right"]), []
+    encoder(SOURCE, mask)
+    encoder.norm.register_forward_hook(lambda norm, args, output: shapes.append(tuple(output.shape)))
+    encoder(SOURCE, mask)
+    assert fed_positions == [10] * 2 + [15] * 2
+    assert shapes == [(3, 5, 16)]
+
+
+@pytest.mark.parametrize("make_model", [tiny_gpt, lambda: tiny_bert("masked-lm"), tiny_model], ids=COMPILED)
+def test_tensors_without_values_are_trained_on(make_model):
+    model = make_model().train()
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        mask = torch.ones(3, 5, dtype=torch.long)
+        loss = model(mask, attention_mask=mask, labels=mask).loss
+        loss.backward()
+    assert loss.shape == ()
 
 
 def padded_batch(batch, length):

@@ -94,6 +94,12 @@ def test_copy_of_the_optimizer_updates_the_copied_model(tmp_path):
         assert torch.equal(ours, theirs)
 
 
+def test_more_parameters_are_refused(tmp_path):
+    optimizer = make_trainer(tmp_path, tiny_model()).create_optimizer()
+    with pytest.raises(ValueError, match="can't be added to a `MuonWithAdamW`; make one of all of them"):
+        optimizer.add_param_group({"params": [torch.nn.Parameter(torch.zeros(3))]})
+
+
 def test_fine_tuning_has_the_option_too(tmp_path):
     arguments = FinetuningArguments(str(tmp_path), muon=True, report_to="none")
     assert isinstance(VerifiedCheckpointTrainer(tiny_model(), arguments).create_optimizer(), MuonWithAdamW)

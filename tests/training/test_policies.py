@@ -23,6 +23,7 @@ from hf_vanilla.training import (
     save_final_model,
     why_not_resumable,
 )
+from hf_vanilla.training.trainer import CountingCollator
 
 
 FAILING = make_pairs(24, 9)  # row 2 of the third of six batches
@@ -67,6 +68,22 @@ def test_stop_names_the_rows_and_saves_nothing(tmp_path):
         trainer.train()
     assert os.listdir(tmp_path) == []
     assert all(weight.isfinite().all() for weight in weights_of(trainer).values())
+
+
+@pytest.mark.promise("NaN")
+def test_rows_of_a_batch_that_was_counted_are_named(tmp_path):
+    trainer = make_trainer(tmp_path, FAILING)
+
+    def collate(rows):
+        batch = CountingCollator(collator)(rows)
+        padding = {"input_ids": 0, "attention_mask": 0}  # more of it than all tokens of a row
+        return batch | {
+            name: torch.nn.functional.pad(batch[name], (0, 50), value=fill) for name, fill in padding.items()
+        }
+
+    collator, trainer.data_collator = trainer.data_collator, collate
+    with pytest.raises(ValueError, match=re.escape(f"nan at step 3 (row 2 '{TEXT}' of a batch of 4)")):
+        trainer.train()
 
 
 @pytest.mark.promise("NaN")
@@ -227,6 +244,7 @@ def test_divergence_stops_a_training(tmp_path, kind, accumulation):
         ({"on_nan": "skip", "fp16": True}, r"`on_nan` \(skip\) can't be combined with fp16"),
         ({"stop_on_divergence": [1000, 5]}, "`stop_on_divergence` must be three numbers, such as 1000 10 5"),
         ({"stop_on_divergence": [1000, 0.5, 5]}, "at least 1 recent one .* got 1000 0.5 5"),
+        ({"stop_on_divergence": [math.inf, 1, 5]}, "at least 2 updates before, .* got inf 1 5"),
         ({"on_disk_full": "ignore"}, "`on_disk_full` must be stop or continue, got 'ignore'"),
     ],
 )

@@ -27,7 +27,7 @@ from transformers import (
 )
 
 from hf_vanilla import VanillaBertConfig, VanillaBertForPreTraining, VanillaGptConfig, VanillaGptForCausalLM
-from hf_vanilla.models import packing
+from hf_vanilla.models import packing, varlen_attention
 from hf_vanilla.training import VanillaTrainer, VanillaTrainingArguments
 
 
@@ -77,6 +77,12 @@ def test_step_on_a_gpu_waits_for_nothing(tmp_path, budget, monkeypatch):
     assert batch["mask_sizes"]["attention_mask"][0] == batch["attention_mask"].sum()
 
 
+def test_batches_that_one_process_divides_are_not_counted(tmp_path, monkeypatch):
+    monkeypatch.setattr(varlen_attention, "VARLEN_DEVICES", ("cpu",))
+    divided = {"max_tokens_per_batch": None, "accelerator_config": {"dispatch_batches": True}}
+    assert "mask_sizes" not in next(iter(make_trainer(tmp_path, **divided).get_train_dataloader()))
+
+
 SIZES = {"vocab_size": 29, "hidden_size": 12, "num_hidden_layers": 1, "num_attention_heads": 3}
 
 
@@ -92,12 +98,15 @@ def test_rows_without_labels_are_batched_by_their_tokens(tmp_path):
         make_trainer(tmp_path, max_tokens_per_batch=20, pairs=blocks).get_train_dataloader()
 
 
-def test_loss_of_a_causal_model_is_the_mean_over_predicted_tokens(tmp_path):
+@pytest.mark.parametrize("padding_side", ["left", "right"])
+def test_loss_of_a_causal_model_is_the_mean_over_predicted_tokens(tmp_path, padding_side):
     torch.manual_seed(2)
     model = VanillaGptForCausalLM(VanillaGptConfig(**SIZES, max_position_embeddings=9, initializer_range=0.5)).eval()
     blocks = tiny_pairs(12).select_columns(["input_ids"])
     arguments = VanillaTrainingArguments(str(tmp_path), use_cpu=True, report_to="none", max_tokens_per_batch=20)
-    collator = DataCollatorForLanguageModeling(tiny_tokenizer(), mlm=False)
+    tokenizer = tiny_tokenizer()
+    tokenizer.padding_side = padding_side
+    collator = DataCollatorForLanguageModeling(tokenizer, mlm=False)
     measured = VanillaTrainer(model, arguments, collator, eval_dataset=blocks).evaluate()["eval_loss"]
     rows = [torch.tensor([ids]) for ids in blocks["input_ids"][:]]
     losses = [model(ids, labels=ids).loss.item() * (ids.numel() - 1) for ids in rows]
@@ -114,6 +123,13 @@ def test_label_smoothing_of_another_loss_is_refused(tmp_path, model_class, confi
     arguments = VanillaTrainingArguments(str(tmp_path), use_cpu=True, report_to="none", label_smoothing_factor=0.1)
     with pytest.raises(ValueError, match=rf"`label_smoothing_factor` \(0.1\) is not for a {model_class.__name__}"):
         VanillaTrainer(model_class(config_class(**SIZES)), arguments)
+
+
+def test_own_predictions_are_only_for_encoder_decoders(tmp_path):
+    model = VanillaGptForCausalLM(VanillaGptConfig(**SIZES))
+    arguments = VanillaTrainingArguments(str(tmp_path), use_cpu=True, report_to="none", teacher_forcing_ratio=0.5)
+    with pytest.raises(ValueError, match=r"`teacher_forcing_ratio` \(0.5\) is for encoder-decoders, got a VanillaGpt"):
+        VanillaTrainer(model, arguments)
 
 
 # Arguments
