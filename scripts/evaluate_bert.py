@@ -4,10 +4,10 @@ r"""Evaluate a pre-trained BERT on unseen documents: masked tokens and next sent
     python scripts/evaluate_bert.py --model runs/bert --files held_out.jsonl.gz other.txt --results_file results.json
 
 Each file is evaluated separately. The documents are packed into pairs as in pre-training; 15 % of the tokens, which
---seed decides, are masked. A model without a next-sentence head is evaluated on masked tokens only. The losses of
-models with different vocabularies can't be compared. With --max_length 128 512 each file is evaluated with pairs of
-both lengths. --by_position 8 adds the loss of each 8 positions in a row to the results, which
-`scripts/plot.py position-losses --results results.json` draws.
+--seed decides, are masked. A model without a next-sentence head is evaluated on masked tokens only, of single segments
+as it was pre-trained on. The losses of models with different vocabularies can't be compared. With --max_length 128 512
+each file is evaluated with examples of both lengths. --by_position 8 adds the loss of each 8 positions in a row to the
+results, which `scripts/plot.py position-losses --results results.json` draws.
 """
 
 from hf_vanilla_cli import answer_early
@@ -36,7 +36,12 @@ import hf_vanilla  # noqa: F401  (registers the models)
 from hf_vanilla.command_line.checks import check_files_exist, check_models, check_results_file, explained_model_loading
 from hf_vanilla.command_line.options import parse_arguments, run
 from hf_vanilla.command_line.report import write_report
-from hf_vanilla.data import build_pretraining_dataset, load_documents, mask_statically
+from hf_vanilla.data import (
+    build_masked_language_dataset,
+    build_pretraining_dataset,
+    load_documents,
+    mask_statically,
+)
 from hf_vanilla.metrics import PretrainingMetrics, loss_by_position
 from hf_vanilla.training import VanillaTrainer, VanillaTrainingArguments
 
@@ -51,12 +56,15 @@ class EvaluationArguments:
 
     model: str = field(metadata={"help": "Folder or Hub name of the model and its tokenizer."})
     files: list[str] = field(metadata={"help": "Documents: .jsonl, .json, .csv, .parquet or plain text, also as .gz."})
-    text_column: str = field(default="text", metadata={"help": "Column of the text."})
+    text_column: str | None = field(
+        default=None, metadata={"help": "Column of the text. Default: text, content or document."}
+    )
     max_length: list[int] = field(
-        default_factory=lambda: [128], metadata={"help": "Tokens of a pair; several are evaluated one after another."}
+        default_factory=lambda: [128],
+        metadata={"help": "Tokens of an example; several lengths are evaluated in turn."},
     )
     mlm_probability: float = field(default=0.15, metadata={"help": "Share of tokens to predict."})
-    batch_size: int = field(default=32, metadata={"help": "Pairs of a batch."})
+    batch_size: int = field(default=32, metadata={"help": "Examples of a batch."})
     by_position: int | None = field(
         default=None, metadata={"help": "Also report the loss of masked tokens of each so many positions in a row."}
     )
@@ -69,7 +77,7 @@ class EvaluationArguments:
 
     def __post_init__(self):
         if self.batch_size < 1:
-            raise ValueError(f"`batch_size` must be at least 1 pair, got {self.batch_size}.")
+            raise ValueError(f"`batch_size` must be at least 1 example, got {self.batch_size}.")
         if self.by_position is not None and self.by_position < 1:
             raise ValueError(f"`by_position` must be at least 1 position, got {self.by_position}.")
         for note in self.notes:
@@ -80,11 +88,14 @@ class EvaluationArguments:
 def measure(
     model, tokenizer, path: str, max_length: int, arguments: EvaluationArguments, *, with_next_sentence: bool
 ) -> dict[str, Any]:
-    """Return the metrics of one file, with pairs of one length."""
+    """Return the metrics of one file, of examples of one length: pairs, or segments for a model without that head."""
     documents = load_documents(data_files=[path], text_column=arguments.text_column)
-    pairs = build_pretraining_dataset(documents, tokenizer, max_length=max_length, seed=arguments.seed)
+    if with_next_sentence:
+        examples = build_pretraining_dataset(documents, tokenizer, max_length=max_length, seed=arguments.seed)
+    else:
+        examples = build_masked_language_dataset(documents, tokenizer, max_length=max_length)
     masked = mask_statically(
-        pairs,
+        examples,
         tokenizer,
         probability=arguments.mlm_probability,
         max_predictions=math.ceil(arguments.mlm_probability * max_length),
@@ -100,6 +111,7 @@ def measure(
             dataloader_pin_memory=has_accelerator,
             disable_tqdm=False,
             report_to=[],
+            label_names=["labels", *(["next_sentence_label"] if with_next_sentence else [])],
         )
         trainer = VanillaTrainer(
             model,
@@ -118,7 +130,7 @@ def measure(
             f"The loss of the model ({arguments.model}) on {path} is nan or infinite. Either its weights are nan "
             '(train it again), or values overflow in its dtype (save it with `dtype="float32"`).'
         )
-    figures |= {"documents": len(documents), "pairs": len(masked)}
+    figures |= {"documents": len(documents), "pairs" if with_next_sentence else "segments": len(masked)}
     if arguments.by_position is not None:
         by_position = loss_by_position(
             EvalPrediction(prediction.predictions, prediction.label_ids), arguments.by_position
@@ -158,11 +170,12 @@ def main() -> None:
         for path in arguments.files
         for length in lengths
     }
+    unit = "pair" if with_next_sentence else "segment"
     report = {
         "files": figures,
         "parameters": model.num_parameters(),
         "vocabulary": len(tokenizer),
-        "masking": f"{arguments.mlm_probability:.0%} of the tokens, an exact number in each pair, 80/10/10",
+        "masking": f"{arguments.mlm_probability:.0%} of the tokens, an exact number in each {unit}, 80/10/10",
         "max_length": lengths[0] if len(lengths) == 1 else lengths,
         "seed": arguments.seed,
         "notes": dict(note.split("=", 1) for note in arguments.notes),

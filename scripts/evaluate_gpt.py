@@ -36,7 +36,9 @@ class EvaluationArguments:
 
     model: str = field(metadata={"help": "Folder or Hub name of the model and its tokenizer."})
     files: list[str] = field(metadata={"help": "Documents: .jsonl, .json, .csv, .parquet or plain text, also as .gz."})
-    text_column: str = field(default="text", metadata={"help": "Column of the text."})
+    text_column: str | None = field(
+        default=None, metadata={"help": "Column of the text. Default: text, content or document."}
+    )
     context_length: int | None = field(
         default=None, metadata={"help": "Tokens of a window. Default: the model's positions."}
     )

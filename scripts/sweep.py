@@ -37,6 +37,7 @@ from hf_vanilla.training import (
     PAPER_GRID,
     check_and_save_options,
     command_of_process,
+    decisive_options,
     lock_run_folder,
     search_settings,
 )
@@ -50,8 +51,6 @@ SETTINGS = {
     "learning_rate": "learning_rates",
     "num_train_epochs": "epochs",
 }
-# Options of places and logs, which do not change the scores.
-NON_SEMANTIC = ("output_dir", "results_file", "disable_tqdm", "logging_steps", "logging_strategy", "log_level")
 
 
 @dataclass
@@ -76,20 +75,15 @@ def import_script(task: str):
     return importlib.import_module(f".{name}", __package__) if __package__ else importlib.import_module(name)
 
 
-def fingerprint(*arguments) -> str:
+def fingerprint(arguments, training_args, grid, main_score: str) -> str:
     """Return a checksum of all that decides the scores, so that another search in the same folder starts anew.
 
-    It includes the grid and the seeds, and size and modification time of files and of a model's weights.
+    It includes the grid, the seeds, and the content of files and models.
     """
-    fields = {name: value for each in arguments for name, value in dataclasses.asdict(each).items()}
-    fields = {name: value for name, value in fields.items() if name not in NON_SEMANTIC}
-    stamps = []
-    for value in fields.values():
-        path = Path(value) if isinstance(value, str) else None
-        for file in [path, *path.glob("*.safetensors")] if path is not None and path.exists() else []:
-            stamps.append([file.name, file.stat().st_size, file.stat().st_mtime_ns] if file.is_file() else [])
-    decisive = [[name, repr(value)] for name, value in fields.items()]
-    return hashlib.sha256(json.dumps([decisive, stamps]).encode()).hexdigest()[:16]
+    options = decisive_options({**vars(arguments), **training_args.to_dict()})
+    decisive = {**options, **grid, "seeds": arguments.seeds, "main_score": main_score}
+    text = json.dumps(decisive, sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def main() -> None:
@@ -115,7 +109,7 @@ def main() -> None:
             arguments.seeds,
             folder / "search.journal",
             grid=grid,
-            study_name=fingerprint(arguments, training_args, grid_args),
+            study_name=fingerprint(arguments, training_args, grid, task.main_score),
         )
     if not training_args.should_save:
         return

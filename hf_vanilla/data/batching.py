@@ -7,12 +7,13 @@ the Annotated Transformer (`batch_size_fn`): time and memory depend on it.
     cost of a batch = pairs x tokens of the longest side of its longest pair
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Sized
 from dataclasses import dataclass
 from typing import Any
 
 import datasets
 import numpy as np
+import pyarrow
 import torch
 
 from ..models.checks import check_integer
@@ -224,7 +225,10 @@ def measure_pair_lengths(dataset: Any) -> PairLengths:
         raise ValueError(
             f"The dataset must have a column `input_ids`, it has {dataset.column_names}; tokenize it first."
         )
-    target = _lengths_of_column(dataset, "labels") if "labels" in dataset.column_names else None
+    # labels that are no lists, as of classes, are no target side
+    kind = dataset.data.column("labels").type if "labels" in dataset.column_names else pyarrow.null()
+    has_target = pyarrow.types.is_list(kind) or pyarrow.types.is_large_list(kind)
+    target = _lengths_of_column(dataset, "labels") if has_target else None
     return PairLengths(_lengths_of_column(dataset, "input_ids"), target)
 
 
@@ -311,4 +315,6 @@ def _lengths_of_column(dataset: datasets.Dataset, name: str) -> np.ndarray:
 
 def _lengths_of_row(row: Any) -> tuple[int, int]:
     """Return the lengths of both sides of a row, 0 for a missing side."""
-    return len(row["input_ids"]), len(row["labels"]) if row.get("labels") is not None else 0
+    labels = row.get("labels")
+    has_target = isinstance(labels, Sized) and getattr(labels, "ndim", 1) > 0  # not the number of a class
+    return len(row["input_ids"]), len(labels) if has_target else 0

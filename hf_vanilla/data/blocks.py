@@ -141,7 +141,7 @@ class _DocumentTokenizer:
     def __call__(self, batch: dict[str, list[str]]) -> dict[str, list[list[int]]]:
         """Tokenize a batch of documents."""
         encoded = self.tokenizer(
-            batch["text"],
+            [text or "" for text in batch["text"]],  # a row may be null
             add_special_tokens=False,
             return_attention_mask=False,
             return_token_type_ids=False,

@@ -8,6 +8,7 @@ import gzip
 import itertools
 import json
 import os
+import secrets
 import sys
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -501,7 +502,8 @@ def _replacing(path: str, mode: str, **options: Any) -> Iterator[Any]:
             yield file
         return
     target = os.path.realpath(path)
-    temporary = f"{target}.{os.getpid()}.tmp"
+    # not the number of the process: in a container, one that was killed may have had the same, and left its file
+    temporary = f"{target}.{secrets.token_hex(4)}.tmp"
     _check_writable(path, target, temporary)
     try:
         with open(temporary, mode, **options) as file:

@@ -317,7 +317,7 @@ def infer_labels(labels: Sequence[Any], *, regression: bool = False) -> Labels:
             _number(label, f"Training data, row {row}")
         return Labels(REGRESSION, ["score"])
     for row, label in enumerate(labels, start=1):
-        if label == "":
+        if any(each in ("", None) for each in (label if isinstance(label, list) else [label])):
             raise ValueError(f"Training data, row {row}: a label must not be empty; name the class.")
     is_multi = isinstance(labels[0], list)
     values = {each for label in labels for each in label} if is_multi else set(labels)

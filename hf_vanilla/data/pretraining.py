@@ -37,6 +37,7 @@ Sentences = list[list[int]]  # one document: the token ids of each sentence
 
 SPECIAL_TOKENS_OF_A_PAIR = 3  # [CLS] A [SEP] B [SEP]
 MINIMUM_LENGTH = 8
+INNER_PIECE = "##"  # how WordPiece begins the pieces inside of a word
 # Documents from which random segments are drawn; they are in memory together.
 GROUP_SIZE = 1000
 
@@ -172,12 +173,20 @@ class WholeWordMaskingCollator(DataCollatorForLanguageModeling):
         mlm_probability (`float`): Share of tokens to predict.
         seed (`int`, *optional*): Seed of the masks; torch's global generator by default.
 
+    Raises:
+        ValueError: if the tokenizer has no pieces inside of words (`##`), and so can't tell what a word is.
+
     Source: the later "whole word masking" models of Devlin et al. 2018.
     """
 
     def __init__(
         self, tokenizer: PreTrainedTokenizerBase, mlm_probability: float = 0.15, seed: int | None = None
     ) -> None:
+        if not any(token.startswith(INNER_PIECE) for token in tokenizer.get_vocab()):
+            raise ValueError(
+                f"`tokenizer` must mark the pieces inside of words ({INNER_PIECE}) for whole-word masking, this one "
+                "does not. Take a WordPiece tokenizer, or mask single pieces."
+            )
         super().__init__(
             tokenizer,
             mlm_probability=mlm_probability,
@@ -318,7 +327,7 @@ class _SentenceTokenizer:
         self.start: int = tokenizer.cls_token_id
         self.end: int = tokenizer.sep_token_id
         tokens = tokenizer.convert_ids_to_tokens(list(range(len(tokenizer))))
-        self.is_inner = np.array([token.startswith("##") for token in tokens])
+        self.is_inner = np.array([token.startswith(INNER_PIECE) for token in tokens])
 
     def settings(self) -> list[Any]:
         """Return everything that the result depends on, except for the documents."""
@@ -334,7 +343,7 @@ class _SentenceTokenizer:
 
     def sentences_of(self, texts: list[str]) -> list[Sentences]:
         """Tokenize texts sentence by sentence. Special tokens in them are read as plain text."""
-        documents = [split_sentences(text) for text in texts]
+        documents = [split_sentences(text or "") for text in texts]  # a row may be null
         flat = [sentence for document in documents for sentence in document]
         if not flat:
             return [[] for _ in documents]

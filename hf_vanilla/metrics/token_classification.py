@@ -64,6 +64,8 @@ class EntityMetrics:
             ]
             for tags in (predicted, labels)
         )
+        if not any(wanted):
+            raise ValueError(f"`label_ids` must have at least one tag that is not {IGNORED_LABEL}, but has none.")
         scores = {
             "precision": float(self._seqeval.precision_score(wanted, found, zero_division=0)),
             "recall": float(self._seqeval.recall_score(wanted, found, zero_division=0)),

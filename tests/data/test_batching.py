@@ -288,9 +288,10 @@ def test_lengths_are_those_of_the_rows(kind: str) -> None:
     assert measured.longer_side().tolist() == [[2, 4, 3][row] for row in order]
 
 
+@pytest.mark.parametrize("labels", [{}, {"labels": [1, 0, 2]}], ids=["no labels", "classes"])
 @pytest.mark.parametrize("kind", ["table", "rows"])
-def test_lengths_without_labels_have_one_side(kind: str) -> None:
-    table = Dataset.from_dict({"input_ids": ROWS["input_ids"]})
+def test_lengths_without_a_target_have_one_side(kind: str, labels: dict) -> None:
+    table = Dataset.from_dict({"input_ids": ROWS["input_ids"], **labels})
     measured = measure_pair_lengths(table if kind == "table" else list(table))
     assert measured.target is None
     assert measured.longer_side().tolist() == [2, 0, 3]

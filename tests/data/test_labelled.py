@@ -90,6 +90,9 @@ def test_lists_of_a_0_or_1_for_every_label_are_refused(labels):
 def test_bad_labels_are_named():
     with pytest.raises(ValueError, match=r"at least two classes, got only \['yes'\]"):
         infer_labels(["yes", "yes"])
+    for empty in ("", ["b", ""], ["b", None]):
+        with pytest.raises(ValueError, match="Training data, row 2: a label must not be empty; name the class"):
+            infer_labels([["a"] if isinstance(empty, list) else "a", empty])
     with pytest.raises(ValueError, match="at least one label, but all lists of labels are empty"):
         infer_labels([[], []])
     with pytest.raises(ValueError, match="Training data, row 2: a label for regression must be a number, got 'x'"):

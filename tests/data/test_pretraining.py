@@ -13,7 +13,7 @@ from hf_vanilla.data import (
     build_pretraining_dataset,
     mask_statically,
 )
-from hf_vanilla.data.tokenization import train_wordpiece_tokenizer
+from hf_vanilla.data.tokenization import train_gpt_tokenizer, train_wordpiece_tokenizer
 
 
 WORDS = [f"w{number}" for number in range(2500)]
@@ -170,6 +170,18 @@ def test_whole_word_masking_names_missing_columns(pairs, tokenizer):
     rows = [{"input_ids": row["input_ids"]} for row in pairs.select(range(2))]
     with pytest.raises(ValueError, match=r"column `offset_mapping`; set `remove_unused_columns=False`"):
         WholeWordMaskingCollator(tokenizer)(rows)
+
+
+def test_whole_word_masking_needs_pieces_inside_of_words():
+    with pytest.raises(ValueError, match="must mark the pieces inside of words \\(##\\) for whole-word masking"):
+        WholeWordMaskingCollator(train_gpt_tokenizer(["the cat sat on the mat"], 270, show_progress=False))
+
+
+def test_documents_can_be_null(tokenizer):
+    table = corpus(3)
+    with_null = Dataset.from_dict({"text": [*table["text"][:], None]})
+    for build in (build_pretraining_dataset, build_masked_language_dataset):
+        assert build(with_null, tokenizer)["input_ids"][:] == build(table, tokenizer)["input_ids"][:]
 
 
 def test_positions_are_shifted(pairs, tokenizer):

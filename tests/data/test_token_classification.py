@@ -97,6 +97,8 @@ def test_metrics_count_whole_entities():
 def test_tags_of_no_scheme_count_word_by_word():
     """Like parts of speech, whose first letters are no prefixes."""
     metrics = EntityMetrics(["IN", "NN", "NOUN"])
+    with pytest.raises(ValueError, match="`label_ids` must have at least one tag that is not -100, but has none"):
+        metrics(EvalPrediction(np.zeros((1, 2, 3)), np.full((1, 2), -100)))
     scores = metrics(EvalPrediction(np.eye(3)[[[1, 1, 0, 1]]], np.array([[1, 1, 0, 2]])))
     assert scores["f1"] == scores["accuracy"] == 3 / 4
     assert (scores["NN_f1"], scores["NOUN_f1"], scores["IN_f1"]) == pytest.approx((4 / 5, 0, 1))

@@ -1,11 +1,11 @@
 """Fine-tuning on own files: several seeds, reports, resuming, searches, bad input."""
 
 import json
+import os
 import runpy
 import subprocess
 import sys
-from dataclasses import dataclass
-from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from datasets import ClassLabel, Dataset, Features, Value
@@ -26,6 +26,7 @@ from hf_vanilla import (
     VanillaGptForCausalLM,
 )
 from hf_vanilla.data.tokenization import train_gpt_tokenizer, train_wordpiece_tokenizer
+from hf_vanilla.training import FinetuningArguments
 
 
 SCRIPT = "finetune_classification.py"
@@ -268,18 +269,23 @@ def test_search_ranks_the_grid_and_is_not_repeated(folder, tmp_path):
 
 
 def test_results_of_a_search_do_not_make_it_another(tmp_path):
-    @dataclass
-    class Options:
-        train_file: str
-        results_file: str
-
     fingerprint = runpy.run_path(str(SCRIPTS / "sweep.py"))["fingerprint"]
-    options = Options(*(str(tmp_path / name) for name in ("train.jsonl", "sweep.json")))
-    found = [fingerprint(options)]
-    for path in (options.results_file, options.train_file):
-        Path(path).write_text("written")
-        found.append(fingerprint(options))
-    assert found[0] == found[1] != found[2]
+    paths = [tmp_path / name for name in ("train.jsonl", "sweep.json")]
+    for path in paths:
+        path.write_text("nothing")
+    options = SimpleNamespace(train_file=str(paths[0]), results_file=str(paths[1]), seeds=[1, 2])
+
+    def found(workers=0, rates=(1e-3,)):
+        arguments = FinetuningArguments(str(tmp_path), use_cpu=True, dataloader_num_workers=workers)
+        return fingerprint(options, arguments, {"learning_rate": list(rates)}, "accuracy")
+
+    first = found()
+    paths[1].write_text("written")
+    os.utime(paths[0])  # copied again, say
+    assert found(workers=1) == first
+    assert found(rates=(1e-3, 1e-4)) != first
+    paths[0].write_text("written")
+    assert found() != first
 
 
 def test_label_names_of_a_table_are_kept(folder, tmp_path):

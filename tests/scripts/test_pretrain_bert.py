@@ -119,8 +119,11 @@ def test_model_without_next_sentence_head_is_evaluated_on_masked_tokens(
     monkeypatch.chdir(tmp_path)
     assert run_here(monkeypatch, "evaluate_bert.py", *options) == 0
     (found,) = json.loads(capsys.readouterr().out).values()
-    assert found.keys() == {"mlm_loss", "mlm_accuracy", "documents", "pairs"}
+    assert found.keys() == {"mlm_loss", "mlm_accuracy", "documents", "segments"}
     assert os.listdir(tmp_path) == ["mlm"]
+    sentences = "\n\n".join((corpus / "held_out.txt").read_text().splitlines())  # no document has a pair of them
+    (tmp_path / "sentences.jsonl").write_text("".join(json.dumps({"content": each}) + "\n" for each in sentences.split()))
+    assert run_here(monkeypatch, "evaluate_bert.py", *options[:2], "--files", "sentences.jsonl", *options[4:]) == 0
 
 
 def test_evaluation_refuses_nan_and_an_empty_batch(run_dir, corpus, tmp_path, monkeypatch, capsys):
@@ -132,7 +135,7 @@ def test_evaluation_refuses_nan_and_an_empty_batch(run_dir, corpus, tmp_path, mo
     assert run_here(monkeypatch, "evaluate_bert.py", *options) == 1
     assert re.search("broken.* nan", capsys.readouterr().err)
     assert run_here(monkeypatch, "evaluate_bert.py", *options, "--batch_size", 0) == 2
-    assert "`batch_size` must be at least 1 pair, got 0" in capsys.readouterr().err
+    assert "`batch_size` must be at least 1 example, got 0" in capsys.readouterr().err
     assert os.listdir(tmp_path) == ["broken"]
 
 
