@@ -17,7 +17,7 @@ from transformers.modeling_utils import PreTrainedModel
 from transformers.utils import ModelOutput
 
 from ..models.cache_names import CACHE_NAME
-from ..models.checks import check_length, position_limit
+from ..models.checks import check_attention_mask, check_length, position_limit
 from ..models.packing import has_hooks
 from .cpu_layers import for_cpu
 
@@ -29,13 +29,37 @@ SPARE_STEPS = 8
 def _is_as_its_class(model: PreTrainedModel) -> bool:
     """Tell whether a model computes what the class that declares `supports_fast_search` does.
 
-    A subclass may have another `forward`, an instance may have hooks or patches, and PEFT puts a prompt before inputs.
+    A subclass, of the model or of one inside, may have another `forward`, an instance may have hooks or patches, and
+    PEFT puts a prompt before inputs.
     """
-    owner = next(each for each in type(model).__mro__ if "forward" in vars(each))
+    owner, prepares = _owner(model, "forward"), _owner(model, "prepare_inputs_for_generation")
     if "supports_fast_search" not in vars(owner) or "prepare_inputs_for_generation" in vars(model):
         return False
+    inside = {model.base_model, model.get_decoder()}
+    modules = {each.__module__ for each in (owner, *(_owner(part, "forward") for part in inside))}
+    if not issubclass(owner, prepares) or len(modules) > 1:
+        return False
     is_prepared = hasattr(model, "_original_forward")  # by accelerate, which patches `forward` for mixed precision
-    return not any(map(has_hooks, [model.get_decoder()] if is_prepared else [model, model.get_decoder()]))
+    return not any(map(has_hooks, inside if is_prepared else {model, *inside}))
+
+
+def _owner(module: nn.Module, name: str) -> type:
+    """Return the class that defines a method of a module."""
+    return next(each for each in type(module).__mro__ if name in vars(each))
+
+
+def check_source_mask(model_kwargs: dict[str, Any]) -> None:
+    """Check that the source's mask has the shape of the source.
+
+    Args:
+        model_kwargs (`dict[str, Any]`): With `encoder_outputs`, of shape `(batch, src_len, d_model)`, and perhaps
+            `attention_mask`.
+
+    Raises:
+        ValueError: if it has another shape.
+    """
+    batch, length = model_kwargs["encoder_outputs"][0].shape[:2]
+    check_attention_mask("attention_mask", model_kwargs.get("attention_mask"), batch, length)
 
 
 class BeamDecoder(Protocol):
@@ -373,6 +397,7 @@ class Seq2SeqDecoder(SideBySideDecoder):
         model_kwargs: dict[str, Any],
     ):
         self.encoder_hidden_states = model_kwargs["encoder_outputs"][0]
+        check_source_mask(model_kwargs)
         dtype = self.encoder_hidden_states.dtype
         super().__init__(model.model.decoder, model.lm_head, input_ids, generation_config.num_beams, dtype)
         self.encoder_mask = create_bidirectional_mask(

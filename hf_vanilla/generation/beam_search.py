@@ -43,10 +43,10 @@ from transformers.modeling_utils import PreTrainedModel
 from transformers.utils import ModelOutput
 
 from ..models.cache_names import CACHE_NAME
-from ..models.checks import check_generation_options, check_input_ids, check_not_nan
+from ..models.checks import check_generation_options, check_input_ids, check_integer, check_not_nan
 from ..models.chunked_loss import CHUNK_LOGITS
 from ..models.translating import NOT_FOUND, length_penalty_of
-from .beam_decoders import BeamDecoder, SideBySideDecoder, decoder_for
+from .beam_decoders import BeamDecoder, SideBySideDecoder, check_source_mask, decoder_for
 from .step_graphs import StepGraphs
 
 
@@ -148,8 +148,8 @@ def beam_search(
             "`max_length_offset` counts from a source, which a decoder-only model does not have; limit the length "
             "with `max_new_tokens` instead."
         )
-    if max_length_offset is not None and max_length_offset < 0:
-        raise ValueError(f"`max_length_offset` must not be negative, got {max_length_offset}.")
+    if max_length_offset is not None:
+        check_integer("max_length_offset", max_length_offset, 0)
     _check_options(model, generation_config, input_ids, streamer)
     penalty = partial(
         length_penalty_of,
@@ -247,7 +247,7 @@ def _padding(config: GenerationConfig) -> int:
     if config.num_beams == 1 and config._pad_token_tensor is not None:
         return int(config._pad_token_tensor)
     if config._eos_token_tensor is None or len(config._eos_token_tensor) == 0:
-        return -1
+        return -1 if config._pad_token_tensor is None else int(config._pad_token_tensor)
     return int(config._pad_token_tensor or config._eos_token_tensor[0])
 
 
@@ -259,6 +259,7 @@ def _length_limits(
     limits = torch.full((batch,), options.max_length, device=input_ids.device)
     if max_length_offset is None:
         return limits
+    check_source_mask(model_kwargs)
     attention_mask = model_kwargs.get("attention_mask")
     if attention_mask is None:
         attention_mask = torch.ones_like(model_kwargs["encoder_outputs"][0][..., 0])
@@ -519,7 +520,7 @@ def _output(
     length = max(beams.length for beams in finished)
     count = sum(len(beams.sentences) for beams in finished)
     histories = options.blank.repeat(count, config.num_return_sequences, 1, length)  # (batch, returned, 2, length)
-    scores = torch.empty(histories.shape[:2], device=histories.device)
+    scores = finished[0].hypothesis_scores.new_empty(histories.shape[:2])
     for beams in finished:
         histories[beams.sentences, :, :, : beams.length] = beams.hypotheses[:, : config.num_return_sequences]
         scores[beams.sentences] = beams.hypothesis_scores[:, : config.num_return_sequences]

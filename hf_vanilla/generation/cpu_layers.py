@@ -259,7 +259,8 @@ def for_cpu(
             twin = copies[id(module)] = packed
     for name, child in module._modules.items():
         twin._modules[name] = None if child is None else for_cpu(child, rows, copies, linear)
-    if isinstance(twin, CrossAttention) or (isinstance(twin, SelfAttention) and twin.is_causal):
+    is_of_decoder = isinstance(twin, CrossAttention) or (isinstance(twin, SelfAttention) and twin.is_causal)
+    if is_of_decoder and twin.config._attn_implementation == "sdpa":  # others, such as one's own, stay
         twin.config = copy.copy(twin.config)
         twin.config._attn_implementation = "eager"
     return twin

@@ -366,12 +366,14 @@ class VanillaGptForCausalLM(VanillaGptWithProjection, StreamingGenerationMixin):
         """Refuse a prompt or mask that transformers' preparation of inputs would stumble over."""
         given = model_kwargs or {}
         check_arguments(attention_mask=(mask := given.get("attention_mask")))
-        if mask is not None and mask.dim() not in (2, 4):
+        if mask is not None and mask.dim() != 2:
             raise ValueError(f"`attention_mask` must have shape (batch, length), got {tuple(mask.shape)}.")
         if (embeddings := given.get("inputs_embeds")) is not None:
             check_states("inputs_embeds", embeddings, self.config.hidden_size)
         if (prompt := given.get("input_ids") if inputs is None else inputs) is not None:
             check_input_ids("input_ids", prompt, self.config.vocab_size)
+            if prompt.shape[1] == 0 < prompt.shape[0] and embeddings is None:
+                raise ValueError("`input_ids` must have at least one token, to continue from; got none.")
         return super()._prepare_model_inputs(inputs, bos_token_id, model_kwargs)
 
 

@@ -42,6 +42,8 @@ FIXED_OPTIONS = {
     "output_scores": "leave it out, as every translation has its score",
     "output_logits": "leave it out, as every translation has its score",
     "return_dict_in_generate": "leave it out",
+    "custom_generate": "leave it out, as translations are searched for by `beam_search`",
+    "inputs": "give the texts",
 }
 
 
@@ -153,6 +155,7 @@ class SearchOptions:
         names = [each.name for each in fields(cls) if each.name != "generate_kwargs"]
         own = {name: options.pop(name) for name in names if name in options}
         known = {*vars(GenerationConfig()), *inspect.signature(GenerationMixin.generate).parameters}
+        known -= {"self", "kwargs"}
         if unknown := [name for name in options if name not in known | FIXED_OPTIONS.keys()]:
             raise ValueError(
                 f"`{unknown[0]}` is not an option of translations; these are {', '.join(names)}, and the options of "

@@ -66,6 +66,54 @@ def test_search_equals_transformers(model, inputs, options):
     torch.testing.assert_close(sequences, theirs.sequences, rtol=0, atol=0)
 
 
+@pytest.mark.parametrize("options", [{}, {"max_length_offset": 3}], ids=["plain", "own lengths"])
+@pytest.mark.parametrize("mask", ["repeated for beams", "too short", "of one row"])
+def test_masks_of_other_shapes_are_refused(model, inputs, mask, options):
+    encoded = model.get_encoder()(**inputs)
+    given = inputs["attention_mask"]
+    wrong = {"repeated for beams": given.repeat_interleave(4, 0), "too short": given[:, 1:], "of one row": given[:1]}
+    with pytest.raises(ValueError, match=r"`attention_mask` must have shape .* = \(9, 7\), got"):
+        search(model, {"encoder_outputs": encoded, "attention_mask": wrong[mask]}, num_beams=4, **options)
+
+
+@pytest.mark.parametrize("part", ["model", "model.decoder"])
+@pytest.mark.parametrize("way", ["hook", "subclass"])
+def test_search_computes_what_the_model_inside_does(model, inputs, part, way):
+    changed = copy.deepcopy(model)
+    inside = changed.get_submodule(part)
+
+    def roll(module, args, outputs):
+        outputs.last_hidden_state = outputs.last_hidden_state.roll(1, -1)
+        return outputs
+
+    if way == "hook":
+        inside.register_forward_hook(roll)
+    else:
+        kind = type(inside)
+        forward = {"forward": lambda self, *args, **kwargs: roll(self, args, kind.forward(self, *args, **kwargs))}
+        inside.__class__ = type("Rolled", (kind,), forward)
+    options = {"num_beams": 4, "max_new_tokens": 9}
+    found = search(changed, inputs, **options)
+    assert_same(found, search_stock(changed, inputs, **options))
+    assert not torch.equal(found.sequences[:, :2], search(model, inputs, **options).sequences[:, :2])
+
+
+def test_models_of_double_precision_are_searched(model, inputs):
+    options = {"num_beams": 4, "max_new_tokens": 20}
+    found = search(copy.deepcopy(model).double(), inputs, **options)
+    torch.testing.assert_close(found.sequences, search(model, inputs, **options).sequences)
+    assert found.sequences_scores.dtype == torch.float64
+
+
+def test_without_an_end_short_sequences_are_padded(model, inputs):
+    options = {"num_beams": 4, "eos_token_id": None, "pad_token_id": 4, "max_length_offset": 1, "max_new_tokens": 20}
+    found = search(model, inputs, **options)
+    lengths = 2 + inputs["attention_mask"].sum(1)  # with the start token
+    assert lengths.unique().numel() > 1
+    is_after = torch.arange(found.sequences.shape[1]) >= lengths[:, None]
+    assert (found.sequences[is_after] == 4).all()
+
+
 def test_translations_have_different_lengths(model, inputs):
     generated = (search(model, inputs, num_beams=4, max_new_tokens=20).beam_indices >= 0).sum(1)
     assert generated.min() < 8  # some leave the batch early
@@ -478,7 +526,8 @@ OUTSIDE = r" must be in \[0, 30\), the ids of the target vocabulary; got "
 REFUSED = [
     ({"do_sample": True}, ValueError, "`do_sample` must be false"),
     ({"length_penalty_type": "wu"}, ValueError, '`length_penalty_type` must be "gnmt" or "power", got \'wu\''),
-    ({"max_length_offset": -1}, ValueError, "`max_length_offset` must not be negative, got -1"),
+    ({"max_length_offset": -1}, ValueError, "`max_length_offset` must be at least 0, got -1"),
+    ({"max_length_offset": 0.5}, TypeError, "`max_length_offset` must be an integer, got 0.5"),
     *(({name: value}, ValueError, f"`{name}` .* drop it, or drop `custom") for name, value in OTHER_MODES.items()),
     ({"num_beams": 0}, ValueError, "`num_beams` must be at least 1, got 0"),
     ({"num_beams": -1}, ValueError, "`num_beams` must be at least 1, got -1"),

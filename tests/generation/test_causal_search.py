@@ -219,6 +219,12 @@ class Inverted(VanillaGptForCausalLM):
         return outputs
 
 
+class Repeating(VanillaGptForCausalLM):
+    def prepare_inputs_for_generation(self, *args, **kwargs):
+        prepared = super().prepare_inputs_for_generation(*args, **kwargs)
+        return {**prepared, "input_ids": torch.full_like(prepared["input_ids"], 5)}
+
+
 def inverted(module, args, outputs):
     outputs.logits = -outputs.logits
     return outputs
@@ -230,12 +236,14 @@ def changed_states(module, args, outputs):
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning", "ignore:Position ids are not supported:UserWarning")
-@pytest.mark.parametrize("way", ["subclass", "hook", "hook of the decoder", "patch", "prompt"])
+@pytest.mark.parametrize("way", ["subclass", "preparing", "hook", "hook of the decoder", "patch", "prompt"])
 def test_search_computes_what_the_model_does(model, way):
     expected = search(model, prompts(), num_beams=4, max_new_tokens=9)
     changed = copy.deepcopy(model)
     if way == "subclass":
         changed.__class__ = Inverted
+    elif way == "preparing":
+        changed.__class__ = Repeating
     elif way == "hook":
         changed.register_forward_hook(inverted)
     elif way == "hook of the decoder":
@@ -257,6 +265,12 @@ def test_search_uses_all_positions_that_the_model_learnt():
     assert search(model, prompts(), num_beams=4, max_length=13, min_length=13).sequences.shape == (9, 13)
     with pytest.raises(ValueError, match=r"`max_length` \(14.*must not exceed 13"):
         search(model, prompts(), num_beams=4, max_length=14)
+
+
+@pytest.mark.parametrize("kind", [search, search_stock])
+def test_empty_prompts_are_refused(model, kind):
+    with pytest.raises(ValueError, match="`input_ids` must have at least one token, to continue from; got none"):
+        kind(model, {"input_ids": torch.zeros(2, 0, dtype=torch.long)}, num_beams=4, max_new_tokens=3)
 
 
 @pytest.mark.parametrize("kind", [search, search_stock])

@@ -8,6 +8,9 @@ import torch
 from tiny_translator import reversal_batch, trained_model
 from torch import nn
 from torch.testing import assert_close
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import sdpa_mask
 
 from hf_vanilla.generation.cpu_layers import MIN_ROWS, PackedLinear, can_pack, fast_model, for_cpu
 from hf_vanilla.models.layers import FusedLinear
@@ -113,6 +116,25 @@ def test_decoder_attention_is_eager_only_in_the_copy(model):
     assert fast.model.encoder.layers[0].self_attn.config._attn_implementation == "sdpa"
     assert model.config._attn_implementation == "sdpa"
     assert model.model.decoder.layers[0].self_attn.config._attn_implementation == "sdpa"
+
+
+def test_attention_of_ones_own_stays_in_the_copy(model):
+    calls = []
+
+    def attend(*args, **kwargs):
+        calls.append(args[0])
+        return sdpa_attention_forward(*args, **kwargs)
+
+    AttentionInterface.register("counted", attend)
+    AttentionMaskInterface.register("counted", sdpa_mask)
+    changed = copy.deepcopy(model)
+    changed.set_attn_implementation("counted")
+    batch, counts = reversal_batch(5), []
+    for each in (changed, fast_model(changed, 100)):
+        calls.clear()
+        each(**batch)
+        counts.append(len(calls))
+    assert counts[0] == counts[1] > 0
 
 
 @packs_float32

@@ -234,6 +234,8 @@ def test_batches_have_similar_lengths():
         ({"max_source_length": 0}, "`max_source_length` must be at least 1, got 0"),
         ({"max_new_tokens": 9}, "`max_new_tokens` is not an option of translations; give `max_length_offset`"),
         ({"generation_config": None}, "`generation_config` is not an option of translations; give its options"),
+        ({"custom_generate": None}, "`custom_generate` is not an option of translations; leave it out"),
+        ({"kwargs": 1}, "`kwargs` is not an option of translations; these are num_beams"),
         ({"length_penalty_type": "wu"}, '`length_penalty_type` must be "gnmt" or "power", got \'wu\''),
     ],
 )

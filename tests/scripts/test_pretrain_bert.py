@@ -121,8 +121,9 @@ def test_model_without_next_sentence_head_is_evaluated_on_masked_tokens(
     (found,) = json.loads(capsys.readouterr().out).values()
     assert found.keys() == {"mlm_loss", "mlm_accuracy", "documents", "segments"}
     assert os.listdir(tmp_path) == ["mlm"]
-    sentences = "\n\n".join((corpus / "held_out.txt").read_text().splitlines())  # no document has a pair of them
-    (tmp_path / "sentences.jsonl").write_text("".join(json.dumps({"content": each}) + "\n" for each in sentences.split()))
+    lines = (corpus / "held_out.txt").read_text().splitlines()
+    rows = [json.dumps({"content": line}) for line in lines if line.strip()]  # no document has two sentences
+    (tmp_path / "sentences.jsonl").write_text("\n".join(rows))
     assert run_here(monkeypatch, "evaluate_bert.py", *options[:2], "--files", "sentences.jsonl", *options[4:]) == 0
 
 
