@@ -46,6 +46,7 @@ from hf_vanilla.training import (
 logger = logging.getLogger("sweep")
 
 TASKS = ("classification", "token_classification", "multiple_choice", "question_answering")
+SUMMARY = ("median", "best", "worst")
 SETTINGS = {
     "per_device_train_batch_size": "batch_sizes",
     "learning_rate": "learning_rates",
@@ -115,7 +116,8 @@ def main() -> None:
         return
     for place, found in enumerate(ranking, start=1):
         options = " ".join(f"--{name} {found[name]:g}" for name in grid)
-        scores = ", ".join(f"{which} {found[which]:.4f}" for which in ("median", "best", "worst"))
+        shown = {which: "diverged" if found[which] is None else f"{found[which]:.4f}" for which in SUMMARY}
+        scores = ", ".join(f"{which} {value}" for which, value in shown.items())
         sys.stderr.write(f"{place}. {task.main_score} {scores}: {options}\n")
     if arguments.results_file is not None:
         report = {"main_score": task.main_score, "settings": ranking, "command": command_of_process()}

@@ -9,6 +9,10 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 from transformers.trainer_utils import SaveStrategy
 
 
+class DivergedError(ValueError):
+    """The error of a training that has diverged: what it computes is nan or infinite, or its loss rose far."""
+
+
 class StopOnNaNCallback(TrainerCallback):
     """Stops a training of any `Trainer` whose loss, gradient norm or weights are nan or infinite.
 
@@ -25,7 +29,7 @@ class StopOnNaNCallback(TrainerCallback):
     training then stops at the gradient norm or the weights.
 
     Raises:
-        ValueError: from `Trainer.train`, with the step and what is nan or infinite.
+        DivergedError: from `Trainer.train`, with the step and what is nan or infinite.
     """
 
     def on_log(
@@ -44,7 +48,7 @@ class StopOnNaNCallback(TrainerCallback):
             watched["gradient norm"] = logs.get("grad_norm")
         for name, value in watched.items():
             if isinstance(value, int | float) and not math.isfinite(value):
-                raise ValueError(
+                raise DivergedError(
                     f"The {name} is {value} at step {state.global_step} (or at a step since the log before it); "
                     f"{advice_after_nan(args)}"
                 )
@@ -97,7 +101,7 @@ def check_finite_weights(model: torch.nn.Module, step: int) -> None:
         step (`int`): Number of updates so far, for the message.
 
     Raises:
-        ValueError: if a parameter holds nan or infinity; the message names the first one.
+        DivergedError: if a parameter holds nan or infinity; the message names the first one.
     """
     parameters = dict(model.named_parameters())
     # Only the local part of a sharded parameter: a collective would hang if one process saves alone.
@@ -107,7 +111,7 @@ def check_finite_weights(model: torch.nn.Module, step: int) -> None:
     if not is_finite or torch.stack([each.to(is_finite[0].device) for each in is_finite]).all():
         return
     name = next(name for name, finite in zip(parameters, is_finite, strict=True) if not finite)
-    raise ValueError(
+    raise DivergedError(
         f"The weights `{name}` hold nan or infinity at step {step}, and so they are not saved. Resume from the last "
         "checkpoint with a lower learning rate or a longer warm-up."
     )

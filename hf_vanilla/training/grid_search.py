@@ -1,6 +1,7 @@
 """Search over the paper's grid of settings, each with several seeds, with `Trainer` and optuna."""
 
 import itertools
+import math
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,6 +13,7 @@ from transformers.utils import logging
 
 from .arguments import FinetuningArguments
 from .checkpoints import lower_is_better
+from .divergence import DivergedError
 from .finetuning import FinetuningTask, median_best_worst
 from .policies import add_policies
 
@@ -39,7 +41,7 @@ def search_settings(
     """Train with all settings of a grid and all seeds, and rank the settings by their median score.
 
     Finished trainings are kept in a journal, so that an interrupted search resumes, also one interrupted while it was
-    writing there. No other search may use the journal at the same time.
+    writing there. No other search may use the journal at the same time. A training that diverges has the worst score.
 
     Args:
         task (`FinetuningTask`): What to train; `validation` is what the settings are scored on.
@@ -52,7 +54,7 @@ def search_settings(
 
     Returns:
         `list[dict[str, Any]]`: for each setting its values, `median`, `best` and `worst` score and `scores` by seed,
-        best median first.
+        best median first; `None` for the score of a training that diverged.
 
     Raises:
         ValueError: if the grid is empty or names no training argument, there is no such score, or `args` have
@@ -82,11 +84,14 @@ def search_settings(
     def setting_of(trial: Any) -> dict[str, Any]:
         return {name: trial.suggest_categorical(name, values) for name, values in choices.items()}
 
+    worst = math.inf if direction == "minimize" else -math.inf
+
     def objective(scores: dict[str, float]) -> float:
         if f"eval_{task.main_score}" not in scores:
             names = ", ".join(name.removeprefix("eval_") for name in scores)
             raise ValueError(f"`main_score` must be one of {names}; got {task.main_score!r}.")
-        return scores[f"eval_{task.main_score}"]
+        score = scores[f"eval_{task.main_score}"]
+        return worst if math.isnan(score) else score
 
     if remaining:
         trainer = task.make_trainer(args)
@@ -99,13 +104,18 @@ def search_settings(
 
         trainer.model_init = make_seeded_model
         trainer.eval_dataset = task.evaluation_sets["validation"]  # settings are chosen on this set alone
-        trainer.hyperparameter_search(
-            hp_space=setting_of,
-            compute_objective=objective,
-            n_trials=remaining,
-            backend="optuna",
-            **shared,
-        )
+        while remaining:
+            try:
+                trainer.hyperparameter_search(
+                    hp_space=setting_of, compute_objective=objective, n_trials=remaining, backend="optuna", **shared
+                )
+                break
+            except DivergedError as error:
+                logger.warning(f"The search goes on after a training that diverged. {error}")
+            with args.main_process_first(local=False, desc="recording a training that diverged"):
+                if args.should_save:
+                    _record_divergence(study, worst)
+                remaining = _queue_remaining(study, choices)
     return _ranking(study, task.main_score)
 
 
@@ -145,6 +155,14 @@ def _queue_remaining(study: Any, choices: dict[str, list[Any]]) -> int:
     return len(remaining)
 
 
+def _record_divergence(study: Any, score: float) -> None:
+    """Record the training that failed last, so that it is not tried again."""
+    from optuna.trial import TrialState, create_trial
+
+    failed = max(study.get_trials(states=(TrialState.FAIL,)), key=lambda trial: trial.datetime_complete)
+    study.add_trial(create_trial(params=failed.params, distributions=failed.distributions, value=score))
+
+
 def _open_journal(path: Path, *, is_main_process: bool) -> Any:
     """Open the journal, without what a killed search has left there.
 
@@ -179,8 +197,17 @@ def _ranking(study: Any, main_score: str) -> list[dict[str, Any]]:
     for params, score in _finished(study).items():
         setting = {name: value for name, value in params if name != "seed"}
         scores.setdefault(tuple(setting.items()), {})[str(dict(params)["seed"])] = score
-    ranking: list[dict[str, Any]] = [
-        {**dict(setting), **median_best_worst(each.values(), main_score), "scores": dict(sorted(each.items()))}
+    figures = [
+        (setting, median_best_worst(each.values(), main_score), dict(sorted(each.items())))
         for setting, each in scores.items()
     ]
-    return sorted(ranking, key=lambda each: each["median"], reverse=not lower_is_better(main_score))
+    figures.sort(key=lambda each: each[1]["median"], reverse=not lower_is_better(main_score))
+    return [
+        {**dict(setting), **_without_infinite(summary), "scores": _without_infinite(by_seed)}
+        for setting, summary, by_seed in figures
+    ]
+
+
+def _without_infinite(scores: Mapping[str, float]) -> dict[str, float | None]:
+    """Replace the scores of trainings that diverged, which JSON does not know."""
+    return {name: score if math.isfinite(score) else None for name, score in scores.items()}

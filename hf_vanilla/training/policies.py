@@ -23,7 +23,7 @@ from transformers import (
 from transformers.utils import logging
 
 from ..data.files import quoted
-from .divergence import StopOnNaNCallback, advice_after_nan
+from .divergence import DivergedError, StopOnNaNCallback, advice_after_nan
 
 
 logger = logging.get_logger(__name__)
@@ -141,11 +141,11 @@ class NaNPolicyCallback(StopOnNaNCallback, BatchWatcher):
             found = _describe_update(args, step, batches, kwargs["model"], kwargs.get("processing_class"))
         self._in_a_row += 1
         if self.on_nan == "stop":
-            raise ValueError(f"{found}; {advice_after_nan(args)} --on_nan skip (`on_nan`) leaves such updates out.")
+            raise DivergedError(f"{found}; {advice_after_nan(args)} --on_nan skip (`on_nan`) leaves such updates out.")
         if self.on_nan == "rollback" and step not in self.left_out:
             raise RollbackRequested(f"{found}; {advice_after_nan(args)}", step)
         if self._in_a_row > self.max_skips_in_a_row:
-            raise ValueError(f"{found}, as at {self.max_skips_in_a_row} steps before it; {advice_after_nan(args)}")
+            raise DivergedError(f"{found}, as at {self.max_skips_in_a_row} steps before it; {advice_after_nan(args)}")
         self._skip(kwargs["optimizer"], kwargs["lr_scheduler"])
         state.log_history.append({"epoch": state.epoch, "step": step, "skipped_updates": _count_skipped(state) + 1})
         logger.warning(f"{found}. Its update is skipped: {self._in_a_row} in a row, {_count_skipped(state)} in all.")
@@ -306,7 +306,7 @@ class StopOnDivergenceCallback(BatchWatcher):
         sigmas (`float`, defaults to 5.0): Standard deviations.
 
     Raises:
-        ValueError: if a number is out of its range; from `Trainer.train` once the loss has diverged.
+        ValueError: if a number is out of its range; from `Trainer.train` a `DivergedError` once the loss has diverged.
     """
 
     def __init__(self, before: float = 1000, recent: float = 10, sigmas: float = 5.0) -> None:
@@ -381,7 +381,7 @@ class StopOnDivergenceCallback(BatchWatcher):
             step (`int`): The update, for the message.
 
         Raises:
-            ValueError: if the loss has diverged.
+            DivergedError: if the loss has diverged.
         """
         if not math.isfinite(loss):
             return
@@ -392,7 +392,7 @@ class StopOnDivergenceCallback(BatchWatcher):
         earlier, last = values[: self.before], values[self.before :].mean()
         mean, deviation = earlier.mean(), earlier.std()
         if last > mean + self.sigmas * deviation:
-            raise ValueError(
+            raise DivergedError(
                 f"The loss has diverged at step {step}: {last:.4g} in the mean of the last {self.recent}, after "
                 f"{mean:.4g} in the {self.before} before, with a standard deviation of {deviation:.2g} "
                 f"(`stop_on_divergence`). Resume from a checkpoint before step {step - self.recent + 1} with a lower "

@@ -122,9 +122,18 @@ def test_search_refuses_evaluations_before_the_end(tmp_path, args):
         search_settings(task([]), args, [1], tmp_path / "journal", grid={"learning_rate": [1e-2]})
 
 
-def test_search_stops_at_a_diverging_setting(tmp_path, args):
-    with pytest.raises(ValueError, match="The gradient is nan .* Lower the learning rate [(]1e[+]38[)]"):
-        search_settings(task([]), args, [1], tmp_path / "journal", grid={"learning_rate": [1e38]})
+@pytest.mark.parametrize("main_score", ["accuracy", "loss"])
+def test_diverging_settings_rank_last(tmp_path, args, caplog, main_score):
+    trained, grid = [], {"learning_rate": [1e38, 1e-2]}
+    given = task(trained, main_score=main_score), args, [1, 2], tmp_path / "journal"
+    best, last = ranking = search_settings(*given, grid=grid)
+    assert best["learning_rate"] == 1e-2
+    nothing = dict.fromkeys(("median", "best", "worst"))
+    assert last == {"learning_rate": 1e38, **nothing, "scores": {"1": None, "2": None}}
+    assert "The gradient is nan" in caplog.text
+    assert "Lower the learning rate (1e+38)" in caplog.text
+    assert search_settings(*given, grid=grid) == ranking
+    assert [rate for _, rate, _ in trained] == [1e-2, 1e-2]
 
 
 def test_search_ranks_the_lowest_loss_first(tmp_path, args):
