@@ -83,81 +83,55 @@ class Recipe(NamedTuple):
     notes: tuple[str, ...] = ()
 
 
-TRANSLATOR = (
-    "--d_model 128 --d_ff 256 --num_heads 4 --encoder_layers 4 --decoder_layers 4 --norm_position pre "
-    "--dropout {dropout} --max_tokens_per_batch {tokens} --bf16 {optimizer} --lr_scheduler_type linear "
-    "--warmup_steps {warmup} --max_steps {steps} --save_steps {save} --save_total_limit 10 --average_last 10 "
-    "--eval_strategy steps --eval_steps {evaluate} --no_predict_with_generate --logging_steps 100 --seed {seed}"
-)
-# Batches and warm-up of the recipes by AdamW; the others are by Muon.
-ADAMW = {"tokens": 2048, "warmup": 1000}
-
-
-def tokenized_multi30k(seed: int, *, on_two_cores: bool = False) -> Recipe:
-    """Return the recipe of Multi30k's tokenized text."""
-    if on_two_cores:
-        start = "torchrun --nproc_per_node 2"
-        settings = TRANSLATOR.format(
-            **ADAMW, dropout=0.3, optimizer="--learning_rate 4e-3", steps=11000, save=100, evaluate=500, seed=seed
-        )
-    else:
-        start = "python"
-        settings = TRANSLATOR.format(
-            **ADAMW, dropout=0.3, optimizer="--learning_rate 3e-3", steps=22000, save=200, evaluate=1000, seed=seed
-        )
-    test = "tok_test_2016_flickr"
-    return Recipe(
-        [
-            f"{start} scripts/train_translation.py --train_file multi30k/tok_train.jsonl.gz --validation_file "
-            "multi30k/tok_val.jsonl.gz --source_column en --target_column de --vocab_size 10000 "
-            f"{settings} --output_dir runs/multi30k",
-            f"python scripts/translate.py --model runs/multi30k --input {test}.en --output runs/multi30k.out "
-            "--num_beams 5 --length_penalty_type power --length_penalty 1.0",
-            f"python scripts/evaluate_translation.py --hypotheses runs/multi30k.out --references {test}.de "
-            "--tokenize none --lowercase",
-        ],
-        {f"{test}.{language}": Extract(f"multi30k/{test}.jsonl.gz", language) for language in ("en", "de")},
-        results_option="output_file",
-        notes=(f"test_set={test}", f"seed={seed}"),
-    )
-
-
-def raw_text(
-    data: str,
-    source: str,
-    target: str,
+def translation(
+    folder: str,
+    languages: tuple[str, str],
     validation: str,
     test: str,
-    vocabulary: int,
-    run: str,
+    *,
+    prefix: str = "",
+    search: str = "--num_beams 5",
+    bleu: str = "--tokenize 13a",
+    vocabulary: int = 10000,
+    dropout: float = 0.2,
+    optimizer: str = "--muon --learning_rate 4e-3 --weight_decay 0.3",
     steps: int,
+    run: str,
     seed: int = 1,
 ) -> Recipe:
-    """Return the recipe of a translator of raw text."""
-    settings = TRANSLATOR.format(
-        tokens=4096,
-        warmup=300,
-        dropout=0.2,
-        optimizer="--muon --learning_rate 4e-3",
-        steps=steps,
-        save=steps // 100,
-        evaluate=500,
-        seed=seed,
-    )
+    """Return the recipe of a translator; names of data files are without their ending, and begin with `prefix`.
+
+    `optimizer` has options of training, `search` those of translation, `bleu` those of the score.
+    """
+    source, target = languages
+    test = f"{prefix}{test}"
     return Recipe(
         [
-            f"python scripts/train_translation.py --train_file {data}/train.jsonl.gz --validation_file "
-            f"{data}/{validation}.jsonl.gz --source_column {source} --target_column {target} "
-            f"--vocab_size {vocabulary} {settings} --output_dir runs/{run}",
-            f"python scripts/translate.py --model runs/{run} --input {test}.{source} --output runs/{run}.out "
-            "--num_beams 5",
-            f"python scripts/evaluate_translation.py --hypotheses runs/{run}.out --references {test}.{target} "
-            "--tokenize 13a",
+            f"python scripts/train_translation.py --train_file {folder}/{prefix}train.jsonl.gz --validation_file "
+            f"{folder}/{prefix}{validation}.jsonl.gz --source_column {source} --target_column {target} "
+            f"--vocab_size {vocabulary} --d_model 128 --d_ff 256 --num_heads 4 --encoder_layers 4 "
+            f"--decoder_layers 4 --norm_position pre --dropout {dropout} --max_tokens_per_batch 4096 --bf16 "
+            f"{optimizer} --lr_scheduler_type linear --warmup_steps 300 "
+            f"--max_steps {steps} --save_steps {steps // 100} --save_total_limit 10 --average_last 10 "
+            "--eval_strategy steps --eval_steps 500 --no_predict_with_generate --logging_steps 100 "
+            f"--seed {seed} --output_dir runs/{run}",
+            f"python scripts/translate.py --model runs/{run} --input {test}.{source} --output runs/{run}.out {search}",
+            f"python scripts/evaluate_translation.py --hypotheses runs/{run}.out --references {test}.{target} {bleu}",
         ],
-        {f"{test}.{language}": Extract(f"{data}/{test}.jsonl.gz", language) for language in (source, target)},
+        {f"{test}.{language}": Extract(f"{folder}/{test}.jsonl.gz", language) for language in languages},
         results_option="output_file",
         notes=(f"test_set={test}", f"seed={seed}"),
     )
+
+
+def multi30k(kind: str, **settings: Any) -> dict[str, Recipe]:
+    """Return the recipes of Multi30k's text of one kind, with three seeds."""
+    return {
+        f"multi30k_en_de_{kind}{suffix}": translation(
+            "multi30k", ("en", "de"), "val", "test_2016_flickr", seed=seed, **settings
+        )
+        for seed, suffix in ((1, ""), (2, "_seed2"), (3, "_seed3"))
+    }
 
 
 def finetuning(task: str, script: str, folder: str, options: str = "", *, has_test: bool = False) -> dict[str, Recipe]:
@@ -228,17 +202,19 @@ WIKITEXT = (
 ENWIKI_TEST = {"enwiki_sample.test.jsonl.gz": Extract("enwiki_sample/test.jsonl.gz")}
 PAIR = "--text_column sentence1 --text_pair_column sentence2 "
 RECIPES = {
-    "multi30k_en_de_tok": tokenized_multi30k(1),
-    "multi30k_en_de_tok_seed2": tokenized_multi30k(2),
-    "multi30k_en_de_tok_two_cores": tokenized_multi30k(3, on_two_cores=True),
-    "multi30k_en_de_tok_two_cores_seed2": tokenized_multi30k(4, on_two_cores=True),
-    **{
-        f"multi30k_en_de_raw{suffix}": raw_text(
-            "multi30k", "en", "de", "val", "test_2016_flickr", 10000, "multi30k-raw", steps=3500, seed=seed
-        )
-        for seed, suffix in ((1, ""), (2, "_seed2"), (3, "_seed3"))
-    },
-    "tatoeba_zh_en": raw_text("tatoeba_en_zh", "zh", "en", "validation", "test", 8000, "tatoeba-zh-en", steps=2000),
+    **multi30k(
+        "tok",
+        prefix="tok_",
+        search="--num_beams 5 --length_penalty_type power --length_penalty 1.0",
+        bleu="--tokenize none --lowercase",
+        dropout=0.3,
+        steps=6000,
+        run="multi30k",
+    ),
+    **multi30k("raw", optimizer="--muon --learning_rate 4e-3", steps=3500, run="multi30k-raw"),
+    "tatoeba_zh_en": translation(
+        "tatoeba_en_zh", ("zh", "en"), "validation", "test", vocabulary=8000, steps=2000, run="tatoeba-zh-en"
+    ),
     "multi30k_try_out": Recipe(
         [
             "hf-vanilla train-translation --train_source_file train.en --train_target_file train.de --vocab_size 2000 "
@@ -417,29 +393,34 @@ def extract(wanted: Extract, data_dir: Path, path: Path) -> None:
             raise ValueError(f"{data_dir / wanted.source} {rule}: {error!r}.") from None
 
 
-def reproduce(name: str, data_dir: Path, folder: Path) -> None:
-    """Run the commands of a recipe that are not done yet, those of the model that it starts from before."""
+def reproduce(name: str, data_dir: Path, folder: Path) -> bool:
+    """Run the commands of a recipe that are not done yet, those of the model that it starts from before.
+
+    All that follows a command that is run is run too; the answer is whether there was one.
+    """
     recipe = RECIPES[name]
-    if recipe.after is not None:
-        reproduce(recipe.after, data_dir, folder)
+    has_new_model = recipe.after is not None and reproduce(recipe.after, data_dir, folder)
     (folder / "runs").mkdir(parents=True, exist_ok=True)
-    state: dict[str, Any] = {"done": [], "seconds": {}, **read_json(folder / STATE_FILE)}
-    if not set(recipe.commands) <= set(state["done"]):
-        for path, wanted in recipe.files.items():
-            extract(wanted, data_dir, folder / path)
-    for number, command in enumerate(recipe.commands):
-        if command in state["done"]:
-            continue
+    state: dict[str, Any] = {"done": {}, "seconds": {}, **read_json(folder / STATE_FILE)}
+    earlier = zip(recipe.commands, [] if has_new_model else state["done"].get(name, []), strict=False)
+    done = [command for command, _ in itertools.takewhile(lambda pair: pair[0] == pair[1], earlier)]
+    if len(done) == len(recipe.commands):
+        return False
+    for path, wanted in recipe.files.items():
+        extract(wanted, data_dir, folder / path)
+    for number, command in enumerate(recipe.commands[len(done) :], start=len(done)):
         line = lines_of(name, data_dir, state["seconds"])[number]
         sys.stderr.write(f"{name}: {command}\n")
         start = time.monotonic()
         try:
             run_line(line, folder)
-            state["done"].append(command)
+            done.append(command)
         finally:
             state["seconds"][command] = state["seconds"].get(command, 0.0) + time.monotonic() - start
+            state["done"][name] = done
             with replacing_file(str(folder / STATE_FILE)) as file:
                 file.write(json.dumps(state, indent=1) + "\n")
+    return True
 
 
 def rows(recorded: dict[str, Any], measured: dict[str, Any]) -> list[str]:

@@ -84,7 +84,7 @@ def test_missing_results_and_damaged_data_are_named(tmp_path, monkeypatch, capsy
     assert (
         "tok_test_2016_flickr.jsonl.gz must be gzipped lines of JSON, each with a text `en`" in capsys.readouterr().err
     )
-    (folder / "reproduced.json").write_text(json.dumps({"done": reproduce.RECIPES[name].commands}))
+    (folder / "reproduced.json").write_text(json.dumps({"done": {name: reproduce.RECIPES[name].commands}}))
     assert call(monkeypatch, *options) == 1
     assert f"{name}.json is missing, though" in capsys.readouterr().err
 
@@ -122,3 +122,8 @@ def test_stopped_run_continues_to_the_row_of_scores(tmp_path, monkeypatch, capsy
     assert results["notes"].keys() == {"test_set", "training_minutes"}
     assert call(monkeypatch, "tiny", *options) == 0  # nothing is left to do
     assert "| tiny | BLEU | – | 100.0 |" in capsys.readouterr().out
+    for letters, score in (("A-Z", "0.0"), ("a-z", "100.0"), ("A-Z", "0.0")):  # what follows a changed command is old
+        changed = recipe._replace(commands=[f"cat test.de | tr a-z {letters} > out.de", *recipe.commands[1:]])
+        monkeypatch.setitem(reproduce.RECIPES, "tiny", changed)
+        assert call(monkeypatch, "tiny", *options) == 0
+        assert f"| tiny | BLEU | – | {score} |" in capsys.readouterr().out
