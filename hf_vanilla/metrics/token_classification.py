@@ -53,6 +53,9 @@ class EntityMetrics:
         Returns:
             `dict[str, float]`: `precision`, `recall` and `f1` of all entities, the same of each type, such as
             `PER_f1`, and `accuracy` of tags, from 0 to 1. A warning is logged if no entity is right.
+
+        Raises:
+            ValueError: if no position has a tag.
         """
         logits = prediction.predictions
         predicted = np.asarray(logits[0] if isinstance(logits, tuple) else logits).argmax(-1)

@@ -70,7 +70,6 @@ def test_stop_names_the_rows_and_saves_nothing(tmp_path):
     assert all(weight.isfinite().all() for weight in weights_of(trainer).values())
 
 
-@pytest.mark.promise("NaN")
 def test_rows_of_a_batch_that_was_counted_are_named(tmp_path):
     trainer = make_trainer(tmp_path, FAILING)
 
