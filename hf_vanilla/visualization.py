@@ -423,12 +423,14 @@ def _draw_curve(axes: "Axes", label: str, curve: "_Curve", color: str) -> None:
 
 
 def _draw_phases(axes: "Axes", phases: Sequence[tuple[float, int]]) -> None:
-    """Separate phases by dotted lines, with the length of their sequences above."""
+    """Separate phases by dotted lines, with the length of their sequences above, side by side where they are short."""
+    place = -math.inf
     for number, (start, length) in enumerate(phases):
         if number > 0:
             axes.axvline(start, color="0.4", linestyle=":", linewidth=1)
-        place: dict[str, Any] = dict(transform=axes.get_xaxis_transform(), rotation=30, rotation_mode="anchor")
-        axes.text(start, 1.02, f"{length} tokens", fontsize="x-small", **place)
+        place = max(start, place + 0.08 * axes.get_xlim()[1])
+        turned: dict[str, Any] = dict(transform=axes.get_xaxis_transform(), rotation=30, rotation_mode="anchor")
+        axes.text(place, 1.02, f"up to {length} tokens", fontsize="x-small", **turned)
 
 
 def _draw_learning_rate(axes: "Axes", log_history: Sequence[Mapping[str, Any]]) -> None:

@@ -137,6 +137,13 @@ class TaskArguments(TestedTaskArguments):
 class ImageTrainingArguments(FinetuningArguments):
     """The training."""
 
+    learning_rate: float = field(
+        default=3e-5, metadata={"help": "Peak learning rate; a model from nothing needs more, such as 5e-4."}
+    )
+    num_train_epochs: float = field(
+        default=3.0, metadata={"help": "Epochs; a model from nothing needs more, such as 100."}
+    )
+    per_device_train_batch_size: int = field(default=32, metadata={"help": "Batch size."})
     train_sampling_strategy: str = field(default="random", metadata={"help": "Order of the images."})
     remove_unused_columns: bool = field(
         default=False, metadata={"help": "Must be off: images are processed when they are needed."}

@@ -76,7 +76,8 @@ class PushArguments:
 
     def __post_init__(self):
         if (self.folder is None) == (self.roll_back_to is None):
-            raise ValueError("Pass either `folder` or `roll_back_to`, not both.")
+            given = "neither" if self.folder is None else "both"
+            raise ValueError(f"Pass `folder` to publish, or `roll_back_to` to go back; got {given}.")
         for name in ("tag", "private", "card", "results", "with_training_state"):
             if self.roll_back_to is not None and getattr(self, name):
                 raise ValueError(f"`{name}` has no effect with `roll_back_to`; leave it out.")

@@ -211,7 +211,7 @@ RECIPES = {
         steps=6000,
         run="multi30k",
     ),
-    **multi30k("raw", optimizer="--muon --learning_rate 4e-3", steps=3500, run="multi30k-raw"),
+    **multi30k("raw", steps=3500, run="multi30k-raw"),
     "tatoeba_zh_en": translation(
         "tatoeba_en_zh", ("zh", "en"), "validation", "test", vocabulary=8000, steps=2000, run="tatoeba-zh-en"
     ),
@@ -250,7 +250,7 @@ RECIPES = {
             "--vocab_size 8000 --hidden_dropout_prob 0 --attention_probs_dropout_prob 0 --repeats 2 "
             "--phase_lengths 32 128 512 --phase_shares 0.05 0.84 0.11 --mixed_phases 2 --shifted_positions 0.25 "
             "--mlm_probability 0.25 --max_tokens_per_batch 4096 --bf16 --muon --initial_embeddings examples "
-            "--learning_rate 1e-3 --lr_scheduler_type linear --warmup_steps 300 --max_steps 14400 "
+            "--learning_rate 1e-3 --weight_decay 0.3 --lr_scheduler_type linear --warmup_steps 300 --max_steps 14400 "
             "--validation_lengths 128 512 --eval_strategy steps --eval_steps 4800 --logging_steps 50 "
             "--save_steps 1200 --save_total_limit 2 --seed 1 --output_dir runs/bert",
             WIKITEXT,

@@ -9,7 +9,7 @@ Two text files, line N of one being the translation of line N of the other:
         --vocab_size 10000 --max_tokens_per_batch 4096 --max_steps 10000 --warmup_steps 3000 \
         --precision fastest --output_dir runs/en-de
 
-A dataset of the Hub: --dataset_name wmt14 --dataset_config_name de-en --source_column en --target_column de.
+A dataset of the Hub: --dataset_name wmt/wmt14 --dataset_config_name de-en --source_column en --target_column de.
 A JSON, CSV or Parquet file: --train_file train.jsonl --source_column en --target_column de.
 
 The optimizer and schedule are the paper's by default. Run the same command again to resume an interrupted run.

@@ -71,7 +71,7 @@ def load_parallel_dataset(
     """Load sentence pairs, either a dataset of the Hub by name or local files.
 
     ```python
-    load_parallel_dataset("wmt14", "de-en", source_column="en", target_column="de")
+    load_parallel_dataset("wmt/wmt14", "de-en", source_column="en", target_column="de")
     load_parallel_dataset(data_files={"train": ("train.en.gz", "train.de.gz"), "validation": ("val.en", "val.de")})
     load_parallel_dataset(data_files={"train": "train.jsonl"}, source_column="en", target_column="de")
     ```

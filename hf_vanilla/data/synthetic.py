@@ -77,7 +77,7 @@ def copy_task(num_examples: int, *, vocab_size: int = 11, length: int = 10, seed
     decoder reads the first `length - 1` ids and predicts the last `length - 1`, and `generate` returns the source:
 
     ```python
-    config = VanillaTransformerConfig(vocab_size=11, pad_token_id=0, eos_token_id=None, decoder_start_token_id=1, ...)
+    config = VanillaTransformerConfig(vocab_size=11, pad_token_id=0, eos_token_id=None, decoder_start_token_id=1)
     copied = model.generate(input_ids, max_new_tokens=length - 1)
     (copied == input_ids).all()
     ```

@@ -47,7 +47,8 @@ def evaluate_documents(
         batch_size (`int`): Windows of a batch.
 
     Returns:
-        `dict[str, float]`: as [`corpus_scores`].
+        `dict[str, float]`: `perplexity_per_word`, `bits_per_byte` and `perplexity_per_token`, and the numbers of
+        `documents`, `words`, `bytes` and `tokens`.
 
     Raises:
         ValueError: if the model is in training mode, the tokenizer has no end-of-text token, a number is out of its

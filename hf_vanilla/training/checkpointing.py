@@ -64,7 +64,7 @@ class ManifestCallback(TrainerCallback):
     a checkpoint. [`VanillaTrainer`] has it already.
 
     ```python
-    trainer = Trainer(model, args, callbacks=[ManifestCallback()], ...)
+    trainer = Trainer(model, args, callbacks=[ManifestCallback()])
     trainer.train(resume_from_checkpoint=checkpoint_to_resume(args.output_dir))
     ```
 

@@ -22,7 +22,7 @@ class StopOnNaNCallback(TrainerCallback):
     gradient norm is not checked. Add it after callbacks that set `control.should_save`.
 
     ```python
-    Trainer(model, TrainingArguments("run", logging_nan_inf_filter=False), callbacks=[StopOnNaNCallback()], ...)
+    Trainer(model, TrainingArguments("run", logging_nan_inf_filter=False), callbacks=[StopOnNaNCallback()])
     ```
 
     `logging_nan_inf_filter`, on by default in `TrainingArguments`, replaces such losses in the log by others; the

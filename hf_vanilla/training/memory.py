@@ -19,7 +19,7 @@ class ReleaseMemoryCallback(TrainerCallback):
     long training on a CPU would hold several times the memory that it uses. Without glibc, nothing is done.
 
     ```python
-    Trainer(model, args, callbacks=[ReleaseMemoryCallback()], ...)
+    Trainer(model, args, callbacks=[ReleaseMemoryCallback()])
     ```
     """
 

@@ -76,7 +76,7 @@ class NaNPolicyCallback(StopOnNaNCallback, BatchWatcher):
       by the machine, say. A stock trainer can't return to a checkpoint: its training ends.
 
     ```python
-    Trainer(model, args, callbacks=[NaNPolicyCallback("skip")], ...)
+    Trainer(model, args, callbacks=[NaNPolicyCallback("skip")])
     ```
 
     Args:

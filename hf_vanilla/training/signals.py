@@ -42,7 +42,7 @@ class StopOnSignalCallback(TrainerCallback):
     scripts have this callback.
 
     ```python
-    Trainer(model, args, callbacks=[StopOnSignalCallback()], ...)
+    Trainer(model, args, callbacks=[StopOnSignalCallback()])
     ```
 
     Args:

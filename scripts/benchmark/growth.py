@@ -34,6 +34,11 @@ CURVES = {
 }
 # A token of a translation attends to all earlier ones: the time of one token is linear in the length.
 COST_OF_ONE = "decoded_length"
+UNITS = {
+    "length": "tokens of a sentence",
+    "vocab_size": "entries of the vocabulary",
+    "decoded_length": "tokens of a translation",
+}
 WIDTH = 256
 
 
@@ -145,7 +150,7 @@ def draw(curves: dict[str, Any], picture: str) -> None:
         lowest = [point["lowest"] for point in curve["seconds"]]
         axes.plot(sizes, lowest, "o", color="#0072B2")
         axes.plot(sizes, curve["seconds_per_unit"] * sizes + curve["seconds_at_zero"], "-", color="#999999")
-        axes.set(xlabel=name.replace("_", " "), ylabel="seconds", xlim=(0, None), ylim=(0, None))
+        axes.set(xlabel=UNITS.get(name, name), ylabel="seconds, fastest turn", xlim=(0, None), ylim=(0, None))
     figure.savefig(picture, dpi=120)
 
 
