@@ -246,7 +246,8 @@ def _help_parser(
     own = {option["name"] for option in _own_options(command)}
     epilog = None
     if command.get("trainer") and trainer is None:
-        names = [f"--{name}" for name in OFTEN_USED if name not in own]
+        without = {"seed", "resume_from_checkpoint"} if "seeds" in own else set()  # of no use beside it
+        names = [f"--{name}" for name in OFTEN_USED if name not in own | without]
         epilog = f"Options of transformers' trainer too, such as {', '.join(names)}: --help_all lists them."
     parser = argparse.ArgumentParser(
         prog=program,

@@ -75,6 +75,8 @@ def main() -> None:
             raise ValueError(f"`{name}` is missing; give it as --{name}.")
     if getattr(training_args, "consistency_weight", 0) > 0 or getattr(training_args, "teacher_forcing_ratio", 1) < 1:
         raise ValueError("`consistency_weight` and `teacher_forcing_ratio` can't be estimated; leave them out.")
+    if getattr(data_args, "streaming", False):
+        raise ValueError("`streaming` can't be estimated, as the number of examples is not known; leave it out.")
     accumulated = training_args.gradient_accumulation_steps  # batches of an update
     choice = fastest_precision(training_args.device)
     has_bfloat16 = choice.dtype == torch.bfloat16 or choice.gflops is not None

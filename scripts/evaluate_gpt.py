@@ -8,6 +8,12 @@ context is read in windows that overlap. Words are separated by white space, byt
 with different vocabularies can be compared, n-gram models included (in a clone, scripts/benchmark/ngram_baseline.py).
 """
 
+from hf_vanilla_cli import answer_early
+
+
+if __name__ == "__main__":  # before the slow imports
+    answer_early("evaluate_gpt")
+
 import json
 import sys
 from dataclasses import dataclass, field

@@ -20,11 +20,13 @@ if __name__ == "__main__":  # before the slow imports
 import json
 import sys
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Literal
 
+from hf_vanilla.command_line.checks import check_results_file
 from hf_vanilla.command_line.options import parse_arguments, run
 from hf_vanilla.command_line.report import describe_measured_environment
-from hf_vanilla.data.files import read_lines, replacing_file
+from hf_vanilla.data.files import STANDARD_STREAM, read_lines, replacing_file
 from hf_vanilla.metrics import comet_score, corpus_scores
 from hf_vanilla.metrics.bleu import check_tokenize
 from hf_vanilla.metrics.corpus_scores import SACREBLEU_SCORES
@@ -82,7 +84,14 @@ class EvaluationArguments:
             if "=" not in note:
                 raise ValueError(f"`notes` must be of the form name=value, got {note!r}.")
         if self.tokenize is not None:
+            if self.bleu_tokenize not in ("13a", self.tokenize):
+                raise ValueError(
+                    f"`bleu_tokenize` ({self.bleu_tokenize}) and `tokenize` ({self.tokenize}), its earlier name, "
+                    "differ; leave the second out."
+                )
             self.bleu_tokenize = self.tokenize  # type: ignore[assignment]
+        if self.bleu_tokenize != "13a" and "bleu" not in self.metrics:
+            raise ValueError(f"`bleu_tokenize` has no effect on {', '.join(self.metrics)}; leave it out, or add bleu.")
         for name, metrics in AFFECTED.items():
             if getattr(self, name) and not metrics.intersection(self.metrics):
                 raise ValueError(
@@ -90,8 +99,13 @@ class EvaluationArguments:
                 )
         if self.baseline is not None and self.bootstrap_samples == 0:
             self.bootstrap_samples = 1000
-        if "comet" in self.metrics and self.sources is None:
-            raise ValueError("`sources` is missing; COMET needs the translated text, as in --sources test.en.")
+        if ("comet" in self.metrics) != (self.sources is not None):
+            rule = "is missing; COMET needs the translated text, as in --sources test.en"
+            raise ValueError(f"`sources` {rule if self.sources is None else 'is for --metrics comet; leave it out'}.")
+        inputs = {name: getattr(self, name) for name in ("hypotheses", "references", "baseline", "sources")}
+        if list(inputs.values()).count(STANDARD_STREAM) > 1:
+            raise ValueError("Only one of `hypotheses`, `references`, `baseline` and `sources` can be standard input.")
+        check_results_file(self.output_file, "output_file", **inputs)
         check_tokenize(self.bleu_tokenize)
 
 
@@ -132,6 +146,7 @@ def main() -> None:
     text = json.dumps(result, indent=2, ensure_ascii=False)
     print(text)
     if arguments.output_file is not None:
+        Path(arguments.output_file).absolute().parent.mkdir(parents=True, exist_ok=True)
         with replacing_file(arguments.output_file) as file:
             file.write(text + "\n")
 

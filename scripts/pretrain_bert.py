@@ -41,13 +41,14 @@ from pathlib import Path
 from typing import Any, Literal
 
 from datasets import Dataset
-from transformers import AutoTokenizer, DataCollatorForLanguageModeling, set_seed
+from transformers import AutoConfig, AutoTokenizer, DataCollatorForLanguageModeling, set_seed
 
 from hf_vanilla import VanillaBertConfig, VanillaBertForMaskedLM, VanillaBertForPreTraining
 from hf_vanilla.command_line.checks import (
     check_files_exist,
     check_models,
     check_output_dir,
+    check_unused,
     explained_loading,
     explained_model_loading,
 )
@@ -236,13 +237,21 @@ def check_phases(data_args: DataArguments) -> None:
             raise ValueError("`phase_learning_rates` and `phase_warmup_steps` go together; give both or neither.")
         if given is not None and len(given) != len(data_args.phase_lengths):
             raise ValueError(f"`{name}` ({given}) must have a number for each of {data_args.phase_lengths}.")
-    if not 0 <= data_args.shifted_positions <= 1:
-        raise ValueError(f"`shifted_positions` must be from 0 to 1, got {data_args.shifted_positions}.")
+    for name in ("shifted_positions", "mlm_probability", "short_sequence_probability"):
+        if not 0 <= getattr(data_args, name) <= 1:
+            raise ValueError(f"`{name}` must be from 0 to 1, got {getattr(data_args, name)}.")
+    if data_args.repeats < 1:
+        raise ValueError(f"`repeats` must be at least 1, got {data_args.repeats}.")
     if abs(sum(data_args.phase_shares) - 1) > 1e-6:
         raise ValueError(f"`phase_shares` must add up to 1, got {data_args.phase_shares}.")
 
 
-def get_tokenizer(arguments: ModelArguments, documents, output_dir: Path, saved_in: Path | None):
+def longest_of(data_args: DataArguments) -> int:
+    """Return the tokens of the longest examples, in training or validation."""
+    return max(*data_args.phase_lengths, *(data_args.validation_lengths or ()))
+
+
+def get_tokenizer(arguments: ModelArguments, documents, longest: int, output_dir: Path, saved_in: Path | None):
     """Load or train the tokenizer, and save it."""
     path = saved_in or arguments.tokenizer_name_or_path or arguments.model_name_or_path
     if path is not None:
@@ -256,6 +265,7 @@ def get_tokenizer(arguments: ModelArguments, documents, output_dir: Path, saved_
             arguments.vocab_size,
             lowercase=not arguments.cased,
             alphabet_size=arguments.alphabet_size,
+            model_max_length=max(longest, VanillaBertConfig.max_position_embeddings),
         )
     if saved_in != output_dir:
         tokenizer.save_pretrained(output_dir)
@@ -352,7 +362,7 @@ def prepare_data(
 ):
     """Make examples from the documents: phases, validation examples and the tokenizer."""
     corpora = load_document_splits(data_args, on_bad_record=training_args.on_bad_record)
-    tokenizer = get_tokenizer(model_args, corpora["train"], output_dir, saved_in)
+    tokenizer = get_tokenizer(model_args, corpora["train"], longest_of(data_args), output_dir, saved_in)
     return *build_examples(model_args, data_args, corpora, tokenizer, training_args.seed), tokenizer
 
 
@@ -360,7 +370,7 @@ def plan(model_args: ModelArguments, data_args: DataArguments, training_args, ou
     """Return what `estimate.py` measures: config, examples and share of the updates of each phase."""
     check_phases(data_args)
     phases, _, tokenizer = prepare_data(model_args, data_args, training_args, output_dir, None)
-    config = get_model(model_args, tokenizer, max(data_args.phase_lengths)).config
+    config = get_model(model_args, tokenizer, longest_of(data_args)).config
     return [(config, phase.dataset, phase.share) for phase in phases]
 
 
@@ -368,6 +378,23 @@ def given_fields(arguments: ModelArguments) -> dict:
     """Return the config fields that are set by options."""
     given = {name: getattr(arguments, name) for name in MODEL_SIZES + REGULARISATION}
     return {name: value for name, value in given.items() if value is not None}
+
+
+def check_model(arguments: ModelArguments, longest: int) -> None:
+    """Check sizes and positions before the data is read."""
+    path = arguments.model_name_or_path
+    if path is not None or arguments.tokenizer_name_or_path is not None:
+        check_unused(arguments, ("cased", "alphabet_size"))
+    if path is None:
+        check_heads(VanillaBertConfig.preset(arguments.preset, **given_fields(arguments)))  # and the sizes
+        return
+    with explained_loading("model_name_or_path", path):
+        positions = AutoConfig.from_pretrained(path).max_position_embeddings
+    if longest > positions:
+        raise ValueError(
+            f"`phase_lengths` and `validation_lengths` must be at most {positions}, the positions of {path}; "
+            f"got {longest}."
+        )
 
 
 def get_model(arguments: ModelArguments, tokenizer, longest: int):
@@ -409,8 +436,7 @@ def main() -> None:
         model_name_or_path=model_args.model_name_or_path, tokenizer_name_or_path=model_args.tokenizer_name_or_path
     )
     check_files_exist(train_files=data_args.train_files, validation_files=data_args.validation_files)
-    if model_args.model_name_or_path is None:
-        check_heads(VanillaBertConfig.preset(model_args.preset, **given_fields(model_args)))  # and the sizes
+    check_model(model_args, longest_of(data_args))
     with lock_run_folder(training_args.output_dir, is_main_process=training_args.should_save):
         train(model_args, data_args, training_args)
 
@@ -433,7 +459,7 @@ def train(model_args: ModelArguments, data_args: DataArguments, training_args: P
         logger.info(f"{len(phase.dataset):,} examples of up to {length} tokens")
 
     # 2. model and trainer
-    model = get_model(model_args, tokenizer, max(data_args.phase_lengths))
+    model = get_model(model_args, tokenizer, longest_of(data_args))
     logger.info(f"{model.num_parameters():,} parameters, vocabulary {model.config.vocab_size:,}")
     if model_args.initial_embeddings == "examples" and checkpoint is None:
         initialize_from_examples(model, phases[-1].dataset, training_args.seed)

@@ -78,8 +78,12 @@ class PushArguments:
         if (self.folder is None) == (self.roll_back_to is None):
             given = "neither" if self.folder is None else "both"
             raise ValueError(f"Pass `folder` to publish, or `roll_back_to` to go back; got {given}.")
-        for name in ("tag", "private", "card", "results", "with_training_state"):
-            if self.roll_back_to is not None and getattr(self, name):
+        for name in ("tag", "private", "commit_message", "card", "results", "with_training_state"):
+            if self.roll_back_to is not None and getattr(self, name) not in (
+                None,
+                False,
+                PushArguments.commit_message,
+            ):
                 raise ValueError(f"`{name}` has no effect with `roll_back_to`; leave it out.")
 
 

@@ -36,6 +36,7 @@ import torch
 from hf_vanilla.command_line.options import parse_arguments, run, take_task
 from hf_vanilla.data.files import replacing_file
 from hf_vanilla.hub.results import list_scores, read_json
+from hf_vanilla.training import lock_run_folder
 
 
 SCRIPTS = Path(__file__).resolve().parent
@@ -464,7 +465,8 @@ def main() -> None:
     missing = [each for recipe in names for each in data_files(RECIPES[recipe]) if not (data_dir / each).exists()]
     if missing:
         raise ValueError(f"`data_dir` ({data_dir}) must have {', '.join(missing)}.")
-    reproduce(name, data_dir, folder)
+    with lock_run_folder(folder):
+        reproduce(name, data_dir, folder)
     if not (folder / results_path(name)).is_file():
         raise ValueError(
             f"{folder / results_path(name)} is missing, though {folder / STATE_FILE} says that its command is done; "

@@ -46,13 +46,14 @@ from transformers import (
     TrainerCallback,
     set_seed,
 )
-from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, SaveStrategy
 
 from hf_vanilla import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
 from hf_vanilla.command_line.checks import (
     check_files_exist,
     check_models,
     check_output_dir,
+    check_unused,
     explained_loading,
     explained_model_loading,
 )
@@ -256,6 +257,20 @@ class TranslationTrainingArguments(VanillaTrainingArguments):
         self.learning_rate = noam_learning_rate(int(self.warmup_steps), d_model, int(self.warmup_steps))
 
 
+class EnoughCheckpoints(TrainerCallback):
+    """Raises if a run will have too few checkpoints for `average_last`, now that its length is known."""
+
+    def on_train_begin(self, args, state, control, **kwargs) -> None:
+        """Count the checkpoints that will be saved."""
+        by_epochs = args.save_strategy == SaveStrategy.EPOCH
+        count = state.num_train_epochs if by_epochs else math.ceil(state.max_steps / max(1, state.save_steps))
+        if count < args.average_last:
+            raise ValueError(
+                f"`average_last` ({args.average_last}) checkpoints can't be averaged: this run of {state.max_steps} "
+                f"updates saves {count} (`save_strategy`, `save_steps`). Save more often, or average fewer."
+            )
+
+
 class SaveTargetTokenizer(TrainerCallback):
     """Saves the target's tokenizer in every checkpoint; the trainer saves only the source's."""
 
@@ -365,6 +380,20 @@ def given_fields(arguments: ModelArguments) -> dict:
     return {name: value for name, value in given.items() if value is not None}
 
 
+def check_model(model_args: ModelArguments, data_args: DataArguments) -> None:
+    """Check sizes and positions before the data is read, and that no option would be left without effect."""
+    path = model_args.model_name_or_path
+    if path is not None or model_args.tokenizer_name_or_path is not None:
+        check_unused(model_args, ("tokenizer_algorithm", "lowercase", "separate_vocabularies"))
+    if path is not None:
+        return
+    config = VanillaTransformerConfig.preset(model_args.preset, **given_fields(model_args))  # checks the sizes
+    for name in ("max_source_length", "max_target_length"):
+        limit, given = config.max_position_embeddings, getattr(data_args, name)
+        if config.position_type == "learned" and given > limit:
+            raise ValueError(f"`{name}` ({given}) must be at most {limit}, the learned positions of the model.")
+
+
 def get_model(arguments: ModelArguments, tokenizer, target_tokenizer):
     """Load a trained model, or build a new one for the tokenizers."""
     given = given_fields(arguments)
@@ -424,7 +453,7 @@ def build_trainer(model, tokenizer, target_tokenizer, data, training_args, bleu_
         "eval_dataset": data.get("validation"),
         "processing_class": tokenizer,
         "data_collator": DataCollatorForSeq2Seq(tokenizer, model=model),
-        "callbacks": [WarmupWarning()],
+        "callbacks": [WarmupWarning(), EnoughCheckpoints()],
     }
     if target_tokenizer is not tokenizer:
         kwargs["callbacks"].append(SaveTargetTokenizer(target_tokenizer))
@@ -451,7 +480,8 @@ def use_average_of_last(trainer: Seq2SeqTrainer, count: int) -> None:
     folder = Path(trainer.args.output_dir) / "averaged"
     with main_process_first(trainer.args):
         if trainer.is_world_process_zero():
-            average_checkpoints(last_checkpoints(trainer.args.output_dir, count), folder, overwrite=True)
+            last = last_checkpoints(trainer.args.output_dir, count, until=trainer.state.global_step)
+            average_checkpoints(last, folder, overwrite=True)
     averaged = type(trainer.model).from_pretrained(folder)
     trainer.model.load_state_dict(averaged.state_dict())
 
@@ -471,8 +501,7 @@ def main() -> None:
     check_models(
         model_name_or_path=model_args.model_name_or_path, tokenizer_name_or_path=model_args.tokenizer_name_or_path
     )
-    if model_args.model_name_or_path is None:
-        VanillaTransformerConfig.preset(model_args.preset, **given_fields(model_args))  # checks the sizes
+    check_model(model_args, data_args)
     with lock_run_folder(training_args.output_dir, is_main_process=training_args.should_save):
         train(model_args, data_args, training_args)
 

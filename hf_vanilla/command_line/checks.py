@@ -5,9 +5,10 @@ import logging
 import os
 import re
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import AutoConfig
@@ -44,11 +45,12 @@ def _check_folder(folder: Path, rule: str) -> None:
         raise ValueError(f"{rule} that can be written to: {error}.") from error
 
 
-def check_results_file(path: str | None, **inputs: str | None) -> None:
+def check_results_file(path: str | None, option: str = "results_file", /, **inputs: str | None) -> None:
     """Check early that a file of results can be written. Leaves no files.
 
     Args:
         path (`str`, *optional*): The file. Neither it nor its folder need exist yet.
+        option (`str`, defaults to `"results_file"`): Name of the option.
         **inputs (`str`, *optional*): Files to read, by the name of the option, which the file may not be.
 
     Raises:
@@ -57,9 +59,9 @@ def check_results_file(path: str | None, **inputs: str | None) -> None:
     if path is None:
         return
     if Path(path).is_dir():
-        raise ValueError(f"`results_file` must be a file, but {path} is a folder; give a file in it.")
-    _check_folder(Path(path).absolute().parent, f"`results_file` ({path}) must be in a folder")
-    check_output_is_no_input(path, "results_file", **inputs)
+        raise ValueError(f"`{option}` must be a file, but {path} is a folder; give a file in it.")
+    _check_folder(Path(path).absolute().parent, f"`{option}` ({path}) must be in a folder")
+    check_output_is_no_input(path, option, **inputs)
 
 
 def check_files_exist(**files: str | list[str] | None) -> None:
@@ -97,6 +99,25 @@ def check_output_is_no_input(output: str, option: str = "output", /, **inputs: s
             read = os.stat(0 if path == STANDARD_STREAM else path)
             if os.path.samestat(os.stat(output), read):
                 raise ValueError(f"`{option}` must be another file than `{name}`, but {output} is that file itself.")
+
+
+def check_unused(arguments: Any, names: Sequence[str]) -> None:
+    """Check that options of a tokenizer to train have their defaults, where a trained one is given.
+
+    Args:
+        arguments (`Any`): A dataclass of options.
+        names (`Sequence[str]`): Names of the options.
+
+    Raises:
+        ValueError: if one has another value.
+    """
+    for name in names:
+        given = getattr(arguments, name)
+        if given != getattr(type(arguments), name):
+            raise ValueError(
+                f"`{name}` ({given}) is for a tokenizer to train, and has no effect beside `model_name_or_path` or "
+                "`tokenizer_name_or_path`; leave it out."
+            )
 
 
 def check_device(device: str) -> None:
@@ -174,6 +195,8 @@ def explained_loading(option: str, name_or_path: str | os.PathLike[str] | None) 
         check_json_files(name_or_path)
     try:
         yield
+    except KeyError as error:
+        raise ValueError(f"`{option}` ({name_or_path}) has a file of tokenizer or config without {error}.") from None
     except (OSError, ValueError) as error:
         wrong_kind = re.match(r"Unrecognized configuration class .* for this kind of AutoModel: (\w+)", str(error))
         if wrong_kind:

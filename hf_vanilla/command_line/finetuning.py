@@ -345,10 +345,19 @@ def parse_task_arguments(
 
     Returns:
         `tuple[Any, ...]`: one instance of each dataclass.
+
+    Raises:
+        ValueError: if both `seed` and `seeds` are given.
     """
     first, *others = dataclass_types
     parsed = parse_arguments(first, training_arguments, *others, description=description)
-    training_args = parsed[1]
+    arguments, training_args = parsed[:2]
+    if training_args.seed != FinetuningArguments.seed:  # the trainer's option, which `seeds` replaces
+        if arguments.seeds != [FinetuningArguments.seed]:
+            raise ValueError(
+                f"`seed` ({training_args.seed}) and `seeds` ({arguments.seeds}) differ; give one of them."
+            )
+        arguments.seeds = [training_args.seed]
     set_up_logging(training_args)
     return parsed
 

@@ -17,6 +17,7 @@ import transformers
 import yaml
 from accelerate import PartialState
 from accelerate.utils import broadcast_object_list
+from datasets.exceptions import DatasetGenerationError
 from huggingface_hub.errors import HTTPError, StrictDataclassError
 from safetensors import SafetensorError
 from torch import distributed
@@ -32,6 +33,7 @@ from ..data.files import is_full_disk
 Result = TypeVar("Result")
 # Folder of files of options that come with the scripts, beside them.
 RECIPES = "recipes"
+_HOME = re.compile(r"\A(--[\w-]+=)?~(?=/)")
 _EXPONENT = re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+")
 GLOO_SECONDS = 0.2  # more than a thread of gloo needs to let go of the tensors of the last collective operation
 
@@ -59,11 +61,14 @@ def parse_arguments(*dataclass_types: Any, description: str | None) -> tuple[Any
         sys.stdout.write(json.dumps(command) + "\n")
         sys.exit(0)
     answer(command, sys.argv[1:], program_name())
-    arguments = sys.argv[1:]
+    arguments = _expand_home(sys.argv[1:])
     try:
         if is_file_of_options(arguments):
             path = arguments.pop(0)
             options = _read_options(_find_file(path))
+            if isinstance(options, dict):
+                options = {name: _expand_home(value) for name, value in options.items()}
+                _restore_no(parser, options)
             _check_types(options, dataclass_types, path)
             _set_defaults(parser, options)
         return tuple(parser.parse_args_into_dataclasses(arguments))
@@ -82,20 +87,33 @@ def _set_defaults(parser: argparse.ArgumentParser, options: dict[str, Any]) -> N
     """Have a parser return these options where the command line has none."""
     parser.set_defaults(**options)
     for action in parser._actions:
-        if options.get(action.dest) is False and "no" in (action.choices or ()):
-            action.default = "no"  # which YAML 1.1, and so PyYAML, reads as false
         action.required = action.required and action.dest not in options
+
+
+def _restore_no(parser: argparse.ArgumentParser, options: dict[str, Any]) -> None:
+    """Restore the choice `no`, which YAML 1.1, and so PyYAML, reads as false."""
+    for action in parser._actions:
+        if options.get(action.dest) is False and "no" in (action.choices or ()):
+            options[action.dest] = "no"
+
+
+def _expand_home(value: Any) -> Any:
+    """Replace the ~ of ~/file, also in --option=~/file, where a shell leaves it, and in lists of texts."""
+    if isinstance(value, list):
+        return [_expand_home(each) for each in value]
+    return _HOME.sub(lambda found: (found[1] or "") + str(Path.home()), value) if isinstance(value, str) else value
 
 
 def _read_options(path: Path) -> Any:
     """Read a JSON file, or a YAML file as YAML 1.2 has it: 3e-4 is a number."""
-    text = path.read_text(encoding="utf-8")
-    if path.suffix == ".json":
-        return json.loads(text)
     try:
+        text = path.read_text(encoding="utf-8-sig")
+        if path.suffix == ".json":
+            return json.loads(text)
         options = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise ValueError(f"{path} is no YAML file: {' '.join(str(error).split())}") from None
+    except (UnicodeDecodeError, json.JSONDecodeError, yaml.YAMLError) as error:
+        kind = "JSON" if path.suffix == ".json" else "YAML"
+        raise ValueError(f"{path} is no {kind} file in UTF-8: {' '.join(str(error).split())}") from None
     if not isinstance(options, dict):
         return options
     lists = {name: [_as_number(each) for each in value] for name, value in options.items() if isinstance(value, list)}
@@ -252,9 +270,10 @@ def run(main: Callable[[], None]) -> int:
         sys.stderr.write("\n".join([f"error: {error}", *getattr(error, "__notes__", ()), ""]))
         return 1
     except Exception as error:
-        if not is_full_disk(error):
+        cause = error.__cause__ if isinstance(error, DatasetGenerationError) and error.__cause__ else error
+        if not is_full_disk(cause):
             raise
-        first = str(error).strip().partition("\n")[0]
+        first = str(cause).strip().partition("\n")[0]
         sys.stderr.write(f"error: a file could not be written, most likely because the disk is full: {first}\n")
         return 1
     except KeyboardInterrupt as interrupt:

@@ -135,12 +135,14 @@ def train_tokenizer(
         TypeError: if `texts` is a single string or has an item that is not a string, or `vocab_size` is not an
             integer.
         ValueError: if there is no text, a text has a lone surrogate, `vocab_size` is too small, `algorithm` is
-            unknown, or `min_frequency` is below 1 or given for unigram.
+            unknown, `min_frequency` is below 1 or given for unigram, or `model_max_length` is below 1.
 
     Source: Vaswani et al. 2017, 5.1; byte level as in Radford et al. 2019, 2.2.
     """
     _check_arguments(texts, vocab_size, MINIMUM_VOCAB_SIZE)
     _check_algorithm(algorithm, min_frequency)
+    if model_max_length is not None:
+        check_integer("model_max_length", model_max_length)
     backend = _train_backend(
         _checked_texts(texts),
         _trainer(vocab_size, algorithm, min_frequency, show_progress),
@@ -205,7 +207,9 @@ def train_wordpiece_tokenizer(
     Source: Devlin et al. 2018, section 3; Wu et al. 2016, 4.1.
     """
     _check_arguments(texts, vocab_size, len(WORDPIECE_SPECIAL_TOKENS) + 2)
-    for name, value in (("min_frequency", min_frequency), ("alphabet_size", alphabet_size)):
+    for name, value in (
+        ("min_frequency", min_frequency), ("alphabet_size", alphabet_size), ("model_max_length", model_max_length)
+    ):  # fmt: skip
         check_integer(name, value)
     pad, unknown, start, end, mask = WORDPIECE_SPECIAL_TOKENS
     normalizer = normalizers.BertNormalizer(lowercase=lowercase)

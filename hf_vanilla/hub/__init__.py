@@ -4,6 +4,7 @@ import warnings
 from typing import Any
 
 from . import client
+from .card import CardFacts
 from .folder import check_folder
 from .publish import Publication, publish, roll_back
 
@@ -22,4 +23,4 @@ def __getattr__(name: str) -> Any:
     return getattr(client, new_name)
 
 
-__all__ = ["Publication", "check_folder", "publish", "roll_back"]
+__all__ = ["CardFacts", "Publication", "check_folder", "publish", "roll_back"]

@@ -1,4 +1,4 @@
-"""Checkpoints with the model's own `use_cache`, which load without a false warning of tied weights."""
+"""Checkpoints with the usual `use_cache`, which load without a false warning of tied weights."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ from transformers import Trainer
 
 
 class CleanCheckpointTrainer(Trainer):
-    """A `Trainer` whose checkpoints have the model's own `use_cache`, and load without a warning of tied weights.
+    """A `Trainer` whose checkpoints have their type's usual `use_cache`, and load without a warning of tied weights.
 
     `Trainer` turns `use_cache` of the config off while it trains, and would save it so. Of weights that are tied, only
     one is in a checkpoint, and the others are no missing ones.

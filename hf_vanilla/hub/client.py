@@ -1,5 +1,6 @@
 """Calls to the Hub: what an error means, which calls are retried, and who is logged in."""
 
+import re
 import time
 from collections.abc import Callable
 from email.utils import parsedate_to_datetime
@@ -57,8 +58,14 @@ def retry(call: Callable[[], Result], also: tuple[int, ...] = ()) -> Result:
 
 
 def _seconds_to_wait(attempt: int, error: BaseException) -> float:
-    """Return the wait that the Hub asks for, in seconds or by a date, else 1, 2, 4, ... seconds."""
+    """Return the wait that the Hub asks for, in seconds or by a date, else 1, 2, 4, ... seconds.
+
+    Of its rate limits, `"api";r=0;t=55` says that nothing remains for 55 seconds.
+    """
     headers = getattr(getattr(error, "response", None), "headers", {})
+    limit = re.search(r"\br=0\b.*\bt=(\d+)", str(headers.get("ratelimit", "")))
+    if limit:
+        return float(limit[1]) + 1
     requested = str(headers.get("Retry-After", ""))
     if requested.isdigit():
         return float(requested)

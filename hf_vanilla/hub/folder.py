@@ -13,11 +13,17 @@ from typing import Any, BinaryIO, NamedTuple
 import torch
 import transformers
 from safetensors import SafetensorError, safe_open
-from transformers import AutoConfig, AutoTokenizer, PreTrainedModel
+from transformers import AutoConfig, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.integrations import is_deepspeed_zero3_enabled
 from transformers.utils import ADAPTER_CONFIG_NAME, CONFIG_NAME, logging
 
-from ..models.text_batches import TARGET_TOKENIZER, check_end_token
+from ..data.files import replacing_binary_file
+from ..models.text_batches import (
+    TARGET_TOKENIZER,
+    check_end_token,
+    check_target_tokenizer,
+    load_target_tokenizer,
+)
 from ..registration import AUTO_CLASSES
 from .client import known_tokens
 
@@ -31,10 +37,11 @@ _TRAINING_STATE = re.compile(
     r"|latest|zero_to_fp32\.py|(global_step|optimizer_|pytorch_model_fsdp_)\d+"
 )
 PUSH_FOLDER = "_pushing"  # of a run: copies of what is on its way to the Hub
-# Never published: pickled arguments with paths of the machine, other checkpoints, logs, version control.
+# Never published: pickled arguments with paths of the machine, other checkpoints, logs, version control, and answers
+# that are parts of the validation texts.
 _NEVER_PUBLISHED = (
     "training_args.bin", "checkpoint-*/*", "averaged*/*", "runs/*", "logs/*", "_run*", "_saving/*", f"{PUSH_FOLDER}/*",
-    ".*", "*/.*", "__pycache__/*", "*.tmp",
+    ".*", "*/.*", "__pycache__/*", "*.tmp", "predictions.json", "nbest_predictions.json",
 )  # fmt: skip
 _PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt", ".joblib", ".npy", ".npz")
 _WEIGHT_FILES = ("*.safetensors", "*.safetensors.index.json")
@@ -250,8 +257,22 @@ def check_model(folder: str | os.PathLike[str], model_class: type[PreTrainedMode
             f"`pad_token_id` of {CONFIG_NAME} ({pad_token_id}) and of the tokenizer ({tokenizer.pad_token_id}) must "
             "be the same."
         )
-    if not (root / TARGET_TOKENIZER).is_dir():
+    if model.config.is_encoder_decoder:
+        _check_target_tokenizer(root, model, tokenizer)
+    else:
         check_end_token(model.config, tokenizer)
+
+
+def _check_target_tokenizer(root: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Raise unless a translator has a tokenizer for each of its vocabularies, and none of another model."""
+    target_tokenizer = load_target_tokenizer(root) or tokenizer
+    check_target_tokenizer(model.config, tokenizer, target_tokenizer)
+    size = model.config.get_text_config(decoder=True).vocab_size
+    if len(target_tokenizer) > size:
+        raise ValueError(
+            f"The tokenizer in {TARGET_TOKENIZER} has {len(target_tokenizer)} entries, but the model writes only "
+            f"{size}: they don't match."
+        )
 
 
 def check_weights(folder: str | os.PathLike[str]) -> None:
@@ -437,6 +458,7 @@ def replace_file(path: Path, content: bytes) -> None:
         path (`Path`): The file.
         content (`bytes`): Its new content.
     """
-    temporary = path.with_name(f"{path.name}.tmp")
-    temporary.write_bytes(content)
-    temporary.replace(path)
+    complete = path.with_name(f"{path.name}.tmp")
+    with replacing_binary_file(str(complete)) as file:
+        file.write(content)
+    complete.replace(path)

@@ -21,6 +21,7 @@ from huggingface_hub.errors import HfHubHTTPError, HTTPError, RevisionNotFoundEr
 from huggingface_hub.hf_api import RepoFile
 from transformers.utils import ADAPTER_CONFIG_NAME, CONFIG_NAME, logging
 
+from ..models.text_batches import TARGET_TOKENIZER
 from .card import CardFacts, make_card
 from .client import first_line, full_repo_id, known_tokens, retry, status_code
 from .folder import FileHash, check_folder, contains_token, hash_file, is_weight_file, replace_file
@@ -371,11 +372,19 @@ def _plan(
     remote: dict[str, FileHash],
     written: dict[str, bytes],
 ) -> Publication:
-    """Compare a folder with a branch. Old weights are deleted, since they would be loaded with the new ones."""
+    """Compare a folder with a branch.
+
+    Old weights and tokenizers of targets are deleted, since they would be loaded with the new model.
+    """
     uploaded = tuple(name for name in hashes if not hashes[name].matches(remote.get(name)))
     models = {Path(name).parent for name in hashes if Path(name).name == CONFIG_NAME} | {Path()}
-    weights = [name for name in remote if is_weight_file(name) and Path(name).parent in models]
-    deleted = tuple(sorted(name for name in weights if name not in hashes))
+    targets = {model / TARGET_TOKENIZER for model in models}
+    loaded = [
+        name
+        for name in remote
+        if (is_weight_file(name) and Path(name).parent in models) or Path(name).parent in targets
+    ]
+    deleted = tuple(sorted(name for name in loaded if name not in hashes))
     unchanged = tuple(name for name in hashes if name not in uploaded)
     card = written["README.md"].decode() if "README.md" in written else None
     return Publication(repo_id, head, uploaded, deleted, unchanged, card)

@@ -116,8 +116,13 @@ def corpus_scores(nats: float, tokens: int, texts: Iterable[str]) -> dict[str, f
         `documents`, `words`, `bytes` and `tokens`.
 
     Raises:
-        ValueError: if the documents have no word.
+        ValueError: if the documents have no word, or `nats` is nan or infinite.
     """
+    if not math.isfinite(nats):
+        raise ValueError(
+            f"The loss of texts is {nats}. Either the model's weights are nan (train it again), or values overflow "
+            'in its dtype (load it with `dtype="float32"`).'
+        )
     texts = list(texts)
     words, size = sum(len(text.split()) for text in texts), sum(len(text.encode()) for text in texts)
     if not words:

@@ -81,10 +81,15 @@ class PretrainingMetrics:
         Returns:
             `dict[str, float]`: `mlm_loss` in nats per masked token, `mlm_accuracy`, and with both heads
             `nsp_accuracy`, both from 0 to 1.
+
+        Raises:
+            ValueError: if no token is masked.
         """
         losses, is_correct, *next_is_correct = prediction.predictions
         labels = prediction.label_ids
         is_masked = (labels[0] if isinstance(labels, tuple | list) else labels) != IGNORED_LABEL
+        if not is_masked.any():
+            raise ValueError("`labels` of the evaluation data must have masked tokens, but all of them are -100.")
         metrics = {
             "mlm_loss": float(np.mean(losses[is_masked], dtype=np.float64)),
             "mlm_accuracy": float(np.mean(is_correct[is_masked], dtype=np.float64)),

@@ -454,19 +454,22 @@ def check_offsets(
         raise ValueError(f"{rule}; got {offsets.tolist()}.")
 
 
-def check_encoder_arguments(keep_padding: Any, shift_labels: Any) -> None:
+def check_encoder_arguments(keep_padding: Any, shift_labels: Any, *caches: Any) -> None:
     """Check arguments that all encoders share.
 
     Args:
         keep_padding (`bool`): Whether the output at padding is computed, too.
         shift_labels (`torch.Tensor`, *optional*): What accelerate gives where it has cut sequences across devices.
+        *caches (`Cache`, *optional*): Caches of keys and values, which an encoder does not take.
 
     Raises:
-        ValueError: if `shift_labels` are given.
+        ValueError: if `shift_labels` or a cache is given.
         TypeError: if `keep_padding` is no bool.
     """
     if not isinstance(keep_padding, bool):
         raise TypeError(f"`keep_padding` must be a bool, got {type(keep_padding).__name__}.")
+    if any(cache is not None for cache in caches):
+        raise ValueError("`past_key_values` must not be given to an encoder, which reads all positions at once.")
     if shift_labels is not None:
         raise ValueError(
             "`shift_labels` must not be given: context parallelism, which cuts sequences across devices, knows causal "

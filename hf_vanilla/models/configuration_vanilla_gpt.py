@@ -1,5 +1,6 @@
 """Configuration of GPT (Radford et al. 2018), with its size and miniatures as presets."""
 
+import os
 from typing import Any
 
 import torch
@@ -23,6 +24,7 @@ _NATIVE_FIELDS = {
     "layer_norm_epsilon": "layer_norm_eps",
     "summary_first_dropout": "classifier_dropout",
 }
+_ALIASES = ("n_embd", "n_layer", "n_head", "n_positions")  # which transformers knows by our names too
 _OPENAI_ACTIVATIONS = {"gelu": "gelu_new", "swish": "silu"}  # what transformers computes for two values of `afn`
 _PLAIN_GPT2 = {
     "scale_attn_weights": True,
@@ -120,6 +122,34 @@ class VanillaGptConfig(SelfContainedConfig):
         if self.intermediate_size is None:
             self.intermediate_size = 4 * self.hidden_size
         super().__post_init__(**kwargs)
+
+    def to_diff_dict(self) -> dict[str, Any]:
+        """Return what is saved: fields that transformers' `gpt2` and `openai-gpt` call otherwise have both names.
+
+        Returns:
+            `dict[str, Any]`: the fields.
+        """
+        native = self.native_types["gpt2" if self.norm_position == "pre" else "openai-gpt"]
+        values = {ours: theirs for theirs, ours in native.values.items()}
+        named = {theirs: getattr(self, ours) for theirs, ours in native.renamed.items() if theirs not in _ALIASES}
+        named = {theirs: values.get(value, value) for theirs, value in named.items() if value is not None}
+        return {**super().to_diff_dict(), **named}
+
+    @classmethod
+    def get_config_dict(
+        cls, pretrained_model_name_or_path: str | os.PathLike, **kwargs: Any
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Read a saved configuration, without the second names that `to_diff_dict` gives fields.
+
+        Args:
+            pretrained_model_name_or_path (`str`): A folder or a name on the Hub.
+            **kwargs: As in `PreTrainedConfig.get_config_dict`.
+
+        Returns:
+            `tuple[dict, dict]`: the fields, and the arguments that are left.
+        """
+        fields, unused = super().get_config_dict(pretrained_model_name_or_path, **kwargs)
+        return {name: value for name, value in fields.items() if name not in _NATIVE_FIELDS}, unused
 
     @classmethod
     def auto_classes(cls) -> dict[str, Any]:

@@ -157,6 +157,8 @@ class VanillaTransformerConfig(SelfContainedConfig):
     decoder_start_token_id: int | None = None
 
     def __post_init__(self, **kwargs: Any) -> None:
+        for name in self.attribute_map.keys() & kwargs.keys():  # first, as other fields follow from them
+            setattr(self, name, kwargs.pop(name))
         if None in (self.d_k, self.d_v) and self.num_heads > 0:
             if self.d_model % self.num_heads:
                 raise ValueError(

@@ -90,16 +90,34 @@ def dropout(hidden_states: Tensor, rate: float, training: bool) -> Tensor:
     return _Dropout.apply(hidden_states, dropout_noise(hidden_states.shape, rate, hidden_states.device), rate)
 
 
+class Dropout(nn.Dropout):
+    """torch's dropout with the random bits of [`dropout`].
+
+    As a module, so that its rate can be changed, or dropout switched on in evaluation, as with any other model.
+    """
+
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        """Drop elements in training.
+
+        Args:
+            hidden_states (`torch.Tensor`): Any shape.
+
+        Returns:
+            `torch.Tensor`: a tensor of the same shape.
+        """
+        return dropout(hidden_states, self.p, self.training)
+
+
 def attention_dropout_rate(attention: Any) -> float:
     """Return the rate at which attention weights are dropped, and warn once of a kernel that drops none.
 
     Args:
-        attention (`nn.Module`): The attention, with `config` and `dropout`.
+        attention (`nn.Module`): The attention, with `config` and a [`Dropout`].
 
     Returns:
         `float`: the rate; 0 in evaluation.
     """
-    rate, kernel = attention.dropout if attention.training else 0.0, attention.config._attn_implementation
+    rate, kernel = attention.dropout.p if attention.dropout.training else 0.0, attention.config._attn_implementation
     if rate > 0 and _KERNELS_WITHOUT_DROPOUT.search(kernel) and not torch.compiler.is_compiling():
         logger.warning_once(
             f"No attention weight is dropped although the rate is {rate}: {kernel} has no dropout. Set the rate to 0, "

@@ -35,7 +35,7 @@ from transformers.configuration_utils import PreTrainedConfig
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from .dropout import attention_dropout_rate
+from .dropout import Dropout, attention_dropout_rate
 from .dropout import dropout as drop  # kernels have an argument of that name
 from .packing import CrossPacking, Mask, Packing, gather_outputs
 from .varlen_attention import unpad_source
@@ -63,7 +63,7 @@ class PostNormResidual(nn.Module):
     def __init__(self, config: PreTrainedConfig):
         super().__init__()
         self.layer_norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
-        self.dropout = config.hidden_dropout_prob
+        self.dropout = Dropout(config.hidden_dropout_prob)
 
     def before(self, hidden_states: Tensor) -> Tensor:
         """Return the input of the sub-layer, of shape `(batch, length, d_model)`."""
@@ -71,7 +71,7 @@ class PostNormResidual(nn.Module):
 
     def after(self, hidden_states: Tensor, output: Tensor) -> Tensor:
         """Add the dropped-out output to the input, both of shape `(batch, length, d_model)`, and normalise."""
-        return self.layer_norm(hidden_states + drop(output, self.dropout, self.training))
+        return self.layer_norm(hidden_states + self.dropout(output))
 
 
 class PreNormResidual(PostNormResidual):
@@ -89,7 +89,7 @@ class PreNormResidual(PostNormResidual):
 
     def after(self, hidden_states: Tensor, output: Tensor) -> Tensor:
         """Add the dropped-out output to the residual stream, both of shape `(batch, length, d_model)`."""
-        return hidden_states + drop(output, self.dropout, self.training)
+        return hidden_states + self.dropout(output)
 
 
 RESIDUALS = {"post": PostNormResidual, "pre": PreNormResidual}
@@ -212,8 +212,7 @@ def eager_attention_forward(
     """Compute softmax(Q K^T * scaling) V as the formula says, and return the weights too.
 
     Args:
-        module (`nn.Module`): The attention module; its `is_causal` counts if there is no mask, its `training` for
-            dropout.
+        module (`nn.Module`): The attention module; its `is_causal` counts if there is no mask.
         query (`torch.Tensor` of shape `(batch, heads, query_len, d_k)`): Queries.
         key (`torch.Tensor` of shape `(batch, heads, key_len, d_k)`): Keys.
         value (`torch.Tensor` of shape `(batch, heads, key_len, d_v)`): Values.
@@ -240,7 +239,7 @@ def eager_attention_forward(
         # keeps rows finite: a mask may hold -inf, and float16 overflows
         scores = (scores + attention_mask).clamp(min=torch.finfo(scores.dtype).min)
     weights = nn.functional.softmax(scores, dim=-1)
-    kept = drop(weights, dropout, module.training).to(value.dtype)
+    kept = drop(weights, dropout, training=True).to(value.dtype)
     return torch.matmul(kept, value).transpose(1, 2), weights  # the output as (batch, query_len, heads, d_v)
 
 
@@ -265,7 +264,7 @@ class MultiHeadAttention(nn.Module):
         self.is_causal = is_causal
         self.heads, self.d_k, self.d_v = config.num_attention_heads, config.d_k, config.d_v
         self.scaling = self.d_k**-0.5 if config.attention_scale is None else config.attention_scale
-        self.dropout = config.attention_probs_dropout_prob
+        self.dropout = Dropout(config.attention_probs_dropout_prob)
         self.out_proj = nn.Linear(self.heads * self.d_v, config.hidden_size)
 
     def split_heads(self, projected: Tensor) -> Tensor:
@@ -477,7 +476,7 @@ class PositionwiseFeedForward(nn.Module):
         self.fc2 = nn.Linear(config.intermediate_size, config.hidden_size)
         # the same function in one pass, which takes less than half of the time
         self.activation = ACT2FN["gelu_pytorch_tanh" if config.hidden_act == "gelu_new" else config.hidden_act]
-        self.dropout = config.activation_dropout
+        self.dropout = Dropout(config.activation_dropout)
 
     def forward(self, hidden_states: Tensor) -> Tensor:
         """Apply the network.
@@ -489,7 +488,7 @@ class PositionwiseFeedForward(nn.Module):
             `torch.Tensor` of shape `(batch, length, d_model)`: the output.
         """
         inner = self.activation(self.fc1(hidden_states))  # (batch, length, d_ff)
-        return self.fc2(drop(inner, self.dropout, self.training))  # (batch, length, d_model)
+        return self.fc2(self.dropout(inner))  # (batch, length, d_model)
 
 
 def sinusoidal_positions(position_ids: Tensor, d_model: int, position_type: str) -> Tensor:

@@ -104,12 +104,25 @@ def token_loss(
         states = (hidden_states,) if weights is None else (hidden_states, weights)
         ids, hidden_states, *rest = select_labelled(labels, *states, count=count)  # (tokens,), (tokens, d_model)
         hidden_states, terms = transform(hidden_states), (ids, target, rest[0] if rest else None)
-        if _is_plain(projection) and not in_function_transform():
+        is_double = hidden_states.dtype == torch.float64  # which the chunks would round to float32
+        if _is_plain(projection) and not is_double and not in_function_transform():
             weight = projection.weight if frozen_row is None else freeze_row(projection.weight, frozen_row)
             loss_sum = projected_cross_entropy_sum(hidden_states, weight, projection.bias, *terms, count=count)
         else:
             loss_sum = cross_entropy_sum(_project(projection, hidden_states, frozen_row), *terms)
     return mean_loss(loss_sum, has_label(labels).sum(), num_items_in_batch), logits
+
+
+def at_least_float32(logits: Tensor) -> Tensor:
+    """Convert numbers of fewer bits to float32, in which losses are computed.
+
+    Args:
+        logits (`torch.Tensor`): Any shape.
+
+    Returns:
+        `torch.Tensor` of the same shape: in float32, or as it is in float64.
+    """
+    return logits if logits.dtype == torch.float64 else logits.float()
 
 
 def select_labelled(labels: Tensor, *states: Tensor, count: int | None = None) -> list[Tensor]:
@@ -140,9 +153,9 @@ def cross_entropy_sum(logits: Tensor, labels: Tensor, target: SmoothedTarget, we
         weights (`torch.Tensor` of shape `(...)`, *optional*): What each token's loss is multiplied with.
 
     Returns:
-        `torch.Tensor` of shape `()`: the sum over all labelled tokens, in float32 and nats.
+        `torch.Tensor` of shape `()`: the sum over all labelled tokens, in float32 or float64 and nats.
     """
-    logits = logits.float()
+    logits = at_least_float32(logits)
     wanted = labels != IGNORED_LABEL
     losses = torch.logsumexp(logits, dim=-1) - expected_under(target, logits, labels.clamp(min=0)) - target.entropy
     losses = torch.where(wanted, losses, 0.0)
@@ -267,7 +280,8 @@ def label_loss(
     elif labels.shape == logits.shape or is_flat:
         is_regression = problem_type == "regression"
         terms = nn.functional.mse_loss if is_regression else nn.functional.binary_cross_entropy_with_logits
-        loss_sum = terms(logits.float(), labels.view_as(logits).float(), reduction="sum")
+        logits = at_least_float32(logits)
+        loss_sum = terms(logits, labels.view_as(logits).to(logits.dtype), reduction="sum")
         loss = mean_loss(loss_sum, labels.numel(), num_items_in_batch)
     else:
         raise ValueError(
@@ -302,6 +316,6 @@ def classification_loss(
     check_labels("labels", labels, tuple(logits.shape[:-1]), logits.shape[-1])
     labels = labels.long()
     loss_sum = nn.functional.cross_entropy(
-        logits.flatten(0, -2).float(), labels.flatten(), ignore_index=IGNORED_LABEL, reduction="sum"
+        at_least_float32(logits.flatten(0, -2)), labels.flatten(), ignore_index=IGNORED_LABEL, reduction="sum"
     )
     return mean_loss(loss_sum, has_label(labels).sum(), num_items_in_batch)

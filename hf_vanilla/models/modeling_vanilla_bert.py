@@ -64,12 +64,12 @@ from .checks import (
 )
 from .configuration_vanilla_bert import VanillaBertConfig
 from .conversion_vanilla_bert import BERT_NAMES
-from .dropout import dropout
+from .dropout import Dropout
 from .layers import EncoderLayer
-from .loss import LossAndLogits, classification_loss, label_loss, mean_loss, token_loss
+from .loss import LossAndLogits, at_least_float32, classification_loss, label_loss, mean_loss, token_loss
 from .packing import run_encoder
 from .read_positions import WITH_PADDING, Sizes, read_all, read_first, read_labelled, step_sizes
-from .self_contained import Pooler, VanillaPreTrainedModel
+from .self_contained import Pooler, VanillaPreTrainedModel, classifier_dropout
 from .sequences import flattened_rows
 
 
@@ -103,7 +103,7 @@ class Embeddings(nn.Module):
         self.position_embeddings = nn.Embedding(config.max_position_embeddings, config.hidden_size)
         self.token_type_embeddings = nn.Embedding(config.type_vocab_size, config.hidden_size)
         self.LayerNorm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
-        self.dropout = config.hidden_dropout_prob
+        self.dropout = Dropout(config.hidden_dropout_prob)
 
     def forward(
         self,
@@ -128,7 +128,7 @@ class Embeddings(nn.Module):
             token_type_ids = torch.zeros(1, 1, dtype=torch.long, device=inputs_embeds.device)
         positions = self.position_embeddings(position_ids)  # (batch or 1, length, d_model)
         segments = self.token_type_embeddings(token_type_ids)  # (batch or 1, length or 1, d_model)
-        return dropout(self.LayerNorm(inputs_embeds + segments + positions), self.dropout, self.training)
+        return self.dropout(self.LayerNorm(inputs_embeds + segments + positions))
 
 
 class PredictionTransform(nn.Module):
@@ -366,6 +366,7 @@ class VanillaBertWithHead(VanillaBertPreTrainedModel):
     def _add_head(self, config: VanillaBertConfig) -> None:
         """Add the layers on top of the encoder: here a classifier."""
         self.num_labels = config.num_labels
+        self.dropout = classifier_dropout(config)
         self.classifier = nn.Linear(config.hidden_size, config.num_labels)
 
     def _run(
@@ -505,7 +506,7 @@ class VanillaBertForPreTraining(VanillaBertWithTokenHead):
         if labels is None or items is None:
             return classification_loss(logits, is_random)
         # (batch,), 0 for -100
-        losses = nn.functional.cross_entropy(logits.float(), is_random.long(), reduction="none")
+        losses = nn.functional.cross_entropy(at_least_float32(logits), is_random.long(), reduction="none")
         return mean_loss((losses * has_label(labels).sum(1)).sum(), 1, items)
 
 
@@ -567,7 +568,7 @@ class VanillaBertForSequenceClassification(VanillaBertWithHead):
     output_class = SequenceClassifierOutput
 
     def _predict(self, outputs: Any, labels: Tensor | None, items: Any, count: int | None) -> LossAndLogits:
-        logits = self.classifier(self._classifier_dropout(outputs.pooler_output))  # (batch, num_labels)
+        logits = self.classifier(self.dropout(outputs.pooler_output))  # (batch, num_labels)
         return label_loss(self.config, logits, labels, items), logits
 
 
@@ -588,7 +589,7 @@ class VanillaBertForTokenClassification(VanillaBertWithHead):
     _reads = staticmethod(read_all)
 
     def _predict(self, outputs: Any, labels: Tensor | None, items: Any, count: int | None) -> LossAndLogits:
-        logits = self.classifier(self._classifier_dropout(outputs.last_hidden_state))  # (batch, length, num_labels)
+        logits = self.classifier(self.dropout(outputs.last_hidden_state))  # (batch, length, num_labels)
         return classification_loss(logits, labels, items), logits
 
 
@@ -683,6 +684,7 @@ class VanillaBertForMultipleChoice(VanillaBertWithHead):
     output_class = MultipleChoiceModelOutput
 
     def _add_head(self, config: VanillaBertConfig) -> None:
+        self.dropout = classifier_dropout(config)
         self.classifier = nn.Linear(config.hidden_size, 1)
 
     def _encode(self, inputs: Inputs, labels: Tensor | None, sizes: Sizes, **kwargs: Any) -> Any:
@@ -692,7 +694,7 @@ class VanillaBertForMultipleChoice(VanillaBertWithHead):
         return outputs
 
     def _predict(self, outputs: Any, labels: Tensor | None, items: Any, count: int | None) -> LossAndLogits:
-        logits = self.classifier(self._classifier_dropout(outputs.pooler_output)).squeeze(-1)  # (batch, choices)
+        logits = self.classifier(self.dropout(outputs.pooler_output)).squeeze(-1)  # (batch, choices)
         return classification_loss(logits, labels, items), logits
 
 

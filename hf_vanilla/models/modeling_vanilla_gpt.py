@@ -43,6 +43,7 @@ from transformers.modeling_outputs import (
     SequenceClassifierOutput,
 )
 from transformers.processing_utils import Unpack
+from transformers.utils import logging
 from transformers.utils.generic import ModelOutput, TransformersKwargs, can_return_tuple, merge_with_config_defaults
 from transformers.utils.output_capturing import capture_outputs
 
@@ -64,13 +65,16 @@ from .checks import (
 )
 from .configuration_vanilla_gpt import VanillaGptConfig
 from .conversion_vanilla_gpt import GPT_NAMES
-from .dropout import dropout
+from .dropout import Dropout
 from .layers import EncoderLayer
 from .loss import LossAndLogits, classification_loss, label_loss, token_loss
 from .packing import run_encoder
 from .read_positions import Reads, labelled_positions, step_sizes
-from .self_contained import StreamingGenerationMixin, VanillaPreTrainedModel, final_norm
+from .self_contained import StreamingGenerationMixin, VanillaPreTrainedModel, classifier_dropout, final_norm
 from .sequences import flattened_rows, holds_several, positions_of
+
+
+logger = logging.get_logger(__name__)
 
 
 class VanillaGptPreTrainedModel(VanillaPreTrainedModel):
@@ -115,6 +119,7 @@ class VanillaGptModel(VanillaGptPreTrainedModel):
         super().__init__(config)
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
         self.embed_positions = nn.Embedding(config.max_position_embeddings, config.hidden_size)
+        self.dropout = Dropout(config.hidden_dropout_prob)
         layers = [EncoderLayer(config, number, is_causal=True) for number in range(config.num_hidden_layers)]
         self.layers = nn.ModuleList(layers)
         self.norm = final_norm(config)  # applied by `run_encoder`
@@ -202,7 +207,7 @@ class VanillaGptModel(VanillaGptPreTrainedModel):
         # the layers, and after them the norm of pre-norm
         hidden_states, _ = run_encoder(
             self,
-            dropout(hidden_states, self.config.hidden_dropout_prob, self.training),
+            self.dropout(hidden_states),
             attention_mask,
             keep_padding,
             read_positions,
@@ -424,10 +429,14 @@ class VanillaGptClassifier(VanillaGptWithProjection):
             `ModelOutput`: transformers' class for the task, with `loss` of shape `()` and `logits`.
 
         Raises:
-            ValueError: if a label is outside its range, or a shape does not fit.
+            ValueError: if a label is outside its range, a shape does not fit, or `mc_token_ids` or `mc_labels`, which
+                transformers' models with two heads know, is given.
             TypeError: if an argument is no tensor, or ids or classes are no integers.
         """
         check_arguments(num_items_in_batch, labels=labels)
+        for name in ("mc_token_ids", "mc_labels"):
+            if cast(dict, kwargs).pop(name, None) is not None:
+                raise ValueError(f"`{name}` must not be given: the last token of each text is read; pass `labels`.")
         inputs = {"input_ids": input_ids, "attention_mask": attention_mask, "position_ids": position_ids}
         cast(dict, kwargs).pop("use_cache", None)
         inputs |= {"inputs_embeds": inputs_embeds, "token_type_ids": cast(dict, kwargs).pop("token_type_ids", None)}
@@ -440,6 +449,11 @@ class VanillaGptClassifier(VanillaGptWithProjection):
             is_token = attention_mask.to(given.device) != 0
         elif input_ids is not None and self.config.pad_token_id is not None:
             is_token = input_ids != self.config.pad_token_id
+        elif attention_mask is None and given.shape[0] > 1 and not torch.compiler.is_compiling():
+            logger.warning_once(
+                "The last position of each text is read, even if it is padding: `attention_mask` is missing, and the "
+                "config has no `pad_token_id`."
+            )
         last = is_token.long().cumsum(1).argmax(1)  # (texts,); the first maximum is at the last token
         is_read, next_ids = torch.arange(given.shape[1], device=last.device) == last[:, None], None
         texts = last.shape[0]
@@ -457,7 +471,7 @@ class VanillaGptClassifier(VanillaGptWithProjection):
         hidden_states = outputs.last_hidden_state
         numbers = torch.arange(texts, device=hidden_states.device)
         extracted = hidden_states[numbers, last.to(hidden_states.device)].unflatten(0, batch)
-        loss, logits = self._predict(self._classifier_dropout(extracted), labels, num_items_in_batch)
+        loss, logits = self._predict(self.dropout(extracted), labels, num_items_in_batch)
         if labels is not None and next_ids is not None:
             lm_loss = self._lm_loss(hidden_states, next_ids, labels.reshape(batch[0], -1), num_items_in_batch, count)
             loss = loss + self.config.lm_loss_weight * lm_loss
@@ -492,6 +506,7 @@ class VanillaGptForSequenceClassification(VanillaGptClassifier):
 
     def _add_head(self, config: VanillaGptConfig) -> None:
         self.num_labels = config.num_labels
+        self.dropout = classifier_dropout(config)
         self.score = nn.Linear(config.hidden_size, config.num_labels, bias=False)
 
     def _predict(self, extracted: Tensor, labels: Tensor | None, items: Tensor | int | None) -> LossAndLogits:
@@ -515,6 +530,7 @@ class VanillaGptForMultipleChoice(VanillaGptClassifier):
     text_axes = 2
 
     def _add_head(self, config: VanillaGptConfig) -> None:
+        self.dropout = classifier_dropout(config)
         head = {"summary": nn.Linear(config.hidden_size, 1)}  # the names of checkpoints
         self.multiple_choice_head = nn.ModuleDict(head)
 

@@ -63,7 +63,7 @@ from .checks import (
     position_limit,
 )
 from .configuration_vanilla_transformer import VanillaTransformerConfig
-from .dropout import dropout
+from .dropout import Dropout
 from .layers import CrossAttention, DecoderLayer, EncoderLayer, FusedLinear, SelfAttention, sinusoidal_positions
 from .loss import smoothed_target, token_loss
 from .packing import run_decoder, run_encoder
@@ -132,6 +132,7 @@ class VanillaTransformerStack(VanillaTransformerPreTrainedModel):
         self.embed_tokens = nn.Embedding(vocab_size, config.d_model, padding_idx=config.pad_token_id)
         if config.position_type == "learned":
             self.embed_positions = nn.Embedding(config.max_position_embeddings, config.d_model)
+        self.dropout = Dropout(config.dropout)
         self.layers = nn.ModuleList([layer_class(config, number) for number in range(num_layers)])
         self.norm = final_norm(config)  # applied by `run_encoder` and `run_decoder`
         self.post_init()
@@ -153,7 +154,7 @@ class VanillaTransformerStack(VanillaTransformerPreTrainedModel):
             positions = self.embed_positions(position_ids)  # (batch or 1, length, d_model)
         else:
             positions = sinusoidal_positions(position_ids, self.config.d_model, self.config.position_type)
-        return dropout(hidden_states + positions.to(hidden_states.dtype), self.config.dropout, self.training)
+        return self.dropout(hidden_states + positions.to(hidden_states.dtype))
 
 
 def refuse_flattened(arguments: dict[str, Any]) -> None:

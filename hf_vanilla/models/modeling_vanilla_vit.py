@@ -17,7 +17,7 @@
 
 Departures from the paper:
 - None in the layers. The classifier is one linear layer, also when trained from nothing; the paper's hidden layer with
-  tanh is the pooler of `VanillaVitModel`.
+  tanh is the pooler of `VanillaVitModel`. In fine-tuning the paper's classifier starts at 0, here it is drawn.
 - Where the authors' code has an epsilon of LayerNorm of 1e-6, the default is transformers': 1e-12. Dropout is 0, the
   paper's for fine-tuning.
 - Where the authors' code has an initialisation for each kind of weight, and transformers a normal distribution, all
@@ -41,7 +41,7 @@ from transformers.utils.output_capturing import capture_outputs
 from .checks import check_arguments, check_heads
 from .configuration_vanilla_vit import VanillaVitConfig
 from .conversion_vanilla_vit import VIT_NAMES
-from .dropout import dropout
+from .dropout import Dropout
 from .layers import EncoderLayer
 from .loss import label_loss
 from .packing import run_encoder
@@ -110,7 +110,7 @@ class Embeddings(nn.Module):
             {"projection": nn.Conv2d(config.num_channels, config.hidden_size, kernel_size=patch, stride=patch)}
         )
         self.position_embeddings = nn.Parameter(torch.zeros(1, 1 + self.grid[0] * self.grid[1], config.hidden_size))
-        self.dropout = config.hidden_dropout_prob
+        self.dropout = Dropout(config.hidden_dropout_prob)
 
     def forward(self, pixel_values: Tensor) -> Tensor:
         """Embed images.
@@ -126,7 +126,7 @@ class Embeddings(nn.Module):
         class_token = self.cls_token.expand(patches.shape[0], -1, -1)
         hidden_states = torch.cat((class_token, patches.flatten(2).transpose(1, 2)), dim=1)
         hidden_states = hidden_states + self.positions(patches.shape[2], patches.shape[3])
-        return dropout(hidden_states, self.dropout, self.training)
+        return self.dropout(hidden_states)
 
     def positions(self, rows: int, columns: int) -> Tensor:
         """Return the positions, for another grid of patches than the model's interpolated in two dimensions.

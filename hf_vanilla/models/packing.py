@@ -584,16 +584,20 @@ def run_encoder(
         first position, `(batch, 1, d_model)`, which a pooler reads even where it is padding.
 
     Raises:
-        ValueError: if `read_positions` has another shape, or sequences are cut across devices.
+        ValueError: if `read_positions` has another shape, an encoder gets a cache, or sequences are cut across
+            devices.
         TypeError: if `keep_padding` is no bool.
     """
-    check_encoder_arguments(keep_padding, kwargs.get("shift_labels"))
+    is_causal = create_mask is not create_bidirectional_mask
+    caches = () if is_causal else (kwargs.get("past_key_values"), kwargs.get("cache"))
+    check_encoder_arguments(keep_padding, kwargs.get("shift_labels"), *caches)
     batch, length = hidden_states.shape[:2]
     read, count, firsts = read_positions if isinstance(read_positions, Reads) else Reads(read_positions)
     if read is not None:
         check_shape("read_positions", read, batch, length)
         if reads_first:
-            read = torch.cat((torch.ones_like(read[:, :1]), read[:, 1:]), dim=1)
+            read = read.clone()  # a slice from the second position on would tie exported code to lengths
+            read[:, 0] = 1
             count = None if count is None else count + batch - firsts
     planner = PackingPlanner(model, hidden_states, kwargs)
     sequences, sizes = None, (mask_sizes or {}).get("attention_mask")

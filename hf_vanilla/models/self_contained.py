@@ -24,7 +24,7 @@ from transformers.modeling_utils import PreTrainedModel
 from transformers.utils.output_capturing import OutputRecorder
 
 from .checks import check_generated_length, check_generation_options, position_limit
-from .dropout import dropout
+from .dropout import Dropout
 from .layers import EncoderLayer, SelfAttention
 
 
@@ -533,10 +533,18 @@ class VanillaPreTrainedModel(PreTrainedModel):
         if isinstance(module, nn.Embedding) and module.padding_idx is not None and not is_loaded:
             init.zeros_(module.weight[module.padding_idx])
 
-    def _classifier_dropout(self, hidden_states: Tensor) -> Tensor:
-        """Drop what a classifier of texts reads."""
-        rate = self.config.classifier_dropout
-        return dropout(hidden_states, self.config.hidden_dropout_prob if rate is None else rate, self.training)
+
+def classifier_dropout(config: Any) -> Dropout:
+    """Make the dropout of what a classifier of texts reads.
+
+    Args:
+        config (`PreTrainedConfig`): The model's config.
+
+    Returns:
+        `Dropout`: the module.
+    """
+    rate = config.classifier_dropout
+    return Dropout(config.hidden_dropout_prob if rate is None else rate)
 
 
 class StreamingGenerationMixin(GenerationMixin):

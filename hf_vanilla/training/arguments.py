@@ -419,7 +419,9 @@ class FinetuningArguments(EarlyStoppingArguments):
     logging_steps: float = field(
         default=0.05, metadata={"help": "Log the loss every this many updates, or below 1 every such share."}
     )
-    save_strategy: str = field(default="no", metadata={"help": "Checkpoints while training: no, epoch or steps."})
+    save_strategy: Literal["no", "epoch", "steps", "best"] = field(
+        default="no", metadata={"help": "When to save checkpoints while training."}
+    )
 
     def __post_init__(self) -> None:
         if self.output_dir is None:

@@ -47,12 +47,13 @@ def lower_is_better(metric: str) -> bool:
     return metric.endswith("loss") or metric.removeprefix("eval_") == "mse"
 
 
-def last_checkpoints(run_dir: str | os.PathLike, count: int) -> list[Path]:
+def last_checkpoints(run_dir: str | os.PathLike, count: int, *, until: int | None = None) -> list[Path]:
     """Find the last checkpoints of a run.
 
     Args:
         run_dir (`str`): The `output_dir` of a `Trainer`, with folders `checkpoint-<step>`.
         count (`int`): Number of checkpoints.
+        until (`int`, *optional*): Step of the last one, where the folder has later ones of an earlier attempt.
 
     Returns:
         `list[Path]`: `count` folders, by ascending step.
@@ -61,7 +62,7 @@ def last_checkpoints(run_dir: str | os.PathLike, count: int) -> list[Path]:
         ValueError: if `count` is below 1, or `run_dir` does not exist or has fewer checkpoints with safetensors
             weights.
     """
-    return list(_checkpoints_by_step(Path(run_dir), count).values())[-count:]
+    return list(_checkpoints_by_step(Path(run_dir), count, until).values())[-count:]
 
 
 def best_checkpoints(
@@ -237,12 +238,14 @@ def folders_by_step(run_dir: Path) -> dict[int, Path]:
     return dict(sorted(found.items()))
 
 
-def _checkpoints_by_step(run_dir: Path, count: int) -> dict[int, Path]:
+def _checkpoints_by_step(run_dir: Path, count: int, until: int | None = None) -> dict[int, Path]:
     """Return the checkpoints of a run that have weights, by ascending step; at least `count` of them."""
     if not run_dir.is_dir():
         raise ValueError(f"`run_dir` ({run_dir}) must be a folder, but there is none of that name.")
     found = {}
     for step, folder in folders_by_step(run_dir).items():
+        if until is not None and step > until:
+            continue
         # The trainer writes its state last: without it, the checkpoint is incomplete.
         has_weights = any((folder / name).is_file() for name in (SAFE_WEIGHTS_NAME, SAFE_WEIGHTS_INDEX_NAME))
         if has_weights and (folder / TRAINER_STATE_NAME).is_file():

@@ -6,6 +6,7 @@ import os
 import re
 from dataclasses import dataclass, field
 from importlib.metadata import version
+from pathlib import Path
 
 import pytest
 import torch
@@ -127,9 +128,10 @@ def test_options_of_a_yaml_file(tmp_path, capsys, monkeypatch):
     path.write_text("apples: 5\nlearning_rate: 3e-4  # a number\noutput_dir: 3e\nwarmup_steps: 2\n")
     own, training_args = parse_arguments(OwnArguments, OwnTrainingArguments, description=None)
     assert (own.apples, training_args.learning_rate, training_args.output_dir) == (5, 3e-4, "3e")
-    path.write_text("eval_strategy: no\nsave_strategy: steps\noutput_dir: x\n")
+    path.write_text("eval_strategy: no\nsave_strategy: steps\noutput_dir: ~/x\n")
     _, training_args = parse_arguments(OwnArguments, OwnTrainingArguments, description=None)
     assert (training_args.eval_strategy, training_args.save_strategy) == ("no", "steps")
+    assert training_args.output_dir == str(Path.home() / "x")
     for text, message in (
         ("apples: [1", "is no YAML file"),
         ("- apples", "one mapping"),
@@ -139,6 +141,15 @@ def test_options_of_a_yaml_file(tmp_path, capsys, monkeypatch):
         with pytest.raises(SystemExit):
             parse_arguments(OwnArguments, description=None)
         assert message in capsys.readouterr().err
+
+
+def test_broken_file_of_options_is_named(tmp_path, capsys, monkeypatch):
+    path = tmp_path / "options.json"
+    path.write_text('{"apples": 5,')
+    monkeypatch.setattr("sys.argv", ["script.py", str(path)])
+    with pytest.raises(SystemExit):
+        parse_arguments(OwnArguments, description=None)
+    assert f"error: {path} is no JSON file in UTF-8: Expecting property name" in capsys.readouterr().err
 
 
 def test_options_after_a_file_replace_its_own(tmp_path, monkeypatch):
@@ -346,6 +357,14 @@ def test_cut_tokenizer_names_the_folder(tmp_path):
     (tmp_path / "tokenizer.json").write_text('{"model": {"type": "WordLe')
     (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "TokenizersBackend"}')
     message = rf"`model` \({tmp_path}\) has a JSON file that is cut or damaged: Unterminated string"
+    with pytest.raises(ValueError, match=message), explained_loading("model", tmp_path):
+        AutoTokenizer.from_pretrained(tmp_path)
+
+
+def test_tokenizer_of_another_schema_names_the_folder(tmp_path):
+    (tmp_path / "tokenizer.json").write_text('{"version": "1.0"}')
+    (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "TokenizersBackend"}')
+    message = rf"`model` \({tmp_path}\) has a file of tokenizer or config without 'added_tokens'"
     with pytest.raises(ValueError, match=message), explained_loading("model", tmp_path):
         AutoTokenizer.from_pretrained(tmp_path)
 

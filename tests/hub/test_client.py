@@ -33,6 +33,14 @@ def test_retry_waits_as_long_as_the_hub_asks(hub, folder, waits, caplog, form):
     assert f"Attempt 2 of {MAX_ATTEMPTS} in {waited:.0f} s" in caplog.text
 
 
+def test_retry_waits_for_the_rate_limit(hub, folder, waits):
+    limit = {"ratelimit": '"api";r=0;t=123'}
+    hub.fail({"method": "POST", "path": "/commit/", "status": 429, "headers": limit})
+    publish(folder, REPO)
+    assert_published(hub, folder)
+    assert waits == [124]
+
+
 @pytest.mark.parametrize("form", ["seconds", "date"])
 def test_retry_gives_up_if_the_wait_is_too_long(hub, folder, waits, caplog, form):
     asked = "86400" if form == "seconds" else formatdate(time.time() + 86400, usegmt=True)

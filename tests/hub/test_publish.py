@@ -108,16 +108,17 @@ def test_dry_run_works_without_the_hub(hub, folder, waits, monkeypatch, failure)
 
 def test_publish_deletes_old_weights_and_nothing_else(hub, folder):
     publish(folder, REPO)
-    for name in ("curve.png", "lora/adapter_model.safetensors", "old.safetensors"):
+    target = "target_tokenizer/tokenizer.json"  # of an earlier model with two vocabularies
+    for name in ("curve.png", "lora/adapter_model.safetensors", "old.safetensors", target):
         hub.api.upload_file(path_or_fileobj=b"x" * 30, path_in_repo=name, repo_id=REPO)
     model = VanillaBertForPreTraining.from_pretrained(folder)
     (folder / "model.safetensors").unlink()
     model.save_pretrained(folder, max_shard_size="4KB")
     assert len(list(folder.glob("model-*.safetensors"))) > 1
-    assert publish(folder, REPO).deleted == ("model.safetensors", "old.safetensors")
+    assert publish(folder, REPO).deleted == ("model.safetensors", "old.safetensors", target)
     names = hub.files().keys()
     assert {"curve.png", "lora/adapter_model.safetensors", "model.safetensors.index.json"} <= names
-    assert not {"model.safetensors", "old.safetensors"} & names
+    assert not {"model.safetensors", "old.safetensors", target} & names
 
 
 def test_roll_back_restores_files_in_one_commit(hub, folder):

@@ -1,5 +1,6 @@
 """Scores of language models on documents: the definition as a loop, windows, bad input."""
 
+import copy
 import math
 
 import pytest
@@ -72,6 +73,14 @@ def test_scores_are_those_of_the_definition(model, tokenizer, context_length, st
 def test_bad_input_is_named(model, tokenizer, texts, options, message):
     with pytest.raises(ValueError, match=message):
         evaluate_documents(model, tokenizer, texts, **options)
+
+
+def test_infinite_loss_is_refused(model, tokenizer):
+    overflowing = copy.deepcopy(model)
+    with torch.no_grad():
+        overflowing.transformer.embed_tokens.weight.mul_(1e30)
+    with pytest.raises(ValueError, match="The loss of texts is (nan|inf)"):
+        evaluate_documents(overflowing, tokenizer, TEXTS)
 
 
 def test_training_mode_and_missing_end_are_refused(model, tokenizer):

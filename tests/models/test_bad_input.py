@@ -4,7 +4,9 @@ import re
 
 import pytest
 import torch
+from tiny_berts import tiny_bert
 from tiny_models import BATCH, LABELS, SOURCE, SOURCE_MASK, TARGET, tiny_model
+from tiny_vits import IMAGES, tiny_vit
 from transformers.cache_utils import DynamicCache, EncoderDecoderCache, StaticCache
 
 from hf_vanilla.models.checks import check_attention_mask, check_input_ids
@@ -43,6 +45,20 @@ def test_id_outside_the_vocabulary_is_refused_by_generate(model, num_beams):
     prompt = torch.tensor([[1, 20], [1, 3]])
     with pytest.raises(ValueError, match=r"`decoder_input_ids` must be in \[0, 13\).*got 20 at row 0, position 1"):
         model.generate(SOURCE, attention_mask=SOURCE_MASK, decoder_input_ids=prompt, num_beams=num_beams)
+
+
+@pytest.mark.parametrize(
+    ("make", "inputs"),
+    [
+        (tiny_bert, {"input_ids": SOURCE}),
+        (tiny_vit, {"pixel_values": IMAGES}),
+        (lambda: tiny_model().model.encoder, {"input_ids": SOURCE}),
+    ],
+    ids=["bert", "vit", "encoder"],
+)
+def test_cache_is_refused_by_encoders(make, inputs):
+    with pytest.raises(ValueError, match="`past_key_values` must not be given to an encoder"):
+        make()(**inputs, past_key_values=DynamicCache())
 
 
 def test_source_and_target_ids_are_checked_against_their_own_vocabularies():

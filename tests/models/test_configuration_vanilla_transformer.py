@@ -121,6 +121,9 @@ def test_names_of_transformers_are_aliases_in_both_directions():
         3,
         0.2,
     )
+    assert (config.d_k, config.d_v) == (16, 16)
+    with pytest.raises(ValueError, match=r"`d_model` \(50\) must be divisible by `num_heads` \(4\)"):
+        VanillaTransformerConfig(hidden_size=50, num_attention_heads=4)
     config.dropout, config.attention_dropout, config.activation_function = 0.3, 0.4, "gelu"
     assert config.hidden_dropout_prob == 0.3
     assert config.attention_probs_dropout_prob == 0.4

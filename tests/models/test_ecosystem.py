@@ -21,6 +21,7 @@ from tiny_models import (
     gradients,
     tiny_model,
 )
+from tiny_vits import IMAGES, tiny_vit
 from torch import nn
 from torch._dynamo.testing import CompileCounterWithBackend
 from transformers import modeling_flash_attention_utils as flash_utils
@@ -209,6 +210,40 @@ def test_exported_classifier_has_the_same_logits_for_other_shapes():
     ).module()
     inputs = {name: rows.repeat(2, 1)[:3, :5] for name, rows in given.items()}
     torch.testing.assert_close(program(**inputs).logits, model(**inputs).logits)
+
+
+@pytest.mark.parametrize("task", ["classes", "next-sentence"])
+def test_exported_bert_takes_a_text_of_two_tokens(task):
+    model, given = tiny_bert(task), {name: TASKS[task][3][name] for name in ("input_ids", "attention_mask")}
+    dynamic = {0: torch.export.Dim.DYNAMIC, 1: torch.export.Dim.DYNAMIC}
+    program = torch.export.export(model, (), given, dynamic_shapes=dict.fromkeys(given, dynamic)).module()
+    inputs = {name: rows[:, :2] for name, rows in given.items()}
+    torch.testing.assert_close(program(**inputs).logits, model(**inputs).logits)
+
+
+RATES = {"hidden_dropout_prob": 0.3, "attention_probs_dropout_prob": 0.2}
+WITH_DROPOUT = {
+    "encoder-decoder": (partial(tiny_model, **RATES, activation_dropout=0.4), INPUTS),
+    "bert": (partial(tiny_bert, "classes", **RATES), {"input_ids": SOURCE}),
+    "gpt": (partial(tiny_gpt, "classes", **RATES), {"input_ids": SOURCE}),
+    "vit": (partial(tiny_vit, **RATES), {"pixel_values": IMAGES}),
+}
+
+
+@pytest.mark.parametrize("kernel", ["eager", "sdpa"])
+@pytest.mark.parametrize("family", WITH_DROPOUT)
+def test_dropout_is_switched_by_its_modules(family, kernel):
+    make, inputs = WITH_DROPOUT[family]
+    model = make(attn_implementation=kernel)
+    dropouts = [module for module in model.modules() if isinstance(module, nn.Dropout)]
+    with torch.no_grad():
+        expected = model(**inputs).logits
+        for each in dropouts:
+            each.train()  # dropout at inference
+        assert not torch.allclose(model(**inputs).logits, model(**inputs).logits)
+        for each in dropouts:
+            each.p = 0
+        torch.testing.assert_close(model.train()(**inputs).logits, expected)
 
 
 ATTENTION = ["qkv_proj", "q_proj", "kv_proj", "out_proj", "fc1", "fc2"]

@@ -351,11 +351,12 @@ def test_bad_prompts_are_refused_by_generate(inputs, error, message):
         ("classes", {"input_ids": IDS[:, :0]}, "length at least 1"),
         ("classes", {"input_ids": IDS, "labels": torch.tensor([5, 0])}, r"`labels` must be in \[0, 5\)"),
         ("choices", {**CHOICES, "labels": torch.tensor([3, 0])}, r"`labels` must be in \[0, 3\)"),
+        ("choices", {**CHOICES, "mc_labels": torch.tensor([0, 1])}, "`mc_labels` must not be given: .* pass `labels`"),
         ("classes", {"input_ids": IDS, "attention_mask": MASK[:1]}, "`attention_mask` must have shape"),
         ("text", {"input_ids": IDS, "labels": IDS, "attention_mask": MASK[:1]}, "`attention_mask` must have shape"),
         ("text", {"input_ids": IDS, "labels": IDS, "attention_mask": MASK[:, :5]}, "`attention_mask` must have shape"),
     ],
-    ids=range(9),
+    ids=range(10),
 )
 def test_bad_input_of_heads_is_refused(task, inputs, message):
     with pytest.raises(ValueError, match=message):

@@ -388,13 +388,14 @@ TRANSFORMER_BATCH = {"input_ids": SOURCE, "attention_mask": torch.tensor(SOURCE_
 
 def transformer_with_dropout():
     model = tiny_model(dropout=0.1, attention_dropout=0.1, label_smoothing=0.0, encoder_layers=1, decoder_layers=1)
-    model.config.dropout = 0.0  # of the embeddings, which is applied before packing
+    for stack in (model.model.encoder, model.model.decoder):
+        stack.dropout.p = 0.0  # of the embeddings, which is applied before packing
     return model
 
 
 def bert_with_dropout():
     model = tiny_bert(hidden_dropout_prob=0.1, attention_probs_dropout_prob=0.1)
-    model.bert.embeddings.dropout = 0.0
+    model.bert.embeddings.dropout.p = 0.0
     return model
 
 

@@ -7,7 +7,7 @@ from transformers import BertConfig
 
 
 TOLERANCE = dict(rtol=1e-5, atol=1e-5)
-EXACT = dict(rtol=1e-6, atol=1e-6, check_dtype=False)  # float64 but for the losses, which are float32
+EXACT = dict(rtol=1e-6, atol=1e-6)  # float64
 pytestmark = pytest.mark.parametrize("task", TASKS)
 
 

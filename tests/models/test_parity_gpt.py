@@ -5,13 +5,13 @@ import json
 import pytest
 import torch
 from safetensors.torch import load_file
-from tiny_gpts import CHOICES, IDS, LABELS, LEFT, MASK, NATIVE, TEXT, native_config, native_gpt
+from tiny_gpts import CHOICES, IDS, LABELS, LEFT, MASK, NATIVE, TEXT, native_config, native_gpt, tiny_gpt
 
 import hf_vanilla
 
 
 TOLERANCE = dict(rtol=1e-5, atol=1e-5)  # float32, products of other shapes
-EXACT = dict(rtol=1e-6, atol=1e-6, check_dtype=False)  # float64 but for the losses, which are float32
+EXACT = dict(rtol=1e-6, atol=1e-6, check_dtype=False)  # float64, of which transformers' losses are float32
 pytestmark = pytest.mark.parametrize("norm", NATIVE)
 
 
@@ -45,6 +45,20 @@ def test_logits_loss_and_gradients_equal_those_of_transformers(norm, sizes, kern
     for name, gradient in theirs.items():
         torch.testing.assert_close(ours[name], gradient, **EXACT, msg=lambda text, name=name: f"{name}: {text}")
         assert gradient.abs().sum() > 0
+
+
+@pytest.mark.parametrize(
+    "fields", [{"hidden_act": "relu"}, {"layer_norm_eps": 0.1}, {"hidden_dropout_prob": 0.3}], ids=str
+)
+def test_settings_are_saved_under_the_names_of_transformers(norm, fields, tmp_path):
+    model = tiny_gpt(norm_position=norm, **fields)
+    model.save_pretrained(tmp_path)
+    native = type(native_gpt(norm)).from_pretrained(tmp_path).eval()
+    assert native.config.resid_pdrop == native.config.embd_pdrop == model.config.hidden_dropout_prob
+    torch.testing.assert_close(native(IDS).logits, model(IDS).logits, **TOLERANCE)
+    config = type(model.config).from_pretrained(tmp_path, layer_norm_eps=0.2)
+    assert (config.hidden_act, config.layer_norm_eps) == (model.config.hidden_act, 0.2)
+    assert not hasattr(config, "layer_norm_epsilon")
 
 
 @pytest.mark.parametrize("num_beams", [1, 4])

@@ -14,7 +14,7 @@ from hf_vanilla import VanillaVitForImageClassification
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "vanilla_vit"
 TOLERANCE = dict(rtol=1e-5, atol=1e-5)
-EXACT = dict(rtol=1e-6, atol=1e-6, check_dtype=False)  # float64 but for the losses, which are float32
+EXACT = dict(rtol=1e-6, atol=1e-6, check_dtype=False)  # float64, but for the loss of several labels in transformers
 WEIGHTS = "model.safetensors"
 # image size, patch size, width, heads, inner width
 ODD_SIZES = {

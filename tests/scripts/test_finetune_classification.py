@@ -187,10 +187,11 @@ def test_bad_input_ends_in_one_line(folder, tmp_path, options, message):
     ("options", "message"),
     [
         (["--main_score", "nonsense"], "`main_score` must be one of accuracy, f1, matthews, loss; got 'nonsense'."),
+        (["--seed", 7, "--seeds", 1], "`seed` (7) and `seeds` ([1]) differ; give one of them."),
         (["--max_length", 513], "`max_length` (513) must be at most 512, the positions of the model"),
         (["--model_name_or_path", "runs/none"], "`model_name_or_path` (runs/none) is no folder, and no model of the"),
     ],
-    ids=["score", "length", "model"],
+    ids=["score", "seed", "length", "model"],
 )
 def test_unfit_options_end_before_any_training(folder, tmp_path, monkeypatch, capsys, options, message):
     given = [*files(folder), *OPTIONS, "--output_dir", tmp_path / "run", *options]
@@ -298,10 +299,10 @@ def test_label_names_of_a_table_are_kept(folder, tmp_path):
     finished = run(
         SCRIPT, "--model_name_or_path", folder / "bert", "--train_file", tmp_path / "train.parquet",
         "--validation_file", tmp_path / "validation.parquet", "--text_column", "review", "--label_column", "verdict",
-        "--num_train_epochs", 1, "--eval_strategy", "epoch", "--use_cpu", "--output_dir", tmp_path / "run",
+        "--num_train_epochs", 1, "--eval_strategy", "epoch", "--seed", 7, "--use_cpu", "--output_dir", tmp_path / "run",
     )  # fmt: skip
     assert finished.returncode == 0, finished.stderr
-    config = json.loads((tmp_path / "run" / "seed-42" / "config.json").read_text())
+    config = json.loads((tmp_path / "run" / "seed-7" / "config.json").read_text())
     assert config["id2label"] == {"0": "awful", "1": "lovely"}
 
 

@@ -208,6 +208,7 @@ def test_further_pretraining_without_next_sentences(run_dir, corpus, tmp_path):
         (["--phase_shares", "0.5", "0.4"], "`phase_shares` must add up to 1"),
         (["--phase_lengths", "16"], "must be equal in number"),
         (["--shifted_positions", "-0.1"], "`shifted_positions` must be from 0 to 1, got -0.1"),
+        (["--mlm_probability", "15"], "`mlm_probability` must be from 0 to 1, got 15"),
         (["--hidden_size", "13"], "`hidden_size` (13) must be"),
         (["--phase_warmup_steps", "2", "1"], "`phase_learning_rates` and `phase_warmup_steps` go together"),
         (
@@ -239,6 +240,7 @@ def test_further_pretraining_without_next_sentences(run_dir, corpus, tmp_path):
         "shares",
         "lengths",
         "shifted",
+        "percent",
         "sizes",
         "warm-up alone",
         "rates",

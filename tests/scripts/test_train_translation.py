@@ -107,6 +107,36 @@ def test_unequal_or_empty_files_end_in_one_line(tmp_path, lines, message):
     assert evaluated.stderr.startswith(f"error: {message.format(*files)}")
 
 
+def test_inputs_are_not_overwritten(tmp_path, monkeypatch, capsys):
+    for name in ("out.de", "test.de"):
+        (tmp_path / name).write_text("a\n")
+    given = ["--hypotheses", tmp_path / "out.de", "--references", tmp_path / "test.de"]
+    assert run_here(monkeypatch, "evaluate_translation.py", *given, "--output_file", tmp_path / "test.de") == 2
+    assert "error: `output_file` must be another file than `references`" in capsys.readouterr().err
+    assert (tmp_path / "test.de").read_text() == "a\n"
+    assert (
+        run_here(monkeypatch, "evaluate_translation.py", *given, "--output_file", tmp_path / "new" / "bleu.json") == 0
+    )
+    assert json.loads((tmp_path / "new" / "bleu.json").read_text())["sentences"] == 1
+
+
+def test_too_few_checkpoints_to_average_are_found_before_the_training(corpus, tmp_path):
+    options = [
+        "--num_train_epochs",
+        2,
+        "--save_strategy",
+        "epoch",
+        "--average_last",
+        3,
+        "--output_dir",
+        tmp_path / "run",
+    ]
+    finished = run("train_translation.py", *text_files(corpus), *TINY, *options)
+    assert finished.returncode == 1
+    assert "error: `average_last` (3) checkpoints can't be averaged: this run of" in finished.stderr
+    assert not list((tmp_path / "run").glob("checkpoint-*"))
+
+
 def test_metrics_are_chosen(tmp_path, monkeypatch, capsys):
     (tmp_path / "text").write_text("a b c d\n")
     given = ["--hypotheses", tmp_path / "text", "--references", tmp_path / "text", "--metrics"]
@@ -196,8 +226,19 @@ def test_diverging_training_with_stock_batches_saves_nothing(corpus, tmp_path):
             ["--average_last", "2", "--eval_strategy", "steps", "--eval_steps", "4", "--load_best_model_at_end"],
             "`average_last` can't be combined with `load_best_model_at_end`",
         ),
+        (
+            ["--position_type", "learned", "--max_source_length", "513"],
+            "`max_source_length` (513) must be at most 512, the learned positions of the model",
+        ),
+        (
+            ["--tokenizer_name_or_path", "x", "--lowercase"],
+            "`lowercase` (True) is for a tokenizer to train, and has no effect beside",
+        ),
     ],
-    ids=["unwritable", "one side", "nonsense", "preset", "sizes", "missing", "average of the best"],
+    ids=[
+        *("unwritable", "one side", "nonsense", "preset", "sizes", "missing", "average of the best", "positions"),
+        "unused",
+    ],
 )
 def test_bad_options_end_before_any_work(corpus, tmp_path, arguments, message):
     files = [] if "--train_source_file" in arguments else text_files(corpus)

@@ -34,6 +34,7 @@ def test_last_checkpoints_are_ordered_by_step(tmp_path):
     (run / "checkpoint-1200").mkdir()
     (run / "checkpoint-final").mkdir()
     assert steps_of(last_checkpoints(run, 3)) == [900, 1000, 1100]
+    assert steps_of(last_checkpoints(run, 2, until=1050)) == [900, 1000]
 
 
 @pytest.mark.parametrize("choose", [last_checkpoints, best_checkpoints])
