@@ -36,7 +36,6 @@ import torch
 from hf_vanilla.command_line.options import parse_arguments, run, take_task
 from hf_vanilla.data.files import replacing_file
 from hf_vanilla.hub.results import list_scores, read_json
-from hf_vanilla.training import lock_run_folder
 
 
 SCRIPTS = Path(__file__).resolve().parent
@@ -394,6 +393,11 @@ def extract(wanted: Extract, data_dir: Path, path: Path) -> None:
             raise ValueError(f"{data_dir / wanted.source} {rule}: {error!r}.") from None
 
 
+def read_state(folder: Path) -> dict[str, Any]:
+    """Read what is done in a folder, and how long it took."""
+    return {"done": {}, "seconds": {}, **read_json(folder / STATE_FILE)}
+
+
 def reproduce(name: str, data_dir: Path, folder: Path) -> bool:
     """Run the commands of a recipe that are not done yet, those of the model that it starts from before.
 
@@ -402,7 +406,7 @@ def reproduce(name: str, data_dir: Path, folder: Path) -> bool:
     recipe = RECIPES[name]
     has_new_model = recipe.after is not None and reproduce(recipe.after, data_dir, folder)
     (folder / "runs").mkdir(parents=True, exist_ok=True)
-    state: dict[str, Any] = {"done": {}, "seconds": {}, **read_json(folder / STATE_FILE)}
+    state = read_state(folder)
     earlier = zip(recipe.commands, [] if has_new_model else state["done"].get(name, []), strict=False)
     done = [command for command, _ in itertools.takewhile(lambda pair: pair[0] == pair[1], earlier)]
     if len(done) == len(recipe.commands):
@@ -417,6 +421,7 @@ def reproduce(name: str, data_dir: Path, folder: Path) -> bool:
             run_line(line, folder)
             done.append(command)
         finally:
+            state = read_state(folder)  # anew, since another recipe may have run beside this one
             state["seconds"][command] = state["seconds"].get(command, 0.0) + time.monotonic() - start
             state["done"][name] = done
             with replacing_file(str(folder / STATE_FILE)) as file:
@@ -465,8 +470,7 @@ def main() -> None:
     missing = [each for recipe in names for each in data_files(RECIPES[recipe]) if not (data_dir / each).exists()]
     if missing:
         raise ValueError(f"`data_dir` ({data_dir}) must have {', '.join(missing)}.")
-    with lock_run_folder(folder):
-        reproduce(name, data_dir, folder)
+    reproduce(name, data_dir, folder)
     if not (folder / results_path(name)).is_file():
         raise ValueError(
             f"{folder / results_path(name)} is missing, though {folder / STATE_FILE} says that its command is done; "

@@ -299,7 +299,8 @@ def test_label_names_of_a_table_are_kept(folder, tmp_path):
     finished = run(
         SCRIPT, "--model_name_or_path", folder / "bert", "--train_file", tmp_path / "train.parquet",
         "--validation_file", tmp_path / "validation.parquet", "--text_column", "review", "--label_column", "verdict",
-        "--num_train_epochs", 1, "--eval_strategy", "epoch", "--seed", 7, "--use_cpu", "--output_dir", tmp_path / "run",
+        "--num_train_epochs", 1, "--eval_strategy", "epoch", "--seed", 7, "--use_cpu",
+        "--output_dir", tmp_path / "run",
     )  # fmt: skip
     assert finished.returncode == 0, finished.stderr
     config = json.loads((tmp_path / "run" / "seed-7" / "config.json").read_text())
