@@ -135,7 +135,7 @@ def multi30k(kind: str, **settings: Any) -> dict[str, Recipe]:
 
 
 def finetuning(task: str, script: str, folder: str, options: str = "", *, has_test: bool = False) -> dict[str, Recipe]:
-    """Return the recipes of a fine-tuning of the small BERT, and of the same from random weights."""
+    """Return the recipes of a fine-tuning of the small BERT by Muon, and of one by AdamW from random weights."""
     files = "".join(
         f"--{split}_file {folder}/{split}.jsonl.gz "
         for split in ("train", "validation", *(["test"] if has_test else []))
@@ -147,12 +147,15 @@ def finetuning(task: str, script: str, folder: str, options: str = "", *, has_te
     return {
         f"bert_mini_{task}{suffix}": Recipe(
             [
-                f"python scripts/finetune_{script}.py --model_name_or_path runs/bert {settings} {scratch}{files}"
+                f"python scripts/finetune_{script}.py --model_name_or_path runs/bert {settings} {kind}{files}"
                 f"{options}--output_dir runs/{task}{suffix} --results_file runs/bert_mini_{task}{suffix}.json"
             ],
-            after="bert_mini_pretraining",
+            after=after,
         )
-        for suffix, scratch in (("", ""), ("_from_scratch", "--from_scratch "))
+        for suffix, kind, after in (
+            ("", "--muon ", "bert_mini_two_hours"),
+            ("_from_scratch", "--from_scratch ", "bert_mini_pretraining"),
+        )
     }
 
 

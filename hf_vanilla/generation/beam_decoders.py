@@ -501,6 +501,7 @@ class CausalDecoder(SideBySideDecoder):
         num_beams = generation_config.num_beams
         super().__init__(model.base_model, model.get_output_embeddings(), input_ids, num_beams, model.dtype)
         self.position_ids = model_kwargs["position_ids"][::num_beams]
+        self.length = int(self.position_ids.max()) + 1  # of the longest prompt: counted here, not on a GPU
         attention_mask = model_kwargs.get("attention_mask")
         if attention_mask is not None:
             is_padding = (attention_mask[::num_beams] == 0)[:, None]  # (batch, 1, length)
@@ -512,6 +513,12 @@ class CausalDecoder(SideBySideDecoder):
         input_ids: torch.Tensor, generation_config: GenerationConfig, model_kwargs: dict[str, Any]
     ) -> bool:
         return "position_ids" in model_kwargs and generation_config.prefill_chunk_size is None
+
+    def advance(self) -> None:
+        """Count one more token of each beam."""
+        super().advance()
+        self.length += 1
+        check_length(self.length, position_limit(self.decoder.config))
 
     def _decode(self, tokens: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         return self.decoder(

@@ -14,12 +14,15 @@ and asks for no value. What is prepared between steps, when sentences leave or s
 then copied into the buffers.
 """
 
-from collections.abc import Callable
-from typing import Any
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
 
 import torch
 from transformers.cache_utils import Cache
 
+from ..models.checks import check_integer
 from .beam_decoders import SideBySideDecoder
 
 
@@ -39,14 +42,24 @@ class StepGraphs:
     ```
 
     Each combination of sizes (sentences, beams, slots, source length, each rounded up) is captured when it first
-    occurs, which takes as long as some steps, and keeps its buffers on the GPU until this object is deleted. Graphs of
-    weights that have been replaced or moved since are captured again. One search at a time may use it.
+    occurs, which takes as long as some steps, and keeps its buffers on the GPU until this object is deleted, or
+    `max_graphs` others were used since. Graphs of weights that have been replaced or moved since are captured again.
+    One search at a time may use it.
+
+    Args:
+        max_graphs (`int`, defaults to 64): How many are kept.
+
+    Raises:
+        ValueError: if it is below 1.
+        TypeError: if it is no integer.
     """
 
-    def __init__(self) -> None:
-        self._graphs: dict[tuple, StepGraph] = {}
+    def __init__(self, max_graphs: int = 64) -> None:
+        check_integer("max_graphs", max_graphs)
+        self.max_graphs = max_graphs
+        self._graphs: OrderedDict[tuple, StepGraph] = OrderedDict()  # the one used last at the end
         self._addresses: tuple[int, ...] = ()
-        self._pool: Any = None
+        self._place: Any = None
 
     def __len__(self) -> int:
         """Return the number of captured steps."""
@@ -70,7 +83,7 @@ class StepGraphs:
         addresses = tuple(tensor.data_ptr() for tensor in tensors)
         if addresses != self._addresses:
             self._graphs.clear()
-            self._addresses, self._pool = addresses, CapturedStep.new_pool()
+            self._addresses, self._place = addresses, CapturedStep.new_place(decoder.mask.device)
         return GraphedDecoder(decoder, self)
 
     def graph_of(self, decoder: SideBySideDecoder) -> "StepGraph":
@@ -91,9 +104,13 @@ class StepGraphs:
             decoder.decoder.training,
             decoder.decoder.config._attn_implementation,
             torch.is_autocast_enabled(device.type) and torch.get_autocast_dtype(device.type),
+            _adapters_in_use(decoder.decoder, decoder.lm_head),
         )
         if key not in self._graphs:
-            self._graphs[key] = StepGraph(decoder, shapes, self._pool)
+            self._graphs[key] = StepGraph(decoder, shapes, self._place)
+        self._graphs.move_to_end(key)
+        if len(self._graphs) > self.max_graphs:
+            self._graphs.popitem(last=False)
         self._graphs[key].load(decoder)
         return self._graphs[key]
 
@@ -155,10 +172,10 @@ class StepGraph:
     Args:
         decoder (`SideBySideDecoder`): The decoder, whose weights the step reads.
         shapes (`dict[str, tuple[int, ...]]`): Shapes of the buffers for what its `state` gives.
-        pool (`Any`): Memory that captured steps share, none of which runs beside another.
+        place (`Any`): Where captured steps run, none of them beside another, from `CapturedStep.new_place`.
     """
 
-    def __init__(self, decoder: SideBySideDecoder, shapes: dict[str, tuple[int, ...]], pool: Any):
+    def __init__(self, decoder: SideBySideDecoder, shapes: dict[str, tuple[int, ...]], place: Any):
         state, device = decoder.state(), decoder.mask.device
         batch, num_beams, _ = shapes["mask"]
         with torch.inference_mode(False):  # such buffers may be written in and out of it
@@ -170,7 +187,7 @@ class StepGraph:
             self.sentences = torch.arange(batch, device=device)[:, None]
         self.decoder = decoder.on_buffers(self.buffers, self.slots)
         self.logits: torch.Tensor
-        self.captured = CapturedStep(self._clear, self._step, device, pool)
+        self.captured = CapturedStep(self._clear, self._step, device, place)
 
     def load(self, decoder: SideBySideDecoder) -> None:
         """Copy a decoder's state into the buffers, and have it use them for what a step writes.
@@ -218,6 +235,13 @@ class StepGraph:
         self.slots.add_(len(self.slots))
 
 
+class Place(NamedTuple):
+    """The stream on which steps are captured, not the default one, and the memory that their graphs share."""
+
+    stream: torch.cuda.Stream
+    memory: Any
+
+
 class CapturedStep:
     """What a function starts on a CUDA device, captured as a graph.
 
@@ -225,12 +249,13 @@ class CapturedStep:
         prepare (`Callable`): Is called before each of the function's calls here.
         step (`Callable`): The function.
         device (`torch.device`): The device.
-        pool (`Any`): Memory for the graph, from `new_pool`.
+        place (`Place`): Where, from `new_place`.
     """
 
-    def __init__(self, prepare: Callable[[], None], step: Callable[[], None], device: torch.device, pool: Any):
-        with torch.cuda.device(device):
-            stream = torch.cuda.Stream()  # nothing may be captured on the default one
+    def __init__(self, prepare: Callable[[], None], step: Callable[[], None], device: torch.device, place: Place):
+        stream = place.stream
+        # What a search in inference mode captures, one out of it may replay, and write into its logits.
+        with torch.cuda.device(device), torch.inference_mode(False), torch.no_grad(), without_autocast_cache():
             stream.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(stream):
                 for _ in range(WARM_UP_STEPS):
@@ -238,7 +263,8 @@ class CapturedStep:
                     step()
             torch.cuda.current_stream().wait_stream(stream)
             self.graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(self.graph, pool=pool):
+            # by thread: another may pin memory for batches meanwhile
+            with torch.cuda.graph(self.graph, pool=place.memory, stream=stream, capture_error_mode="thread_local"):
                 step()
 
     @staticmethod
@@ -255,13 +281,46 @@ class CapturedStep:
             raise ValueError(f"`step_graphs` needs a model on a CUDA device, got one on {device}; leave it out.")
 
     @staticmethod
-    def new_pool() -> Any:
-        """Return memory for graphs that share it."""
-        return torch.cuda.graph_pool_handle()
+    def new_place(device: torch.device) -> Place:
+        """Return a stream of a device, and memory for graphs that share it.
+
+        Args:
+            device (`torch.device`): The device.
+
+        Returns:
+            `Place`: both.
+        """
+        with torch.cuda.device(device):
+            return Place(torch.cuda.Stream(), torch.cuda.graph_pool_handle())
 
     def run(self) -> None:
         """Start it again."""
         self.graph.replay()
+
+
+@contextmanager
+def without_autocast_cache() -> Iterator[None]:
+    """Have autocast convert weights anew: a graph would keep the addresses of converted ones, which are freed later.
+
+    Yields:
+        Nothing.
+    """
+    was_enabled = torch.is_autocast_cache_enabled()
+    torch.set_autocast_cache_enabled(False)
+    try:
+        yield
+    finally:
+        torch.set_autocast_cache_enabled(was_enabled)
+
+
+def _adapters_in_use(*modules: torch.nn.Module) -> tuple:
+    """Return what PEFT's adapters compute now: they are switched, and merged, without other tensors."""
+    layers: list[Any] = [
+        layer for module in modules for layer in module.modules() if hasattr(layer, "merged_adapters")
+    ]
+    return tuple(
+        (*layer.active_adapters, "merged", *layer.merged_adapters, layer.disable_adapters) for layer in layers
+    )
 
 
 def _buffer_shape(name: str, shape: tuple[int, ...]) -> tuple[int, ...]:

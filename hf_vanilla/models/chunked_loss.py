@@ -187,12 +187,20 @@ def _add_product(sums: Tensor, left: Tensor, right: Tensor) -> None:
         sums.addmm_(left.float(), right.float())
 
 
-def _add_gradients(grad_weight: Tensor, grad_bias: Tensor | None, chunk: Tensor, probabilities: Tensor) -> None:
-    """Add a chunk's part of the gradients of weight and bias that softmax(z) makes: in place, block by block."""
+def _add_gradients(
+    grad_weight: Tensor, grad_bias: Tensor | None, chunk: Tensor, probabilities: Tensor, shares: Tensor | None
+) -> None:
+    """Add a chunk's part of the gradients of weight and bias that softmax(z) makes: in place, block by block.
+
+    `shares`, of shape `(tokens, 1)`, are the weights of the tokens, if these are not all 1.
+    """
+    weighted = chunk if shares is None else chunk * shares
     for block in _vocab_blocks(grad_weight):
-        _add_product(grad_weight[block], probabilities[:, block].t(), chunk)
-        if grad_bias is not None:
+        _add_product(grad_weight[block], probabilities[:, block].t(), weighted)
+        if grad_bias is not None and shares is None:
             grad_bias[block] += probabilities[:, block].sum(0, dtype=torch.float32)
+        elif grad_bias is not None and shares is not None:
+            _add_product(grad_bias[block, None], probabilities[:, block].t(), shares)
 
 
 def loss_and_gradients(
@@ -217,9 +225,11 @@ def loss_and_gradients(
 
     Returns:
         `tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor | None]`: the sum, of shape `()`, in
-        float32 and nats, and its gradients by hidden states, weight and bias.
+        nats, and its gradients by hidden states, weight and bias; all in float32, in which they are scaled later.
     """
     token_weights = torch.ones_like(labels, dtype=torch.float32) if weights is None else weights.float()
+    # in float16, small weights times small probabilities would be 0: matrices get their shares of the largest weight
+    largest = None if weights is None else token_weights.abs().amax().clamp(min=torch.finfo(torch.float32).tiny)
     weight_in_use = weight.to(hidden_states.dtype)
     bias_in_use = None if bias is None else bias.to(hidden_states.dtype)
     grad_hidden = torch.empty_like(hidden_states, dtype=torch.float32)
@@ -231,18 +241,22 @@ def loss_and_gradients(
         rows = slice(start, start + step)
         chunk = hidden_states[rows]
         probabilities, log_sum_exp = _softmax_and_log_sum_exp(chunk, weight_in_use, bias_in_use, labels[rows])
-        if weights is not None:
-            probabilities *= token_weights[rows, None]
         total += (log_sum_exp * token_weights[rows]).sum()
         grad_hidden[rows] = torch.mm(probabilities, weight_in_use)
         if grad_weight is not None:
-            _add_gradients(grad_weight, grad_bias, chunk, probabilities)
+            shares = None if largest is None else (token_weights[rows, None] / largest).to(chunk.dtype)
+            _add_gradients(grad_weight, grad_bias, chunk, probabilities, shares)
+    if largest is not None:
+        grad_hidden *= token_weights[:, None]
+        for gradient in (grad_weight, grad_bias):
+            if gradient is not None:
+                gradient *= largest
     of_target = (labels, target, token_weights)
     _subtract_target(grad_hidden, weight.float(), *of_target)
     if grad_weight is not None:
         _subtract_target_from_projection(grad_weight, grad_bias, hidden_states, *of_target)
     total -= token_weights.sum() * target.entropy
-    return total, grad_hidden.to(hidden_states.dtype), grad_weight, grad_bias
+    return total, grad_hidden, grad_weight, grad_bias
 
 
 def positions_with_label(labels: Tensor, count: int | None) -> Tensor:
@@ -288,7 +302,7 @@ def cross_entropy_and_gradients(
         SmoothedTarget(*target),
         None if weights is None else weights.index_select(0, labelled),
     )
-    grad_hidden = torch.zeros_like(hidden_states).index_copy_(0, labelled, grad_labelled)
+    grad_hidden = torch.zeros_like(hidden_states, dtype=torch.float32).index_copy_(0, labelled, grad_labelled)
     grad_weight, grad_bias = (hidden_states.new_empty(0) if each is None else each for each in of_projection)
     return total, grad_hidden, grad_weight, grad_bias
 
@@ -297,7 +311,7 @@ def cross_entropy_and_gradients(
 def _(hidden_states: Tensor, weight: Tensor, bias: Tensor | None, *others: Any) -> tuple[Tensor, ...]:
     return (
         hidden_states.new_empty((), dtype=torch.float32),
-        torch.empty_like(hidden_states),
+        torch.empty_like(hidden_states, dtype=torch.float32),
         torch.empty_like(weight, dtype=torch.float32),
         hidden_states.new_empty(0) if bias is None else torch.empty_like(bias, dtype=torch.float32),
     )

@@ -96,7 +96,8 @@ def token_loss(
     if labels is None:
         return None, _project(projection, transform(hidden_states), frozen_row)
     check_labels("labels", labels, tuple(hidden_states.shape[:2]), _outputs_of(projection), VOCABULARY_HINT)
-    labels, logits = labels.long(), None
+    labels, logits = labels.long().to(hidden_states.device), None
+    weights = None if weights is None else weights.to(hidden_states.device)
     if not training:
         logits = _project(projection, transform(hidden_states), frozen_row)
         loss_sum = cross_entropy_sum(logits, labels, target)
@@ -155,7 +156,8 @@ def cross_entropy_sum(logits: Tensor, labels: Tensor, target: SmoothedTarget, we
     Returns:
         `torch.Tensor` of shape `()`: the sum over all labelled tokens, in float32 or float64 and nats.
     """
-    logits = at_least_float32(logits)
+    logits, labels = at_least_float32(logits), labels.to(logits.device)  # a model may be on several devices
+    weights = None if weights is None else weights.to(logits.device)
     wanted = labels != IGNORED_LABEL
     losses = torch.logsumexp(logits, dim=-1) - expected_under(target, logits, labels.clamp(min=0)) - target.entropy
     losses = torch.where(wanted, losses, 0.0)
@@ -268,6 +270,7 @@ def label_loss(
     """
     if labels is None:
         return None
+    labels = labels.to(logits.device)
     if config.num_labels == 0:
         raise ValueError("`labels` must not be given: the model has no classifier, as the config's `num_labels` is 0.")
     problem_type = config.problem_type or "regression"
@@ -312,7 +315,7 @@ def classification_loss(
     """
     if labels is None:
         return None
-    labels = labels.flatten() if logits.dim() == 2 else labels
+    labels = (labels.flatten() if logits.dim() == 2 else labels).to(logits.device)
     check_labels("labels", labels, tuple(logits.shape[:-1]), logits.shape[-1])
     labels = labels.long()
     loss_sum = nn.functional.cross_entropy(

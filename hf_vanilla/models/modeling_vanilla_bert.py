@@ -496,7 +496,7 @@ class VanillaBertForPreTraining(VanillaBertWithTokenHead):
         next_logits = cast(nn.Linear, self.cls.seq_relationship)(outputs.pooler_output)  # (batch, 2)
         if is_random is not None:
             next_loss = self._next_sentence_loss(next_logits, is_random, labels, items)
-            loss = next_loss if loss is None else loss + next_loss
+            loss = next_loss if loss is None else loss + next_loss.to(loss.device)
         return loss, logits, next_logits
 
     def _next_sentence_loss(self, logits: Tensor, is_random: Tensor, labels: Tensor | None, items: Any) -> Any:
@@ -506,8 +506,9 @@ class VanillaBertForPreTraining(VanillaBertWithTokenHead):
         if labels is None or items is None:
             return classification_loss(logits, is_random)
         # (batch,), 0 for -100
-        losses = nn.functional.cross_entropy(at_least_float32(logits), is_random.long(), reduction="none")
-        return mean_loss((losses * has_label(labels).sum(1)).sum(), 1, items)
+        is_random, tokens = is_random.long().to(logits.device), has_label(labels).sum(1).to(logits.device)
+        losses = nn.functional.cross_entropy(at_least_float32(logits), is_random, reduction="none")
+        return mean_loss((losses * tokens).sum(), 1, items)
 
 
 class VanillaBertForMaskedLM(VanillaBertWithTokenHead):

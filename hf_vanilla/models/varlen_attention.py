@@ -23,6 +23,7 @@ FLASH_DTYPES = (torch.bfloat16, torch.float16)
 FLASH_CAPABILITY, FLASH_WIDTH = 8, 256
 # What every head is padded to a multiple of, so that both kernels can read 16 bytes at a time.
 WIDTH_MULTIPLE = 8
+ALIGNMENT = 16  # bytes, of each row
 FLASH, EFFICIENT = "_flash_attention_forward", "_efficient_attention_forward"
 # Their arguments in order, the last by name.
 KERNEL_ARGUMENTS = {
@@ -99,7 +100,8 @@ def varlen_kernel(device: torch.device, dtype: torch.dtype) -> str | None:
     if not has_varlen_kernels(device) or torch.version.hip is not None:
         return None
     is_recent = device.type != "cuda" or torch.cuda.get_device_capability(device)[0] >= FLASH_CAPABILITY
-    if is_recent and (dtype in FLASH_DTYPES or device.type == "meta") and has_operator(FLASH):
+    has_flash = device.type != "cuda" or torch.backends.cuda.is_flash_attention_available()  # not in all builds
+    if is_recent and has_flash and (dtype in FLASH_DTYPES or device.type == "meta") and has_operator(FLASH):
         return FLASH
     is_known = dtype in (torch.float32, torch.float16) or (dtype == torch.bfloat16 and is_recent)
     return EFFICIENT if is_known and has_operator(EFFICIENT) else None
@@ -164,11 +166,14 @@ def varlen_attention(
 
     Source: Vaswani et al. 2017, 3.2.1; Dao 2023, FlashAttention-2; Rabe & Staats 2021.
     """
-    d_v = value.shape[3]
+    d_v, alignment = value.shape[3], ALIGNMENT // value.element_size()
     width = -(-max(query.shape[3], d_v) // WIDTH_MULTIPLE) * WIDTH_MULTIPLE
     query, key, value = (
         (states if states.shape[3] == width else nn.functional.pad(states, (0, width - states.shape[3])))
         for states in (query, key, value)
+    )
+    query, key, value = (
+        states if states.stride(1) % alignment == 0 else states.contiguous() for states in (query, key, value)
     )
     sequences = (cu_seq_lens_q, cu_seq_lens_k, max_length_q, max_length_k, dropout)
     if varlen_kernel(query.device, query.dtype) == FLASH and width <= FLASH_WIDTH:

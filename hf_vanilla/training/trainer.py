@@ -168,7 +168,7 @@ class VanillaTrainer(VerifiedCheckpointTrainer, Seq2SeqTrainer):
         max_tokens = self.args.max_tokens_per_batch
         self._stream = None
         if isinstance(self.train_dataset, TokenBudgetStream):
-            collator = self._get_collator_with_removed_columns(self.data_collator, description="Training")
+            collator = self._get_collator_with_removed_columns(self._training_collator(), description="Training")
             self._stream = StreamedTraining(self.train_dataset, collator, self.args, self._resumed_from)
             return self._stream.dataloader(self.accelerator)
         if max_tokens is None or self.train_dataset is None:
@@ -308,7 +308,10 @@ class VanillaTrainer(VerifiedCheckpointTrainer, Seq2SeqTrainer):
         # Compiled code would be compiled again for every number; `DataParallel`, and a process that reads for all,
         # divide the rows but not the numbers.
         is_divided = args.n_gpu > 1 or args.accelerator_config.dispatch_batches
-        is_plain = not args.torch_compile and not is_divided and not isinstance(self.train_dataset, IterableDataset)
+        is_read_by_one = isinstance(self.train_dataset, IterableDataset)
+        if is_read_by_one and isinstance(self.train_dataset, TokenBudgetStream):
+            is_read_by_one = False  # each process reads its share
+        is_plain = not args.torch_compile and not is_divided and not is_read_by_one
         if has_varlen_kernels(args.device) and is_plain and isinstance(model, VanillaPreTrainedModel):
             return CountingCollator(self.data_collator)
         return self.data_collator

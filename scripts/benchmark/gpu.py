@@ -23,6 +23,7 @@ import os
 import re
 import sys
 import time
+import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -33,7 +34,7 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 from accelerate.utils import compile_regions
-from kernel_checks import check_kernels
+from kernel_checks import check_kernels, chosen_kernels
 from measuring import (
     FOLDER,
     BenchmarkArguments,
@@ -82,7 +83,8 @@ class GpuArguments(BenchmarkArguments):
 
     repeats: int = field(default=5, metadata={"help": "Turns of each side, as far as the row's time allows."})
     rows: list[str] | None = field(default=None, metadata={"help": "Rows to measure. Default: all that are left."})
-    minutes: float = field(default=9.5, metadata={"help": "Begin no row that would end after so many minutes."})
+    minutes: float = field(default=8, metadata={"help": "Begin no row that would end after so many minutes."})
+    threads: int = field(default=os.cpu_count() or 1, metadata={"help": "Threads of the CPU."})
     again: bool = field(default=False, metadata={"help": "Measure rows again that the file of the results has."})
     device: Literal["cuda", "cpu"] = field(default="cuda", metadata={"help": "cuda, or cpu with --quick."})
 
@@ -133,10 +135,11 @@ def warmed_up(build: Build) -> tuple[Callable[[], float], float]:
 
 
 def first_turn(build: Build, share: float) -> Callable[[], float] | None:
-    """Build a side and run its first turn; `None` if memory does not suffice."""
+    """Build a side and run two turns, in which compilers and allocators settle; `None` if memory does not suffice."""
     try:
         measure = build(share)
-        measure()
+        for _ in range(2):
+            measure()
     except torch.OutOfMemoryError:
         return None
     return measure
@@ -144,12 +147,13 @@ def first_turn(build: Build, share: float) -> Callable[[], float] | None:
 
 @contextmanager
 def leaving_out(name: str, reasons: dict[str, str]) -> Iterator[None]:
-    """Write down why a side fails: a compiler's error, say, must not cost the other sides."""
+    """Write down why a side fails: a compiler's error, say, must not cost the other sides. A lost device is raised."""
     try:
         yield
-    except torch.AcceleratorError:  # the device can't be used any more
-        raise
     except Exception as error:
+        traceback.print_exc()
+        if isinstance(error, torch.AcceleratorError):
+            now()  # raises again if the device is lost, and not if a kernel alone could not be started
         reasons[name] = reason_of(error)
 
 
@@ -184,12 +188,20 @@ def compare(
     Raises:
         AcceleratorError: if the device can't be used any more.
     """
-    ready, shares, left_out = {}, {}, dict[str, str]()
+    ready, shares, left_out = dict[str, Callable[[], float]](), dict[str, float](), dict[str, str]()
+    prepared, compilers = dict[str, float](), dict[str, dict[str, int]]()
     for name, build in sides.items():
+        started = now()
+        if len(ready) > 1 and not setting.quick and time.monotonic() > setting.deadline:
+            left_out[name] = "no time was left"
+            continue
+        torch._dynamo.utils.counters.clear()
         with leaving_out(name, left_out):
             ready[name], shares[name] = warmed_up(build)
+        prepared[name], compilers[name] = round(now() - started, 1), compiler_counts()
         if name in left_out:
             free_memory()
+    retries = allocation_retries()
     ceiling = product_ceiling(torch.bfloat16, 256 if setting.quick else None)
     figures: dict[str, list[float]] = {name: [] for name in ready}
     for turn in range(setting.repeats):
@@ -197,8 +209,8 @@ def compare(
             break
         for name in list(ready):
             with leaving_out(name, left_out):
-                figures[name].append(ready[name]())
-            if name in left_out:  # its model makes room for the others
+                figures[name].append(with_second_try(ready[name]))
+            if name in left_out:  # its optimizer makes room for the others
                 del ready[name], shares[name], figures[name]
                 free_memory()
     compared = {}
@@ -215,7 +227,31 @@ def compare(
     row = {"unit": unit, "turns": len(next(iter(figures.values()), []))}
     row["sides"] = {name: spread(values) for name, values in figures.items()}
     row |= {"ratios": compared, "utilisation": reached, "share_of_the_batch": shares, "left_out": left_out}
-    return {**row, "settings": settings}
+    row |= {"seconds_to_prepare": prepared, "compilers": {name: found for name, found in compilers.items() if found}}
+    return {**row, "allocation_retries": allocation_retries() - retries, "settings": settings}
+
+
+def with_second_try(measure: Callable[[], float]) -> float:
+    """Measure a turn; once more if memory was missing that the turns of other sides held."""
+    try:
+        return measure()
+    except torch.OutOfMemoryError:
+        free_memory()
+        return measure()
+
+
+def allocation_retries() -> int:
+    """Count how often memory was so short that all that was kept had to be given back: turns with any are too slow."""
+    return int(torch.cuda.memory_stats().get("num_alloc_retries", 0)) if torch.cuda.is_available() else 0
+
+
+def compiler_counts() -> dict[str, int]:
+    """Return how often dynamo compiled and broke, and how often CUDA graphs were skipped."""
+    counters = torch._dynamo.utils.counters
+    found = {name: counters["stats"].get(name, 0) for name in ("unique_graphs", "calls_captured")}
+    found |= {"graph_breaks": sum(counters["graph_break"].values())}
+    found |= {name: counters["inductor"].get(name, 0) for name in ("cudagraph_skips",)}
+    return {name: int(count) for name, count in found.items() if count}
 
 
 def training(model: nn.Module, make_batches: Callable[[float], list[Batch]], counted: str, padding: int) -> Build:
@@ -238,7 +274,7 @@ def training(model: nn.Module, make_batches: Callable[[float], list[Batch]], cou
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
 
         def measure() -> float:
-            started = now()
+            started, loss = now(), torch.zeros(())
             for batch in batches:
                 if hasattr(model, "_orig_mod"):  # compiled
                     torch.compiler.cudagraph_mark_step_begin()
@@ -247,7 +283,10 @@ def training(model: nn.Module, make_batches: Callable[[float], list[Batch]], cou
                 loss.backward()
                 optimizer.step()
                 optimizer.zero_grad()
-            return tokens / (now() - started)
+            seconds = now() - started
+            if not loss.isfinite():
+                raise ValueError(f"the loss is {float(loss)}")
+            return tokens / seconds
 
         return measure
 
@@ -383,9 +422,13 @@ def measure_bert(
     batches = make(1.0)
     counts = torch.cat([each["attention_mask"].sum(1) for each in batches])
     labelled = torch.cat([(each["labels"] != IGNORED_LABEL).sum(1) for each in batches])
-    each_token = training_operations(config, counts, labelled) / int(counts.sum())
+    each_token, each_of_compiled = (
+        training_operations(config, counts, labelled, **options) / int(counts.sum())
+        for options in ({}, {"whole_last_layer": True})
+    )
     padding = 1 - int(counts.sum()) / sum(each["input_ids"].numel() for each in batches)
-    operations = {name: each_token for name in sides if name.startswith("ours")}
+    is_whole = {name: "compiled" in name or "CUDA graphs" in name for name in sides if name.startswith("ours")}
+    operations = {name: each_of_compiled if whole else each_token for name, whole in is_whole.items()}
     settings |= {"size": size, "length": length, "batch_tokens": tokens, "padding": round(padding, 3)}
     return compare(setting, sides, ratios, "real tokens per second", operations, **settings)
 
@@ -412,7 +455,8 @@ def lazily(model: Callable[[], nn.Module], make: Callable[[float], list[Batch]])
     def build(share: float) -> Callable[[], float]:
         if not built:
             set_seed(0)
-            built.append(model())
+            with device():  # a large model is drawn there much faster
+                built.append(model())
         return training(built[0], make, "attention_mask", 0)(share)
 
     return build
@@ -421,11 +465,11 @@ def lazily(model: Callable[[], nn.Module], make: Callable[[float], list[Batch]])
 def pairs_batches(
     config: VanillaTransformerConfig, tokens: int, count: int, by_tokens: bool, share: float
 ) -> list[Batch]:
-    """Make batches of pairs: of like length and of a number of tokens, or of as many random pairs as that has."""
+    """Make batches of pairs: of like length and of a number of tokens, or of random pairs that fit it with padding."""
     tokens = max(256, round(tokens * share))
+    set_seed(0)  # the same sentences for each side
     source, target = sentence_lengths(max(4 * count * tokens // MEAN_SENTENCE, 64))
-    rows = max(2, tokens // MEAN_SENTENCE)
-    places = [torch.arange(start, start + rows) for start in range(0, count * rows, rows)]
+    places = random_places(torch.maximum(source, target), tokens, count)
     if by_tokens:
         sampler = TokenBudgetBatchSampler(source.numpy(), target.numpy(), tokens)
         places = [torch.tensor(each) for each, _ in zip(sampler, range(count), strict=False)]
@@ -437,6 +481,17 @@ def pairs_batches(
         labels = random_rows(target[some], config.vocab_size, IGNORED_LABEL)
         batches.append({"input_ids": ids, "attention_mask": mask, "labels": labels})
     return batches
+
+
+def random_places(lengths: Tensor, tokens: int, count: int) -> list[Tensor]:
+    """Cut sentences, in their order, into batches of at most so many positions, padding included."""
+    places, start = [], 0
+    for _ in range(count):
+        longest = lengths[start:].cummax(0).values
+        rows = max(2, int((longest * torch.arange(1, len(longest) + 1) <= tokens).sum()))
+        places.append(torch.arange(start, start + rows))
+        start += rows
+    return places
 
 
 def measure_translation(setting: Setting) -> dict[str, Any]:
@@ -548,7 +603,7 @@ def measure_kernels(setting: Setting) -> dict[str, Any]:
     """Check which attention kernels there are, and their dropout."""
     kernels = check_kernels(device(), 4 if setting.quick else 16)
     wrong = [name for name, found in kernels.items() if found.get("passed") is False]
-    return {"kernels": kernels, "wrong": wrong}
+    return {"kernels": kernels, "wrong": wrong, "chosen": chosen_kernels(device())}
 
 
 def measure_ceilings(setting: Setting) -> dict[str, Any]:
@@ -707,7 +762,10 @@ def measure_rows(arguments: GpuArguments, wanted: list[str], rows: dict[str, Any
                 rows[name]["peak_memory_gb"] = round(torch.cuda.max_memory_allocated() / 1e9, 2)
         except Exception as error:  # one row must not cost the others
             rows[name] = {"failed": reason_of(error)}
+            traceback.print_exc()
             is_usable = not isinstance(error, torch.AcceleratorError)
+        # after a capture that failed, allocator and streams of this process are in doubt
+        is_usable = is_usable and "AcceleratorError" not in str(rows[name].get("left_out"))
         show(name, rows[name])
         write_results(arguments, "speed on one GPU", gpu=gpu, rows=rows)
         if not is_usable:  # in this process

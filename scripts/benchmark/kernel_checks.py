@@ -13,9 +13,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from hf_vanilla import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
+from hf_vanilla.generation import StepGraphs, beam_search
 from hf_vanilla.models.chunked_loss import SmoothedTarget, adds_in_float32, loss_and_gradients
 from hf_vanilla.models.sequences import Sequences
-from hf_vanilla.models.varlen_attention import kernel_arguments, varlen_attention
+from hf_vanilla.models.varlen_attention import kernel_arguments, varlen_attention, varlen_kernel
 
 
 # Queries, keys, values of shape (batch, heads, length, width) and a rate of dropout, to outputs of that shape.
@@ -233,12 +235,57 @@ def check_kernels(device: torch.device, batch: int = 16) -> dict[str, dict[str, 
             checks[key] = partial(check_sequences, varlen_attention, kind, device, dtype, width)
     for dtype in (torch.bfloat16, torch.float16, torch.float32):
         checks[f"loss, {str(dtype).removeprefix('torch.')}"] = partial(check_loss, device, dtype, 320 * batch)
+    checks["captured search, float32"] = partial(check_graphs, device)
     found: dict[str, dict[str, float | bool | str]] = {}
     for key, check in checks.items():
         try:
             found[key] = {**check()}
-        except torch.AcceleratorError:
-            raise
-        except (RuntimeError, NotImplementedError, AttributeError, TypeError) as error:
+        except (RuntimeError, NotImplementedError, AttributeError, TypeError, ValueError) as error:
+            if isinstance(error, torch.AcceleratorError):
+                torch.cuda.synchronize()  # raises again if the device is lost, and not if a kernel could not start
             found[key] = {"missing": str(error).strip().partition("\n")[0][:200]}
     return found
+
+
+def chosen_kernels(device: torch.device) -> dict[str, Any]:
+    """Say which kernels are taken, for packed sequences and by `scaled_dot_product_attention`.
+
+    Args:
+        device (`torch.device`): The device.
+
+    Returns:
+        `dict[str, Any]`: the names of operators and the numbers of `SDPBackend`, and the version of cuDNN.
+    """
+    chosen: dict[str, Any] = {"cuDNN": torch.backends.cudnn.version()}
+    for dtype in (torch.bfloat16, torch.float32):
+        name = str(dtype).removeprefix("torch.")
+        chosen[f"packed, {name}"] = varlen_kernel(device, dtype)
+        states = torch.randn(4, 8, 128, 64, device=device, dtype=dtype)
+        mask = torch.ones(4, 1, 128, 128, dtype=torch.bool, device=device)
+        for rate, given in ((0.0, None), (RATE, None), (0.0, mask), (RATE, mask)):
+            key = f"sdpa, {name}{', dropout' if rate else ''}{'' if given is None else ', mask'}"
+            chosen[key] = torch._fused_sdp_choice(states, states, states, given, rate, False)
+    return chosen
+
+
+def check_graphs(device: torch.device) -> dict[str, float | bool]:
+    """Compare searches with captured steps, the second of them replayed, with one without, in float32.
+
+    Args:
+        device (`torch.device`): Where to run it.
+
+    Returns:
+        `dict[str, float | bool]`: the number of graphs, the largest distance of scores, and whether it is small.
+    """
+    torch.manual_seed(0)
+    sizes = {"d_model": 32, "d_ff": 48, "num_heads": 4, "encoder_layers": 1, "decoder_layers": 2}
+    model = VanillaTransformerForConditionalGeneration(VanillaTransformerConfig(vocab_size=50, **sizes))
+    model = model.eval().to(device)
+    options: dict[str, Any] = {"num_beams": 4, "max_new_tokens": 12, "custom_generate": beam_search}
+    options |= {"output_scores": True, "return_dict_in_generate": True}
+    source, graphs = torch.randint(5, 50, (5, 9), device=device), StepGraphs()
+    expected = model.generate(source, **options).sequences_scores
+    with torch.autocast(device.type, enabled=False):
+        found = [model.generate(source, step_graphs=graphs, **options).sequences_scores for _ in range(2)]
+    error = max(float((scores - expected).abs().max()) for scores in found)
+    return {"graphs": len(graphs), "score_error": round(error, 6), "passed": error <= MAX_ERROR and len(graphs) > 0}

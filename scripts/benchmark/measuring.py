@@ -227,21 +227,26 @@ def product_ceiling(dtype: torch.dtype, size: int | None = None) -> float:
     """Measure the operations per second of one large matrix product, with the current number of threads."""
     size = size or (8192 if device().type == "cuda" else 2048)
     one, other = (torch.randn(size, size, device=device()).to(dtype) for _ in range(2))
+    at_once = 10 if device().type == "cuda" else 1  # a GPU's are short beside the wait for it
     seconds = []
     for _ in range(8):
         started = now()
-        torch.mm(one, other)
-        seconds.append(now() - started)
+        for _ in range(at_once):
+            torch.mm(one, other)
+        seconds.append((now() - started) / at_once)
     return 2 * size**3 / statistics.median(seconds[3:])  # the first ones warm up
 
 
-def training_operations(config: PreTrainedConfig, lengths: torch.Tensor, labelled: torch.Tensor) -> float:
+def training_operations(
+    config: PreTrainedConfig, lengths: torch.Tensor, labelled: torch.Tensor, **options: Any
+) -> float:
     """Count the operations of the matrix products of a training step, backward twice as many, padding excluded.
 
     Args:
         config (`PreTrainedConfig`): Config of a model of this package.
         lengths (`torch.Tensor` of shape `(rows,)`): Real tokens of each row's `input_ids`.
         labelled (`torch.Tensor` of shape `(rows,)`): Labelled tokens of each row.
+        **options (`Any`): Further arguments of the config's `forward_flops`.
 
     Returns:
         `float`: the operations.
@@ -250,7 +255,7 @@ def training_operations(config: PreTrainedConfig, lengths: torch.Tensor, labelle
     # the same share in each row: the last layer leaves out outputs of the whole batch
     if not config.is_encoder_decoder:
         labelled = lengths * float(labelled.sum() / lengths.sum())
-    return 3 * float(config.forward_flops(lengths, labelled).sum())
+    return 3 * float(config.forward_flops(lengths, labelled, **options).sum())
 
 
 def sentence_pairs(parallel_file: str | None, columns: list[str], limit: int) -> dict[str, list[str]]:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from peft import LoraConfig, get_peft_model
 from searching import assert_same, search
 from tiny_translator import PAD, sources, trained_model
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -42,7 +43,7 @@ class Tape:
 
     made, replays = 0, 0
 
-    def __init__(self, prepare, step, device, pool):
+    def __init__(self, prepare, step, device, place):
         prepare()
         step()
         prepare()
@@ -51,7 +52,7 @@ class Tape:
             step()
         Tape.made += 1
 
-    check = new_pool = staticmethod(lambda *args: None)
+    check = new_place = staticmethod(lambda *args: None)
 
     @torch.inference_mode()
     def run(self):
@@ -132,6 +133,29 @@ def test_other_weights_are_captured_again(tape):
     assert_same(search(other, inputs, step_graphs=graphs, **options), search(other, inputs, **options))
     assert tape.made > made
     assert len(graphs) == tape.made - made
+
+
+@pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")  # PEFT uses an earlier name
+def test_switched_adapters_are_captured_again(tape):
+    targets = ["qkv_proj", "fc1"]
+    adapted = get_peft_model(trained_model(), LoraConfig(target_modules=targets, init_lora_weights=False)).eval()
+    model, inputs, graphs = adapted.base_model.model, sources(), StepGraphs()
+    options = {"num_beams": 4, "max_new_tokens": 12}
+    assert_same(search(model, inputs, step_graphs=graphs, **options), search(model, inputs, **options))
+    with adapted.disable_adapter():
+        assert_same(search(model, inputs, step_graphs=graphs, **options), search(model, inputs, **options))
+    assert len(graphs) == tape.made > 0
+
+
+def test_graphs_used_longest_ago_are_dropped(tape):
+    model, graphs, options = trained_model(), StepGraphs(max_graphs=2), {"num_beams": 4, "max_new_tokens": 20}
+    for batch in (9, 13, 2, 9):
+        inputs = sources(batch)
+        assert_same(search(model, inputs, step_graphs=graphs, **options), search(model, inputs, **options))
+        assert len(graphs) <= 2
+    assert tape.made > 2
+    with pytest.raises(ValueError, match="`max_graphs` must be at least 1, got 0"):
+        StepGraphs(0)
 
 
 def test_plain_steps_need_no_graphs(tape):

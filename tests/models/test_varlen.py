@@ -449,6 +449,7 @@ def test_torch_has_the_operators_with_the_expected_arguments(monkeypatch):
     ("capability", "dtype", "hip", "expected"),
     [
         ((9, 0), torch.bfloat16, None, FLASH),
+        ((9, 0), torch.bfloat16, "built without flash", EFFICIENT),
         ((8, 0), torch.float16, None, FLASH),
         ((9, 0), torch.float32, None, EFFICIENT),
         ((7, 5), torch.float16, None, EFFICIENT),
@@ -459,7 +460,8 @@ def test_torch_has_the_operators_with_the_expected_arguments(monkeypatch):
 )
 def test_kernel_is_one_that_the_gpu_has_for_the_type(capability, dtype, hip, expected, monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
-    monkeypatch.setattr(torch.version, "hip", hip)
+    monkeypatch.setattr(torch.backends.cuda, "is_flash_attention_available", lambda: hip != "built without flash")
+    monkeypatch.setattr(torch.version, "hip", None if hip == "built without flash" else hip)
     assert varlen_attention.varlen_kernel(torch.device("cuda", 0), dtype) == expected
 
 
