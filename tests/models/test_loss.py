@@ -14,7 +14,14 @@ from torch.utils._pytree import tree_leaves
 
 from hf_vanilla.models import chunked_loss
 from hf_vanilla.models.chunked_loss import chunk_size, loss_and_gradients, projected_cross_entropy_sum
-from hf_vanilla.models.loss import cross_entropy_sum, freeze_row, select_labelled, smoothed_target
+from hf_vanilla.models.loss import (
+    classification_loss,
+    cross_entropy_sum,
+    freeze_row,
+    select_labelled,
+    smoothed_target,
+    token_loss,
+)
 
 
 VOCAB, PAD = 13, 4
@@ -284,6 +291,32 @@ def test_half_precision_loss_is_computed_in_single_precision(dtype):
     actual = projected_loss(hidden_states, weight, None, LABELS, TARGETS["uniform"])
     assert actual.dtype == torch.float32
     torch.testing.assert_close(actual, expected, rtol=2 * torch.finfo(dtype).eps, atol=0)
+
+
+def test_small_weights_do_not_vanish_in_float16():
+    weight, vocab_size = (
+        1 / 1024,
+        40_478,
+    )  # of each token: with a probability near 1 / 40,478, below float16's least number
+    states, matrix = torch.randn(5, 8), 0.01 * torch.randn(vocab_size, 8)
+    labels, weights = torch.arange(5), torch.full((5,), weight)
+    weights[2] /= 3
+    arguments = (torch.zeros(vocab_size), labels, TARGETS["none"], weights)
+    _, *expected = loss_and_gradients(states, matrix, *arguments)
+    _, *actual = loss_and_gradients(states.half(), matrix, *arguments)
+    for found, exact in zip(actual, expected, strict=True):
+        assert (found - exact).norm() < 0.01 * exact.norm()
+        assert (found - exact).sum().abs() < 0.01 * exact.abs().sum() / len(labels)
+
+
+def test_labels_may_be_on_another_device_than_logits():
+    """As where `device_map` puts the last layer on the second of two GPUs."""
+    labels, device = torch.zeros(2, 7, dtype=torch.long), torch.device("meta")
+    states, projection = torch.empty(2, 7, 8, device=device), nn.Linear(8, VOCAB, device=device)
+    for training in (True, False):
+        loss, _ = token_loss(projection, states, labels, training=training, count=14)
+        assert loss.device == device
+    assert classification_loss(states, labels).device == device
 
 
 @pytest.mark.parametrize("name", TARGETS)
