@@ -324,7 +324,7 @@ def test_training_curve_shows_phases_and_the_learning_rate():
     ]
     figure = plot_training_curve(log)
     (losses,) = panels_of(figure)
-    assert [text.get_text() for text in losses.texts] == ["32 tokens", "128 tokens"]
+    assert [text.get_text() for text in losses.texts] == ["up to 32 tokens", "up to 128 tokens"]
     assert [line.get_xdata() for line in losses.get_lines()[1:]] == [[20, 20]]  # the last update of the first phase
     (rate,) = next(axes for axes in figure.axes if axes not in panels_of(figure)).get_lines()
     np.testing.assert_allclose(rate.get_ydata(), [1e-3, 2e-3, 3e-3])

@@ -229,7 +229,9 @@ def loss_and_gradients(
     """
     token_weights = torch.ones_like(labels, dtype=torch.float32) if weights is None else weights.float()
     # in float16, small weights times small probabilities would be 0: matrices get their shares of the largest weight
-    largest = None if weights is None else token_weights.abs().amax().clamp(min=torch.finfo(torch.float32).tiny)
+    largest = None
+    if weights is not None and weights.numel() > 0:
+        largest = token_weights.abs().amax().clamp(min=torch.finfo(torch.float32).tiny)
     weight_in_use = weight.to(hidden_states.dtype)
     bias_in_use = None if bias is None else bias.to(hidden_states.dtype)
     grad_hidden = torch.empty_like(hidden_states, dtype=torch.float32)
