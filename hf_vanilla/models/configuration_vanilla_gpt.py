@@ -1,6 +1,5 @@
 """Configuration of GPT (Radford et al. 2018), with its size and miniatures as presets."""
 
-import os
 from typing import Any
 
 import torch
@@ -134,22 +133,6 @@ class VanillaGptConfig(SelfContainedConfig):
         named = {theirs: getattr(self, ours) for theirs, ours in native.renamed.items() if theirs not in _ALIASES}
         named = {theirs: values.get(value, value) for theirs, value in named.items() if value is not None}
         return {**super().to_diff_dict(), **named}
-
-    @classmethod
-    def get_config_dict(
-        cls, pretrained_model_name_or_path: str | os.PathLike, **kwargs: Any
-    ) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Read a saved configuration, without the second names that `to_diff_dict` gives fields.
-
-        Args:
-            pretrained_model_name_or_path (`str`): A folder or a name on the Hub.
-            **kwargs: As in `PreTrainedConfig.get_config_dict`.
-
-        Returns:
-            `tuple[dict, dict]`: the fields, and the arguments that are left.
-        """
-        fields, unused = super().get_config_dict(pretrained_model_name_or_path, **kwargs)
-        return {name: value for name, value in fields.items() if name not in _NATIVE_FIELDS}, unused
 
     @classmethod
     def auto_classes(cls) -> dict[str, Any]:

@@ -212,7 +212,7 @@ class SelfContainedConfig(PreTrainedConfig):
     def get_config_dict(
         cls, pretrained_model_name_or_path: str | os.PathLike, **kwargs: Any
     ) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Read a saved configuration; one of `native_types` is translated.
+        """Read a saved configuration; one of `native_types` is translated, and second names of fields are dropped.
 
         Args:
             pretrained_model_name_or_path (`str`): A folder or a name on the Hub.
@@ -227,7 +227,8 @@ class SelfContainedConfig(PreTrainedConfig):
         fields, unused = super().get_config_dict(pretrained_model_name_or_path, **kwargs)
         native = cls.native_types.get(fields.get("model_type", ""))
         if native is None:
-            return fields, unused
+            second_names = {theirs for each in cls.native_types.values() for theirs in each.renamed}
+            return {name: value for name, value in fields.items() if name not in second_names}, unused
         found = {name: (fields.pop(name, value), value) for name, value in native.fixed.items()}
         for theirs, ours in native.renamed.items():
             if theirs in fields:

@@ -308,9 +308,8 @@ class VanillaTrainer(VerifiedCheckpointTrainer, Seq2SeqTrainer):
         # Compiled code would be compiled again for every number; `DataParallel`, and a process that reads for all,
         # divide the rows but not the numbers.
         is_divided = args.n_gpu > 1 or args.accelerator_config.dispatch_batches
-        is_read_by_one = isinstance(self.train_dataset, IterableDataset)
-        if is_read_by_one and isinstance(self.train_dataset, TokenBudgetStream):
-            is_read_by_one = False  # each process reads its share
+        is_stream = isinstance(self.train_dataset, TokenBudgetStream)  # of which each process reads its share
+        is_read_by_one = isinstance(self.train_dataset, IterableDataset) and not is_stream
         is_plain = not args.torch_compile and not is_divided and not is_read_by_one
         if has_varlen_kernels(args.device) and is_plain and isinstance(model, VanillaPreTrainedModel):
             return CountingCollator(self.data_collator)

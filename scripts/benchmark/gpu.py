@@ -249,8 +249,8 @@ def compiler_counts() -> dict[str, int]:
     """Return how often dynamo compiled and broke, and how often CUDA graphs were skipped."""
     counters = torch._dynamo.utils.counters
     found = {name: counters["stats"].get(name, 0) for name in ("unique_graphs", "calls_captured")}
-    found |= {"graph_breaks": sum(counters["graph_break"].values())}
-    found |= {name: counters["inductor"].get(name, 0) for name in ("cudagraph_skips",)}
+    found["graph_breaks"] = sum(counters["graph_break"].values())
+    found["cudagraph_skips"] = counters["inductor"].get("cudagraph_skips", 0)
     return {name: int(count) for name, count in found.items() if count}
 
 
