@@ -14,8 +14,8 @@ Further pre-training of any BERT on text of your domain: --model_name_or_path go
 Nine tenths of the updates have sequences of 128 tokens, the last tenth of 512, as in the paper. In a short run a small
 model learns more than word frequencies sooner if it starts with even shorter ones: --phase_lengths 32 128 512
 --phase_shares 0.15 0.75 0.1. It learns the positions of the last phase in few updates only with help: --mixed_phases 2
-with --shifted_positions 0.25. --muon and --initial_embeddings examples save a small model many updates. Validation has
-the length of each phase. The optimizer is the paper's by default.
+with --shifted_positions 0.25. --muon --weight_decay 0.1 and --initial_embeddings examples save a small model many
+updates. Validation has the length of each phase. The optimizer is the paper's by default.
 
 Run the same command again to resume an interrupted run; other data or another model is refused. A JSON or YAML file of
 options can come first; options after it replace its own. The paper's settings are in files that need no path:

@@ -31,7 +31,7 @@ SCRIPTS = Path(__file__).resolve().parent.parent
 BASE = (
     "--preset mini --vocab_size 8000 --hidden_dropout_prob 0 --attention_probs_dropout_prob 0 "
     "--phase_lengths 32 128 512 --phase_shares 0.2 0.56 0.24 --mixed_phases 2 --shifted_positions 0.25 "
-    "--max_tokens_per_batch 4096 --precision bfloat16 --muon --initial_embeddings examples --mlm_probability 0.25 "
+    "--max_tokens_per_batch 4096 --precision bfloat16 --muon --weight_decay 0.1 --initial_embeddings examples "
     "--learning_rate 1e-3 --warmup_steps 150 --max_steps 900 --seed 1"
 )
 # Options that replace those of the base and of --options.
@@ -46,8 +46,10 @@ CHOICES = {
     "one length after another": "--shifted_positions 0 --mixed_phases 0",
     "the same, new positions repeat": "--shifted_positions 0 --mixed_phases 0 --new_positions repeat",
     "no examples of 32 tokens": "--phase_lengths 128 512 --phase_shares 0.76 0.24",
-    "15 % masked": "--mlm_probability 0.15",
+    "25 % masked": "--mlm_probability 0.25",
     "40 % masked": "--mlm_probability 0.4",
+    "weight decay 0.01": "--weight_decay 0.01",
+    "weight decay 0.3": "--weight_decay 0.3",
     "whole words masked": "--whole_word_mask",
     "batches of 2,048 tokens": "--max_tokens_per_batch 2048 --max_steps 1800 --warmup_steps 300",
     "batches of 8,192 tokens": "--max_tokens_per_batch 8192 --max_steps 450 --warmup_steps 75",

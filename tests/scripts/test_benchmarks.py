@@ -435,12 +435,12 @@ def test_choices_of_pretraining_are_measured_once(script, tmp_path, monkeypatch,
         monkeypatch.setattr(sys, "argv", ["x", *map(str, options), "--only", *names])
         return run(script("pretraining_choices").main)
 
-    assert measured("base", "15 % masked") == 0
+    assert measured("base", "25 % masked") == 0
     capsys.readouterr()
-    assert measured("15 % masked", "float32") == 0
+    assert measured("25 % masked", "float32") == 0
     assert [line.split(":")[0] for line in capsys.readouterr().out.splitlines()] == ["float32"]  # the other is known
     report = json.loads((tmp_path / "choices.json").read_text())
-    assert list(report["choices"]) == ["base", "15 % masked", "float32"]
+    assert list(report["choices"]) == ["base", "25 % masked", "float32"]
     assert all(each["mlm_loss_128"] > 0 < each["mlm_loss_512"] for each in report["choices"].values())
     assert len({path.read_bytes() for path in tmp_path.glob("runs/*/model.safetensors")}) == 3
     assert report["choices"]["float32"]["options"] == "--precision float32"
