@@ -134,8 +134,13 @@ def multi30k(kind: str, **settings: Any) -> dict[str, Recipe]:
     }
 
 
-def finetuning(task: str, script: str, folder: str, options: str = "", *, has_test: bool = False) -> dict[str, Recipe]:
-    """Return the recipes of a fine-tuning of the two-hour BERT by Muon, and of one from random weights by AdamW."""
+def finetuning(
+    task: str, script: str, folder: str, options: str = "", *, has_test: bool = False, is_early: bool = False
+) -> dict[str, Recipe]:
+    """Return the recipes of a fine-tuning of the two-hour BERT by Muon, and of one from random weights by AdamW.
+
+    If `is_early`, the first is of the earlier BERT, of 94 minutes, by AdamW.
+    """
     files = "".join(
         f"--{split}_file {folder}/{split}.jsonl.gz "
         for split in ("train", "validation", *(["test"] if has_test else []))
@@ -144,6 +149,7 @@ def finetuning(task: str, script: str, folder: str, options: str = "", *, has_te
         "--learning_rate 3e-4 --num_train_epochs 4 --per_device_train_batch_size 32 --bf16 --disable_tqdm true "
         "--logging_steps 500 --seeds 1 2 3"
     )
+    pretrained = ("", "", "bert_mini_pretraining") if is_early else ("", "--muon ", "bert_mini_two_hours")
     return {
         f"bert_mini_{task}{suffix}": Recipe(
             [
@@ -152,10 +158,7 @@ def finetuning(task: str, script: str, folder: str, options: str = "", *, has_te
             ],
             after=after,
         )
-        for suffix, way, after in (
-            ("", "--muon ", "bert_mini_two_hours"),
-            ("_from_scratch", "--from_scratch ", "bert_mini_pretraining"),
-        )
+        for suffix, way, after in (pretrained, ("_from_scratch", "--from_scratch ", "bert_mini_pretraining"))
     }
 
 
@@ -262,7 +265,7 @@ RECIPES = {
         ],
         ENWIKI_TEST,
     ),
-    **finetuning("sst2", "classification", "glue/sst2", "--text_column sentence "),
+    **finetuning("sst2", "classification", "glue/sst2", "--text_column sentence ", is_early=True),
     **finetuning("cola", "classification", "glue/cola", "--text_column sentence --main_score matthews "),
     **finetuning("rte", "classification", "glue/rte", PAIR),
     **finetuning("stsb", "classification", "glue/stsb", f"{PAIR}--label_column score --regression ", has_test=True),

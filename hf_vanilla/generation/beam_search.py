@@ -288,7 +288,7 @@ class _Beams:
         """Start all beams of a sentence with the same prompt; only the first one has a finite score."""
         prompts = input_ids.unflatten(0, (-1, options.num_beams))  # (batch, num_beams, length)
         histories = torch.stack((prompts, torch.full_like(prompts, -1)), dim=2)  # (batch, num_beams, 2, length)
-        scores = torch.full(prompts.shape[:2], -math.inf, device=prompts.device)
+        scores = torch.full(prompts.shape[:2], -math.inf, dtype=torch.float32, device=prompts.device)
         scores[:, 0] = 0.0
         not_found = torch.full_like(scores, NOT_FOUND)
         sentences = torch.arange(len(prompts), device=prompts.device)

@@ -86,7 +86,8 @@ def extract_features(
             chosen = [states[layer].float() for layer in layers]
             mixed = torch.cat(chosen, dim=-1) if mix == "concatenate" else torch.stack(chosen).mean(0)
             for number, row, length in zip(batch, mixed, (lengths[number] for number in batch), strict=True):
-                features[number] = _pooled(row[:length], pooling).cpu().numpy()
+                # A copy: the vector of one token would keep the whole batch.
+                features[number] = _pooled(row[:length], pooling).cpu().numpy().copy()
             progress.update(len(batch))
     return features
 

@@ -60,7 +60,9 @@ def weight_levels() -> int:
         inputs = torch.full((3, 64), LEVELS, dtype=torch.int8, device="cpu")
         weight = torch.full((16, 64), levels, dtype=torch.int8, device="cpu")
         try:
-            product = _multiply(inputs, _pack(weight, torch.ones(16, device="cpu")), torch.float32)
+            product = _multiply(
+                inputs, _pack(weight, torch.ones(16, dtype=torch.float32, device="cpu")), torch.float32
+            )
         except (AttributeError, RuntimeError, TypeError):  # torch lacks the operator, or this CPU a kernel
             return 0
         if (product == 64 * LEVELS * levels).all():

@@ -14,7 +14,14 @@ from typing import Any, NoReturn
 
 import torch
 from torch import distributed
-from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers import (
+    DefaultFlowCallback,
+    Trainer,
+    TrainerCallback,
+    TrainerControl,
+    TrainerState,
+    TrainingArguments,
+)
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, SaveStrategy
 from transformers.utils import logging
 
@@ -91,8 +98,7 @@ class StopOnSignalCallback(TrainerCallback):
     ) -> None:
         """Have the trainer save and stop."""
         if self._is_requested():
-            is_end_of_epoch = args.save_strategy == SaveStrategy.EPOCH and float(state.epoch or 0).is_integer()
-            self.saves_out_of_turn = not control.should_save and not is_end_of_epoch
+            self._note_turn(args, state, control)
             self._stop(control)
             if not self.stops_evaluation or args.save_strategy == SaveStrategy.BEST:
                 control.should_evaluate = False
@@ -102,6 +108,7 @@ class StopOnSignalCallback(TrainerCallback):
     ) -> None:
         """Have the trainer save and stop after an evaluation, unless that decides what is saved."""
         if args.save_strategy != SaveStrategy.BEST and self._is_requested():
+            self._note_turn(args, state, control)
             self._stop(control)
 
     def on_prediction_step(
@@ -109,6 +116,7 @@ class StopOnSignalCallback(TrainerCallback):
     ) -> None:
         """Stop an evaluation of the training that takes too long."""
         if self._handlers and self.stops_evaluation and self._is_requested(overdue=True):
+            self._note_turn(args, state, control)
             self._is_stopping = True
             raise EvaluationStopped
 
@@ -168,6 +176,13 @@ class StopOnSignalCallback(TrainerCallback):
             os.close(self._pipe[1])
             self._pipe = None
         self._group = None
+
+    def _note_turn(self, args: TrainingArguments, state: TrainerState, control: TrainerControl) -> None:
+        """Note whether nothing else asks for a checkpoint here, unless the stop itself has asked for one."""
+        if self._is_stopping:
+            return
+        is_end_of_epoch = args.save_strategy == SaveStrategy.EPOCH and float(state.epoch or 0).is_integer()
+        self.saves_out_of_turn = not control.should_save and not is_end_of_epoch
 
     def _stop(self, control: TrainerControl) -> None:
         """Have the trainer save and leave its loop."""
@@ -260,8 +275,10 @@ def stopping_on_signals(trainer: Trainer, grace: float) -> Iterator[None]:
     """
     callback = StopOnSignalCallback(grace)
     callback.stops_evaluation = isinstance(trainer, VerifiedCheckpointTrainer)
-    # First, so that others see that a checkpoint is saved next.
-    trainer.callback_handler.callbacks.insert(0, callback)
+    # Directly after the one that knows what is due at a step, so that others see that a checkpoint is saved next.
+    callbacks = trainer.callback_handler.callbacks
+    flows = [place for place, each in enumerate(callbacks, start=1) if isinstance(each, DefaultFlowCallback)]
+    callbacks.insert(min(flows, default=0), callback)
     try:
         yield
     finally:

@@ -25,6 +25,11 @@ def test_ter_ignores_case_as_sacrebleus_does():
     assert corpus_scores([text.upper() for text in REFERENCES], REFERENCES, metrics=["ter"])["ter"] == 0
 
 
+def test_equal_translations_are_no_difference():
+    scores = corpus_scores(GOOD, REFERENCES, metrics=["chrf"], bootstrap_samples=20, baseline=list(GOOD))
+    assert scores["chrf_p_value"] == 1
+
+
 def test_a_baseline_is_compared_by_paired_bootstrap():
     scores = corpus_scores(GOOD, REFERENCES, metrics=["chrf"], bootstrap_samples=50, baseline=BAD)
     assert scores["chrf"] == corpus_scores(GOOD, REFERENCES)["chrf"]

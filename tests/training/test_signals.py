@@ -150,6 +150,42 @@ def test_stopped_run_ends_with_the_checkpoints_of_one_that_was_not(tmp_path, opt
     assert not str(trainer.state.best_model_checkpoint).endswith("checkpoint-5")
 
 
+def checkpoints_after_a_signal(folder, step, hook, **options):
+    """Train with a signal in a callback at a step, train on, and return the names of the checkpoints."""
+
+    def trainer_with(callback):
+        arguments = VanillaTrainingArguments(
+            str(folder), max_steps=6, save_steps=2, use_cpu=True, disable_tqdm=True, report_to="none",
+            dataloader_pin_memory=False, save_strategy="steps", **options,
+        )  # fmt: skip
+        model, pairs = tiny_model(), tiny_pairs(9)
+        data = {"train_dataset": pairs, "eval_dataset": pairs}
+        return VanillaTrainer(model, arguments, tiny_collator(model), callbacks=[callback], **data)
+
+    def send_once(args, state, control, **kwargs):
+        if state.global_step == step:
+            delattr(callback, hook)
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    callback = transformers.TrainerCallback()
+    setattr(callback, hook, send_once)
+    with pytest.raises(SystemExit, match="143"):
+        train_to_end(trainer_with(callback))
+    train_to_end(trainer_with(transformers.TrainerCallback()), checkpoint_to_resume(folder))
+    return [path.name for path in sorted(folder.glob("checkpoint*"))]
+
+
+def test_signal_in_a_step_that_saves_anyway_keeps_its_checkpoint(tmp_path):
+    found = checkpoints_after_a_signal(tmp_path, 3, "on_pre_optimizer_step")  # the fourth step
+    assert found == ["checkpoint-2", "checkpoint-4", "checkpoint-6"]
+
+
+def test_checkpoint_of_a_signal_in_an_evaluation_is_an_extra_one(tmp_path):
+    options = {"eval_strategy": "steps", "eval_steps": 1}
+    found = checkpoints_after_a_signal(tmp_path, 3, "on_prediction_step", **options)
+    assert found == ["checkpoint-2", "checkpoint-4", "checkpoint-6"]
+
+
 @pytest.mark.promise("SIGTERM or Ctrl-C")
 def test_second_signal_ends_at_once(tmp_path):
     process = start(tmp_path, "long step")
