@@ -135,12 +135,16 @@ def multi30k(kind: str, **settings: Any) -> dict[str, Recipe]:
 
 
 def finetuning(
-    task: str, script: str, folder: str, options: str = "", *, has_test: bool = False, is_early: bool = False
+    task: str,
+    script: str,
+    folder: str,
+    options: str = "",
+    *,
+    has_test: bool = False,
+    optimizer: str = "--muon ",
+    after: str = "bert_mini_two_hours",
 ) -> dict[str, Recipe]:
-    """Return the recipes of a fine-tuning of the two-hour BERT by Muon, and of one from random weights by AdamW.
-
-    If `is_early`, the first is of the earlier BERT, of 94 minutes, by AdamW.
-    """
+    """Return the recipes of a fine-tuning of the BERT of a recipe, and of one from random weights by AdamW."""
     files = "".join(
         f"--{split}_file {folder}/{split}.jsonl.gz "
         for split in ("train", "validation", *(["test"] if has_test else []))
@@ -149,16 +153,18 @@ def finetuning(
         "--learning_rate 3e-4 --num_train_epochs 4 --per_device_train_batch_size 32 --bf16 --disable_tqdm true "
         "--logging_steps 500 --seeds 1 2 3"
     )
-    pretrained = ("", "", "bert_mini_pretraining") if is_early else ("", "--muon ", "bert_mini_two_hours")
     return {
         f"bert_mini_{task}{suffix}": Recipe(
             [
                 f"python scripts/finetune_{script}.py --model_name_or_path runs/bert {settings} {way}{files}"
                 f"{options}--output_dir runs/{task}{suffix} --results_file runs/bert_mini_{task}{suffix}.json"
             ],
-            after=after,
+            after=start,
         )
-        for suffix, way, after in (pretrained, ("_from_scratch", "--from_scratch ", "bert_mini_pretraining"))
+        for suffix, way, start in (
+            ("", optimizer, after),
+            ("_from_scratch", "--from_scratch ", "bert_mini_pretraining"),
+        )
     }
 
 
@@ -265,7 +271,9 @@ RECIPES = {
         ],
         ENWIKI_TEST,
     ),
-    **finetuning("sst2", "classification", "glue/sst2", "--text_column sentence ", is_early=True),
+    **finetuning(
+        "sst2", "classification", "glue/sst2", "--text_column sentence ", optimizer="", after="bert_mini_pretraining"
+    ),
     **finetuning("cola", "classification", "glue/cola", "--text_column sentence --main_score matthews "),
     **finetuning("rte", "classification", "glue/rte", PAIR),
     **finetuning("stsb", "classification", "glue/stsb", f"{PAIR}--label_column score --regression ", has_test=True),

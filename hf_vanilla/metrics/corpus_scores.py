@@ -69,8 +69,8 @@ def corpus_scores(
             results: Any = tables[title]
             for prefix, result in zip(("baseline_", ""), results, strict=True):
                 scores |= _named(prefix + name, result.score, result.mean, result.ci)
-            # sacreBLEU counts larger differences alone: 0.001 for equal texts.
-            is_equal = list(baseline) == list(hypotheses)
+            # sacreBLEU counts larger differences alone: 0.001 for equal scores.
+            is_equal = results[0].score == results[1].score
             scores[f"{name}_p_value"] = 1.0 if is_equal else round(results[1].p_value, 4)
         else:
             result = scorer.corpus_score(list(hypotheses), [list(references)], n_bootstrap=max(1, bootstrap_samples))
