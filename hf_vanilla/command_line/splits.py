@@ -19,6 +19,7 @@ VALIDATION_SPLITS = ("validation", "valid", "val", "dev", "validation_matched")
 _OF_A_DATASET = ("dataset_config_name", "dataset_revision", "train_split", "validation_split", "test_split")
 _VALIDATION_DATA = re.compile(r"validation_(.*_)?(files?|split)")
 _HELD_OUT_SEED = 0
+_EVERY_SPLIT = "all"  # the name that `datasets` has for them
 
 
 @dataclass
@@ -34,7 +35,8 @@ class DatasetArguments:
         validation_share (`float`, *optional*): Share of the training data that is held out for validation.
 
     Raises:
-        ValueError: if the share is not between 0 and 1, or an option of the dataset is given without one.
+        ValueError: if the share is not between 0 and 1, an option of the dataset is given without one, or validation
+            or test data is given twice.
     """
 
     dataset_name: str | None = field(default=None, metadata={"help": "A dataset of the Hub, in place of files."})
@@ -62,6 +64,17 @@ class DatasetArguments:
         for name, value in vars(self).items():
             if share is not None and value is not None and _VALIDATION_DATA.fullmatch(name):
                 raise ValueError(f"Pass either `validation_share` or `{name}`.")
+        for split in ("validation", "test"):
+            option = f"{split}_split"
+            if getattr(self, option, None) is None:
+                continue
+            if self.train_split == _EVERY_SPLIT:
+                raise ValueError(
+                    f"`train_split` (all) has the rows of `{option}`, too; name the splits to train on, such as train."
+                )
+            files = [name for name in (f"{split}_file", f"{split}_files") if getattr(self, name, None)]
+            if files:
+                raise ValueError(f"Pass either `{option}` or `{files[0]}`.")
 
 
 def check_streaming(data_args: Any, training_args: TrainingArguments) -> None:
@@ -99,7 +112,7 @@ def load_hub_splits(arguments: DatasetArguments, *, streaming: bool = False) -> 
         has them. Without options they are the splits with the usual names.
 
     Raises:
-        ValueError: if a split of the options does not exist.
+        ValueError: if a split of the options does not exist, or is a part of one when streaming.
     """
 
     def load(**split: str) -> Any:
@@ -113,7 +126,8 @@ def load_hub_splits(arguments: DatasetArguments, *, streaming: bool = False) -> 
 
     loaded = load()
     names = {"train": arguments.train_split, "validation": arguments.validation_split}
-    unused = loaded.keys() - _names_in(arguments.train_split)  # what may be chosen for validation and test
+    # What may be chosen for validation and test.
+    unused = set() if arguments.train_split == _EVERY_SPLIT else loaded.keys() - _names_in(arguments.train_split)
     if arguments.validation_split is None and arguments.validation_share is None:
         names["validation"] = next((name for name in VALIDATION_SPLITS if name in unused), None)
     if hasattr(arguments, "test_split"):
@@ -123,6 +137,11 @@ def load_hub_splits(arguments: DatasetArguments, *, streaming: bool = False) -> 
     for split, name in names.items():
         if name in loaded:
             splits[split] = loaded[name]
+        elif name is not None and streaming:
+            raise ValueError(
+                f"`{split}_split` must be a whole split for `streaming`, got {name!r}; {arguments.dataset_name} has "
+                f"{', '.join(loaded)}."
+            )
         elif name is not None:
             try:
                 splits[split] = load(split=name)  # such as train[:10%]

@@ -7,8 +7,9 @@
 No token of a block is padding and all but its first are predicted, so every position of a batch is learnt from.
 """
 
+import itertools
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -42,7 +43,8 @@ def build_blocks(
     """Tokenize documents and cut them into blocks for causal language modeling.
 
     A table is cached on disk until text, tokenizer or a setting changes; a stream is cut during iteration, and gives
-    the same blocks. transformers' trainer takes both with `DataCollatorForLanguageModeling(tokenizer, mlm=False)`,
+    the same blocks: one worker of a data loader cuts all of it, and a stream that continues from a state reads again what
+    comes before. transformers' trainer takes both with `DataCollatorForLanguageModeling(tokenizer, mlm=False)`,
     which makes the labels and pads short blocks; [`collate_blocks`] is quicker where no block is short.
 
     Args:
@@ -161,7 +163,7 @@ def _generate_blocks(
 ) -> Iterator[dict[str, list[int]]]:
     """Yield the blocks of tokenized documents; `version` is part of the cache's key alone."""
     rest = [end_token_id]
-    for document in documents:
+    for document in _all_shards(documents):
         rest += [*document["input_ids"], end_token_id]
         complete = len(rest) - len(rest) % block_length
         for start in range(0, complete, block_length):
@@ -173,6 +175,14 @@ def _generate_blocks(
             rest = [end_token_id]
     if across_documents and keep_short and len(rest) >= MINIMUM_LENGTH:
         yield {"input_ids": rest}
+
+
+def _all_shards(documents: Dataset | IterableDataset) -> Iterable[dict[str, Any]]:
+    """Read a stream shard after shard: of several shards, each worker of a data loader would get its own alone."""
+    if isinstance(documents, Dataset):
+        return documents
+    count = documents.num_shards
+    return itertools.chain.from_iterable(documents.shard(count, index) for index in range(count))
 
 
 def _check_settings(tokenizer: PreTrainedTokenizerBase, block_length: int) -> None:

@@ -4,6 +4,7 @@ import itertools
 
 import pytest
 from datasets import Dataset, IterableDataset
+from torch.utils.data import DataLoader
 from transformers import DataCollatorForLanguageModeling
 
 from hf_vanilla.data import build_blocks, collate_blocks
@@ -43,6 +44,13 @@ def test_blocks_are_the_text_cut(documents, tokenizer, across_documents, keep_sh
     assert len({len(block) for block in expected}) == 1 + keep_short
     for _ in range(2):  # a stream is read again in every epoch
         assert [row["input_ids"] for row in blocks] == expected
+
+
+def test_stream_of_several_shards_is_whole_in_workers(tokenizer):
+    stream = Dataset.from_dict({"text": TEXTS}).to_iterable_dataset(num_shards=3)
+    blocks = build_blocks(stream, tokenizer, block_length=7)
+    loaded = DataLoader(blocks, batch_size=None, num_workers=2)
+    assert [list(row["input_ids"]) for row in loaded] == [row["input_ids"] for row in blocks]
 
 
 def test_table_is_cached_until_a_setting_changes(tmp_path, tokenizer):

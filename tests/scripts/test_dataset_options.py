@@ -11,7 +11,7 @@ from script_runner import SCRIPTS, run_here
 from transformers import AutoTokenizer
 
 from hf_vanilla import VanillaBertConfig, VanillaBertForPreTraining
-from hf_vanilla.command_line.finetuning import Table, load_splits
+from hf_vanilla.command_line.finetuning import Table, TestedTaskArguments, load_splits
 from hf_vanilla.command_line.splits import DatasetArguments, hold_out_validation, load_hub_splits
 from hf_vanilla.data.labelled import encode_labels, load_rows
 from hf_vanilla.data.tokenization import train_wordpiece_tokenizer
@@ -172,13 +172,13 @@ def test_pairs_have_splits_and_a_validation_share(tmp_path):
         module["load_data"](module["DataArguments"](**columns, validation_share=0.3, streaming=True))
 
 
-@pytest.mark.parametrize("train_split", ["train+validation", "train+validation[:50%]+test"])
+@pytest.mark.parametrize("train_split", ["train+validation", "train+validation[:50%]+test", "all"])
 def test_splits_in_use_are_not_chosen_for_validation_or_test(tmp_path, train_split):
     rows = [{"text": "a"}] * 2
     folder = publish(tmp_path / "a", train=rows, validation=rows, test=rows)
     arguments = DatasetArguments(dataset_name=str(folder), train_split=train_split)
     arguments.test_split = None  # of the scripts for fine-tuning
-    assert set(load_hub_splits(arguments)) == {"train"} | ({"test"} if "test" not in train_split else set())
+    assert set(load_hub_splits(arguments)) == {"train"} | ({"test"} if train_split == "train+validation" else set())
 
 
 @pytest.mark.parametrize(
@@ -190,13 +190,23 @@ def test_splits_in_use_are_not_chosen_for_validation_or_test(tmp_path, train_spl
         ({"validation_share": 0.5, "validation_split": "a"}, "either `validation_share` or `validation_split`"),
         ({"dataset_name": None, "dataset_revision": "x"}, "`dataset_revision` is an option of `dataset_name`"),
         ({"dataset_name": None, "train_split": "train[:9]"}, "`train_split` is an option of `dataset_name`"),
+        ({"train_split": "all", "validation_split": "a"}, r"`train_split` \(all\) has the rows of `validation_split`"),
+        ({"train_split": "train[:50%]", "streaming": True}, "`train_split` must be a whole split for `streaming`"),
     ],
-    ids=["train", "part", "share", "both", "files", "part of files"],
+    ids=["train", "part", "share", "both", "files", "part of files", "all", "part of a stream"],
 )
 def test_bad_splits_are_named(tmp_path, options, message):
     folder = publish(tmp_path / "a", train=[{"text": "a"}] * 2)
+    given = {"dataset_name": str(folder), "streaming": False, **options}
     with pytest.raises(ValueError, match=message):
-        load_hub_splits(DatasetArguments(**{"dataset_name": str(folder), **options}))
+        load_hub_splits(streaming=given.pop("streaming"), arguments=DatasetArguments(**given))
+
+
+@pytest.mark.parametrize("split", ["validation", "test"])
+def test_data_to_score_on_is_given_once(split):
+    given = {"model_name_or_path": ".", "dataset_name": "a", f"{split}_split": "b", f"{split}_file": "c.jsonl"}
+    with pytest.raises(ValueError, match=f"Pass either `{split}_split` or `{split}_file`"):
+        TestedTaskArguments(**given)
 
 
 def test_held_out_rows_are_always_the_same():
