@@ -16,7 +16,8 @@ NESTED = "translation"  # the column of {language: sentence} of many translation
 def check_columns(options: Mapping[str, Any]) -> None:
     """Check the columns that are given against each local file with columns.
 
-    Files that are missing or broken, and Parquet files, are left to the command itself.
+    Files that are missing or broken, Parquet files, and all files whose bad records are skipped, are left to the
+    command itself.
 
     Args:
         options (`Mapping[str, Any]`): Values of the given options.
@@ -24,6 +25,8 @@ def check_columns(options: Mapping[str, Any]) -> None:
     Raises:
         ValueError: if a file lacks a column.
     """
+    if options.get("on_bad_record") == "skip":
+        return
     given = {name: value for name, value in options.items() if name.endswith("_column") and isinstance(value, str)}
     paths = [options[name] for name in FILE_OPTIONS if name in options]
     for path in [each for value in paths for each in (value if isinstance(value, list) else [value])]:
@@ -43,6 +46,8 @@ def _columns_of(path: Path) -> set[str] | None:
                 return set(next(csv.reader(file, delimiter="\t" if name.endswith(".tsv") else ",")))
             if name.endswith((".json", ".jsonl")):
                 row = json.loads(file.readline())
+                if isinstance(row.get("data", row.get("paragraphs")), list):  # SQuAD's articles, with questions inside
+                    return None
                 nested = row.get(NESTED)
                 return {*row, *(nested if isinstance(nested, dict) else ())}
     except (OSError, EOFError, zlib.error, ValueError, AttributeError, TypeError, StopIteration, csv.Error):

@@ -55,7 +55,9 @@ class EvaluationArguments:
     """The model, the documents and the report."""
 
     model: str = field(metadata={"help": "Folder or Hub name of the model and its tokenizer."})
-    files: list[str] = field(metadata={"help": "Documents: .jsonl, .json, .csv, .parquet or plain text, also as .gz."})
+    files: list[str] = field(
+        metadata={"help": "Documents: .json(l), .csv, .tsv or plain text, also as .gz; .parquet."}
+    )
     text_column: str | None = field(
         default=None, metadata={"help": "Column of the text. Default: text, content or document."}
     )

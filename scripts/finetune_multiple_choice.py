@@ -4,7 +4,7 @@ r"""Fine-tune BERT to choose the right ending, from a checkpoint or from scratch
     python scripts/finetune_multiple_choice.py --model_name_or_path runs/bert \
         --train_file train.jsonl --validation_file val.jsonl --output_dir runs/endings
 
-Each row of the files (.json, .jsonl, .parquet, also as .gz) has a beginning (`sent1` or `question`), a list of
+Each row of the files (.json, .jsonl, also as .gz; .parquet) has a beginning (`sent1` or `question`), a list of
 `endings` or `choices`, and as `label` the index of the right one, from 0. So has each of a dataset of the Hub
 (--dataset_name); of SWAG's columns, `sent2` is the start of each of `ending0` to `ending3`, and of those of ARC,
 `answerKey` is one of the labels of `choices`. Rows with another number of endings than most are left out and counted.

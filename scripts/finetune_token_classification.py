@@ -4,7 +4,7 @@ r"""Fine-tune BERT to tag words, such as the names in a sentence, from a checkpo
     python scripts/finetune_token_classification.py --model_name_or_path runs/bert \
         --train_file train.jsonl --validation_file val.jsonl --tags_column ner_tags --output_dir runs/names
 
-Each row of the files (.json, .jsonl, .parquet, also as .gz) has a list of words and a list of their BIO tags; so has
+Each row of the files (.json, .jsonl, also as .gz; .parquet) has a list of words and a list of their BIO tags; so has
 each of a dataset of the Hub (--dataset_name), where tags may be numbers with names. Of other tags, such as parts of
 speech, each word counts by itself. Columns of usual names are found. Without validation data a share of the training
 data is held out. With --seeds the training is repeated, and the median, best and worst F1 are printed. --from_scratch

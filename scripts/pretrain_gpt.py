@@ -114,7 +114,7 @@ class DataArguments(DatasetArguments):
     """The documents, and how to cut them into blocks."""
 
     train_files: list[str] | None = field(
-        default=None, metadata={"help": "Documents: .jsonl, .json, .csv, .parquet or plain text, also as .gz."}
+        default=None, metadata={"help": "Documents: .json(l), .csv, .tsv or plain text, also as .gz; .parquet."}
     )
     validation_files: list[str] | None = field(default=None, metadata={"help": "The same for validation."})
     text_column: str | None = field(

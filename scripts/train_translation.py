@@ -149,7 +149,9 @@ class ModelArguments:
 class DataArguments(DatasetArguments):
     """The sentence pairs."""
 
-    train_file: str | None = field(default=None, metadata={"help": "A .json(l), .csv or .parquet file, also as .gz."})
+    train_file: str | None = field(
+        default=None, metadata={"help": "A .json(l), .csv or .tsv file, also as .gz, or .parquet."}
+    )
     validation_file: str | None = field(default=None, metadata={"help": "The same for validation."})
     source_column: str = field(default="source", metadata={"help": "Column of the source, or its language code."})
     target_column: str = field(default="target", metadata={"help": "Column of the target, or its language code."})

@@ -43,9 +43,9 @@ def build_blocks(
     """Tokenize documents and cut them into blocks for causal language modeling.
 
     A table is cached on disk until text, tokenizer or a setting changes; a stream is cut during iteration, and gives
-    the same blocks: one worker of a data loader cuts all of it, and a stream that continues from a state reads again what
-    comes before. transformers' trainer takes both with `DataCollatorForLanguageModeling(tokenizer, mlm=False)`,
-    which makes the labels and pads short blocks; [`collate_blocks`] is quicker where no block is short.
+    the same blocks: one worker of a data loader cuts all of it, and a stream that continues from a state first reads
+    again what comes before. transformers' trainer takes both with `DataCollatorForLanguageModeling(tokenizer,
+    mlm=False)`, which makes the labels and pads short blocks; [`collate_blocks`] is quicker where no block is short.
 
     Args:
         documents (`Dataset` or `IterableDataset`): The documents, with the column `text`, as

@@ -17,6 +17,7 @@ from datasets import Dataset, Features, IterableDataset, Value, load_dataset
 from transformers.utils import logging
 
 from .files import (
+    TABLES,
     BadRecords,
     check_text,
     dataset_from_files,
@@ -35,7 +36,6 @@ logger = logging.get_logger(__name__)
 # Usual names of the column of texts, tried in this order.
 TEXT_COLUMNS = ("text", "content", "document")
 _FEATURES = Features({"text": Value("string")})
-_TABLES = (".json", ".jsonl", ".csv", ".parquet")
 # Chinese and Japanese sentences end without a space.
 _IDEOGRAPHIC_END = re.compile(r"(?<=[。！？])(?![。！？」』”’）])")
 
@@ -64,9 +64,9 @@ def load_documents(
     Args:
         dataset_name (`str`, *optional*): Name on the Hub, or anything else that `datasets.load_dataset` takes.
         config_name (`str`, *optional*): Configuration of that dataset.
-        data_files (`str` or `Sequence[str]`, *optional*): One file or several: `.json`, `.jsonl`, `.csv` or `.parquet`
-            with one document per row, any other suffix for plain text with blank lines between documents; all may end
-            in `.gz`.
+        data_files (`str` or `Sequence[str]`, *optional*): One file or several: `.json`, `.jsonl`, `.csv`, `.tsv` or
+            `.parquet` with one document per row, any other suffix for plain text with blank lines between documents;
+            all but `.parquet` may end in `.gz`.
         split (`str`): Split of the dataset of the Hub.
         text_column (`str`, *optional*): Column of the text; by default `text`, `content` or `document`. Plain text has
             no columns.
@@ -74,7 +74,8 @@ def load_documents(
         streaming (`bool`): Whether to read during iteration, for data larger than the disk.
         on_bad_record (`str`): What to do with a row of a local file that is not UTF-8, not of the file's format, or
             has no column of text: `"stop"` raises its error, `"skip"` leaves it out; a warning counts them. In plain
-            text a line that is not UTF-8 becomes an empty one.
+            text a line that is not UTF-8 becomes an empty one, and in a table a quote that is not closed takes what
+            follows into its row.
 
     Returns:
         `Dataset`, or `IterableDataset` when streaming: one column, `text`.
@@ -138,7 +139,7 @@ def _check_documents(paths: tuple[str, ...], text_column: str | None, bad: BadRe
 
 
 def _generate_documents(
-    paths: tuple[str, ...], text_column: str | None, on_bad_record: str, stamps: tuple[tuple[int, int], ...]
+    paths: tuple[str, ...], text_column: str | None, on_bad_record: str, stamps: tuple[Any, ...]
 ) -> Iterator[dict[str, str | None]]:
     """Yield the documents of all files that have text."""
     bad = BadRecords(on_bad_record)
@@ -151,14 +152,14 @@ def _read_documents(path: str, text_column: str | None, bad: BadRecords) -> Iter
     """Yield the documents of one file."""
     suffix = suffix_of(path)
     find = partial(find_column, "text_column", text_column, TEXT_COLUMNS)
-    if suffix not in _TABLES:
+    if suffix not in TABLES:
         for is_text, lines in itertools.groupby(iterate_lines(path, bad), key=_has_text):
             if is_text:
-                yield "".join(lines)
+                yield "".join(lines).replace("\r\n", "\n")
     elif suffix == ".parquet":
         table = read_parquet(path, streaming=True)
         yield from (row["text"] for row in _only_text(table, text_column, path))
-    elif suffix == ".csv":
+    elif suffix in (".csv", ".tsv"):
         yield from (row[find(list(row), where)] for _, where, row in read_table(path, find, bad))
     else:
         for _, where, row in read_json_objects(path, bad):

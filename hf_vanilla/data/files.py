@@ -29,6 +29,9 @@ logger = logging.get_logger(__name__)
 STANDARD_STREAM = "-"
 # Parts of the error messages of `torch.save` when it can't write; for small files the last flush fails.
 _TORCH_CANT_WRITE = ("inline_container", "PytorchStreamWriter", "iostream error")
+TABLES = (".json", ".jsonl", ".csv", ".tsv", ".parquet")  # suffixes of files with columns
+# Part of the key of cached files: raise it when the same files give other rows.
+READER_VERSION = 1
 _DISK_IS_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # full, over quota, file too large
 
 
@@ -120,13 +123,14 @@ def existing_path(path: str | os.PathLike[str], name: str) -> str:
     return os.path.abspath(path)
 
 
-def iterate_lines(path: str, bad: BadRecords | None = None) -> Iterator[str]:
+def iterate_lines(path: str, bad: BadRecords | None = None, errors: str = "strict") -> Iterator[str]:
     """Yield the lines of a UTF-8 file with their ends; only a newline character ends a line.
 
     Args:
         path (`str`): A file, decompressed if its name ends in `.gz`; `-` is standard input.
         bad (`BadRecords`, *optional*): Gets the error of a line that is not UTF-8, in whose place comes an empty one
             if it is skipped; by default the error is raised.
+        errors (`str`): What becomes of bytes that are not UTF-8, as for `bytes.decode`.
 
     Yields:
         `str`: a line. A byte order mark at the start is dropped.
@@ -142,7 +146,7 @@ def iterate_lines(path: str, bad: BadRecords | None = None) -> Iterator[str]:
         with _open_bytes(path) as file:
             for number, line in enumerate(file, start=1):
                 try:
-                    text = line.decode("utf-8-sig" if number == 1 else "utf-8")
+                    text = line.decode("utf-8-sig" if number == 1 else "utf-8", errors)
                 except UnicodeDecodeError as error:
                     bad(_not_utf8(name, number, error))
                     text = "\n"
@@ -198,39 +202,61 @@ def read_lines(path: str) -> list[str]:
 
 
 def read_table(
-    path: str, check_header: Callable[[list[str], str], object], bad: BadRecords | None = None, **dialect: Any
+    path: str, check_header: Callable[[list[str], str], object], bad: BadRecords | None = None
 ) -> Iterator[tuple[int, str, dict[str, str]]]:
     """Yield the rows of a table with a header; fields can have any length, and contain newline characters.
 
     Args:
-        path (`str`): The file, decompressed if its name ends in `.gz`.
+        path (`str`): The file, decompressed if its name ends in `.gz`. Tabs separate the fields of a `.tsv` file, in
+            which quotes have no meaning; commas those of any other.
         check_header (`Callable`): Gets the names of the columns and the path, and raises if a column is missing.
-        bad (`BadRecords`, *optional*): Gets the errors of rows; by default they are raised.
-        **dialect (`Any`): How fields are separated and quoted, as for `csv.DictReader`.
+        bad (`BadRecords`, *optional*): Gets the errors of rows; by default they are raised. With all lines of a row
+            that is skipped, those go that an open quote has made a part of it.
 
     Yields:
         `tuple[int, str, dict[str, str]]`: number of the row's last line, its place for messages, and the row.
 
     Raises:
-        ValueError: if two columns have the same name, a row has too few or too many fields, or quotes are unbalanced.
+        ValueError: if the file is empty, two columns have the same name, a row has too few or too many fields or is
+            not UTF-8, or quotes are unbalanced.
     """
     csv.field_size_limit(2**31 - 1)  # the default of 128 KiB is an error for long texts
     bad = bad or BadRecords()
-    reader = csv.DictReader(iterate_lines(path, bad), strict=True, **dialect)
-    try:
-        header = list(reader.fieldnames or ())
-        for name in header:
-            if header.count(name) > 1:
-                raise ValueError(f"{path} must have columns of different names, but {name!r} is twice in its header.")
-        check_header(header, path)
-        for row in reader:
-            where = f"{path}, line {reader.line_num}"
-            if None in row or None in row.values():
-                bad(ValueError(f"{where}: must have {len(header)} fields as the header."))
-            else:
-                yield reader.line_num, where, row
-    except csv.Error as error:
-        raise ValueError(f"{path} must be a valid table, but line {reader.reader.line_num}: {error}.") from None
+    # A row can have several lines, so to skip it, bytes that are not UTF-8 are looked for in rows.
+    lines = iterate_lines(path, errors="surrogateescape" if bad.skips else "strict")
+    dialect: Any = {"delimiter": "\t", "quoting": csv.QUOTE_NONE} if suffix_of(path) == ".tsv" else {}
+    reader = csv.reader(lines, strict=True, **dialect)
+    header = next(_rows_of_table(reader, path, BadRecords()), None)
+    if header is None:
+        raise ValueError(f"{path} must begin with the names of its columns, but is empty.")
+    for name in header:
+        if header.count(name) > 1:
+            raise ValueError(f"{path} must have columns of different names, but {name!r} is twice in its header.")
+    check_header(header, path)
+    for row in _rows_of_table(reader, path, bad):
+        where = f"{path}, line {reader.line_num}"
+        if len(row) != len(header):
+            bad(ValueError(f"{where}: must have {len(header)} fields as the header."))
+        elif bad.skips and SURROGATE.search("".join(row)):
+            bad(ValueError(f"{where}: must be UTF-8."))
+        else:
+            yield reader.line_num, where, dict(zip(header, row, strict=True))
+
+
+def _rows_of_table(reader: Any, path: str, bad: BadRecords) -> Iterator[list[str]]:
+    """Yield the rows of a `csv.reader` that are not blank."""
+    while True:
+        first = reader.line_num + 1
+        try:
+            row = next(reader, None)
+        except csv.Error as error:
+            begin = f", in the row that begins in line {first}" if reader.line_num > first else ""
+            bad(ValueError(f"{path} must be a valid table, but line {reader.line_num}: {error}{begin}."))
+            continue
+        if row is None:
+            return
+        if row:
+            yield row
 
 
 def read_json_objects(path: str, bad: BadRecords | None = None) -> Iterator[tuple[int, str, dict[str, Any]]]:
@@ -333,10 +359,10 @@ def dataset_from_files(
         **arguments (`Any`): Further arguments of the generator.
 
     Returns:
-        `Dataset`, cached until a file changes, or `IterableDataset` when streaming.
+        `Dataset`, cached until a file or the reader changes, or `IterableDataset` when streaming.
     """
-    # Size and time are part of the cache's key, so that a file changed in place is read again.
-    stamps = tuple((os.stat(path).st_size, os.stat(path).st_mtime_ns) for path in paths)
+    # Size and time are part of the cache's key, so that a file changed in place is read again; so is the reader.
+    stamps = (READER_VERSION, *((os.stat(path).st_size, os.stat(path).st_mtime_ns) for path in paths))
     kind = IterableDataset if streaming else Dataset
     return kind.from_generator(
         generate,
@@ -350,15 +376,19 @@ def read_parquet(path: str, *, streaming: bool = False) -> Dataset | IterableDat
     """Open a Parquet file.
 
     Args:
-        path (`str`): The file.
+        path (`str`): The file, not compressed by gzip.
         streaming (`bool`): Whether to read during iteration.
 
     Returns:
         `Dataset`, or `IterableDataset` when streaming.
 
     Raises:
-        ValueError: if it is no Parquet file, or has no rows.
+        ValueError: if it is no Parquet file, has no rows, or has a name that can't be opened.
     """
+    if path.lower().endswith(".gz"):
+        raise ValueError(f"{path} must not be compressed by gzip, as a Parquet file; unpack it with `gunzip`.")
+    if "::" in path:  # which `datasets` takes for two addresses
+        raise ValueError(f"{path} must not have :: in its path, as a Parquet file; rename it.")
     try:
         table = load_dataset("parquet", data_files=glob.escape(path), split="train", streaming=streaming)
         is_empty = not len(table) if isinstance(table, Dataset) else next(iter(table), None) is None

@@ -1,6 +1,5 @@
 """Labelled rows for fine-tuning, from local files or datasets, and their labels."""
 
-import csv
 import math
 import os
 import re
@@ -142,10 +141,8 @@ def _read_file(
 ) -> Iterator[tuple[int, str, dict[str, Any]]]:
     """Yield (number, place, row) of a text file."""
     suffix = suffix_of(path)
-    if suffix == ".csv":
+    if suffix in (".csv", ".tsv"):
         return read_table(path, check_header)
-    if suffix == ".tsv":
-        return read_table(path, check_header, delimiter="\t", quoting=csv.QUOTE_NONE)
     if suffix in (".json", ".jsonl"):
         return read_json_objects(path)
     raise ValueError(f"{path} must end in .json, .jsonl, .csv, .tsv (or these and .gz) or .parquet.")

@@ -25,6 +25,7 @@ from transformers import PreTrainedTokenizerBase
 from transformers.utils import logging
 
 from .files import (
+    TABLES,
     BadRecords,
     check_column,
     check_text,
@@ -88,7 +89,7 @@ def load_parallel_dataset(
         config_name (`str`, *optional*): Configuration of that dataset, for example `"de-en"`.
         data_files (`Mapping[str, str | tuple[str, str]]`, *optional*): Split name to file, or to (source file, target
             file) for plain text. One file may be `.json` (one object per line, or one array of objects), `.jsonl`,
-            `.csv` (with a header) or `.parquet`; all may end in `.gz`.
+            `.csv` or `.tsv` (with a header) or `.parquet`; all but the last may end in `.gz`.
         source_column (`str`): Column of the source, or its language code in a `translation` column. Text files have no
             columns.
         target_column (`str`): The same for the target.
@@ -103,8 +104,8 @@ def load_parallel_dataset(
 
     Raises:
         ValueError: if both or neither of `dataset_name` and `data_files` are given, a column is missing, line counts
-            are unequal, a file is not UTF-8 or not of the format of its suffix, no pair is left, or `on_bad_record` is
-            another word.
+            are unequal, a file is not UTF-8 or not of the format of its suffix, one of two files is a table, no pair
+            is left, or `on_bad_record` is another word.
         TypeError: if a column contains anything but strings, `data_files` does not map splits to files, or a split has
             neither one file nor two.
         FileNotFoundError: if a file does not exist.
@@ -198,6 +199,12 @@ def _checked_paths(split: str, files: Files) -> tuple[str, ...]:
         raise TypeError(
             f"`data_files[{split!r}]` must be one file, or a source file and a target file, got {files!r}."
         )
+    tables = [os.fspath(path) for path in paths if suffix_of(os.fspath(path)) in TABLES]
+    if len(paths) == 2 and tables:
+        raise ValueError(
+            f"`data_files[{split!r}]`: two files must be plain text, source and target, but {tables[0]} is a table; "
+            "give one table, with both sides."
+        )
     return tuple(existing_path(path, f"data_files[{split!r}]") for path in paths)
 
 
@@ -230,7 +237,7 @@ def _load_files(
 
 
 def _generate_pairs(
-    paths: tuple[str, ...], columns: tuple[str, str], on_bad_record: str, stamps: tuple[tuple[int, int], ...]
+    paths: tuple[str, ...], columns: tuple[str, str], on_bad_record: str, stamps: tuple[Any, ...]
 ) -> Iterator[dict[str, str]]:
     """Yield the rows of one split, without the pairs that have an empty side."""
     for _, source, target in _read_pairs(paths, columns, BadRecords(on_bad_record)):
@@ -244,15 +251,15 @@ def _read_pairs(paths: tuple[str, ...], columns: tuple[str, str], bad: BadRecord
         yield from _read_text_files(*paths, bad)
         return
     suffix = suffix_of(paths[0])
-    if suffix == ".csv":
+    if suffix in (".csv", ".tsv"):
         for number, _, row in read_table(paths[0], partial(_check_columns, columns), bad):
             yield number, row[columns[0]], row[columns[1]]
     elif suffix in (".json", ".jsonl"):
         yield from _read_json(paths[0], columns, bad)
     else:
         raise ValueError(
-            f"`data_files` must end in .json, .jsonl, .csv or .parquet (or that and .gz), got {paths[0]}; for plain "
-            "text give two files, source and target."
+            f"`data_files` must end in .json, .jsonl, .csv, .tsv (or these and .gz) or .parquet, got {paths[0]}; for "
+            "plain text give two files, source and target."
         )
 
 

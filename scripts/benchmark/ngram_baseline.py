@@ -38,7 +38,7 @@ class BaselineArguments:
     kenlm: str = field(metadata={"help": "Folder with KenLM's programs lmplz and query."})
     tokenizer: str = field(metadata={"help": "Folder or Hub name of the tokenizer."})
     train_files: list[str] = field(
-        metadata={"help": "Documents to count in: .jsonl, .json, .csv, .parquet or plain text, also as .gz."}
+        metadata={"help": "Documents to count in: .jsonl, .json, .csv, .tsv or plain text, also as .gz; .parquet."}
     )
     files: list[str] = field(metadata={"help": "Documents to score."})
     text_column: str = field(default="text", metadata={"help": "Column of the text."})

@@ -158,11 +158,18 @@ def test_missing_columns_are_named(tmp_path, name, text):
         ("a.csv", ""),
         ("a.parquet", "x"),
         ("a.jsonl", "\n{}"),
+        ("a.json", '{"version": 1, "data": [{"paragraphs": []}]}'),
+        ("a.jsonl", '{"paragraphs": []}\n'),
     ],
 )
 def test_files_that_tell_nothing_are_left_to_the_command(tmp_path, name, text):
     check_columns({"train_file": write(tmp_path / name, text), "text_column": "de"})
     check_columns({"train_file": str(tmp_path / "missing.csv"), "text_column": "de"})
+
+
+def test_missing_columns_of_bad_records_are_left_to_the_command(tmp_path):
+    path = write(tmp_path / "a.jsonl", '{"en": "x"}\n{"en": "x", "de": "y"}\n')
+    check_columns({"train_file": path, "target_column": "de", "on_bad_record": "skip"})
 
 
 def test_missing_column_needs_no_torch(tmp_path):

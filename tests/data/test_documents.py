@@ -7,7 +7,7 @@ import json
 import pytest
 from datasets import Dataset, IterableDataset
 
-from hf_vanilla.data import load_documents, split_sentences
+from hf_vanilla.data import files, load_documents, split_sentences
 
 
 TEXTS = ["First document.\nIts second line.", "2018-01-01", "Third, with NA."]
@@ -47,6 +47,16 @@ def test_names_of_files_are_no_patterns(tmp_path):
         assert [row["text"] for row in documents] == ["part[1]"]
 
 
+def test_tabs_separate_columns_without_quotes(tmp_path):
+    (tmp_path / "a.tsv").write_text('id\ttext\n1\t"x, y\n')
+    assert load_documents(data_files=str(tmp_path / "a.tsv"))["text"][:] == ['"x, y']
+
+
+def test_ends_of_lines_do_not_matter(tmp_path):
+    (tmp_path / "a.txt").write_bytes(b"a\r\nb\r\n\r\nc\r\n")
+    assert load_documents(data_files=str(tmp_path / "a.txt"))["text"][:] == ["a\nb\n", "c\n"]
+
+
 def test_several_files_form_one_corpus(tmp_path):
     files = [write(tmp_path, kind) for kind in ("json", "txt")]
     assert len(load_documents(data_files=files)) == 6
@@ -60,9 +70,12 @@ def test_dataset_is_loaded_by_name(tmp_path):
     assert documents["text"][:] == TEXTS
 
 
-def test_changed_file_of_documents_is_read_again(tmp_path):
+def test_changed_file_or_reader_is_read_again(tmp_path, monkeypatch):
     path = write(tmp_path, "json")
-    assert len(load_documents(data_files=path)) == 3
+    before = load_documents(data_files=path)
+    assert len(before) == 3
+    monkeypatch.setattr(files, "READER_VERSION", 0)
+    assert load_documents(data_files=path).cache_files != before.cache_files
     (tmp_path / "documents.json").write_text('[{"text": "only one, and longer than anything before it"}]')
     assert len(load_documents(data_files=path)) == 1
 
@@ -108,8 +121,11 @@ def test_chinese_sentences_are_split():
         ("a.csv", "id,text\n1\n", r"line 2: must have 2 fields"),
         ("a.txt", " \n\n", r"must have at least one document with text"),
         ("a.parquet", "text", r"a\.parquet must be a Parquet file with rows"),
+        ("a.parquet.gz", "text", r"a\.parquet\.gz must not be compressed by gzip"),
+        ("a::b.parquet", "text", "a::b.parquet must not have :: in its path"),
+        ("a.csv", "\n", r"a\.csv must begin with the names of its columns, but is empty"),
     ],
-    ids=["column", "json", "csv-column", "csv-fields", "empty", "parquet"],
+    ids=["column", "json", "csv-column", "csv-fields", "empty", "parquet", "packed", "colons", "csv-empty"],
 )
 def test_bad_files_are_named(tmp_path, name, content, message):
     (tmp_path / name).write_text(content)
@@ -123,9 +139,10 @@ def test_bad_files_are_named(tmp_path, name, content, message):
     [
         ("a.jsonl", b'{"text": "x"}\n{"text"\n{"body": "y"}\n{"text": 5}\n{"text": "z"}\n', 3),
         ("a.csv", b"id,text\n1,x\n2\n3,z\n", 1),
+        ("a.csv", b'id,text\n1,x\n2,"y\xff\n3,y"\n4,"y\n\xff5,y"\n6,"y" y\n7,z\n8,"y\n', 4),
         ("a.txt", b"x\n\n\xff\n\xfe\n\nz\n", 2),
     ],
-    ids=["json", "csv", "text"],
+    ids=["json", "csv", "quotes", "text"],
 )
 def test_bad_records_are_skipped_and_counted(tmp_path, caplog, streaming, name, content, bad):
     (tmp_path / name).write_bytes(content)

@@ -355,9 +355,10 @@ def test_missing_column_of_a_table_is_named(tmp_path: Path, streaming: bool) -> 
             TypeError,
             r"`data_files\['test'\]` must be one file, or a source",
         ),
+        ({"data_files": {"test": ["a.csv", "b.csv"]}}, ValueError, "two files must be .* but a.csv is a table"),
         ({"data_files": {"test": 5}}, TypeError, r"must be one file, or a source file and a target file, got 5"),
     ],
-    ids=["neither", "no_files", "a_file", "both", "revision", "config", "columns", "missing", "three", "number"],
+    ids=["neither", "no_files", "a_file", "both", "revision", "config", "columns", "absent", "three", "tables", "int"],
 )
 def test_bad_sources_of_data_are_named(arguments: dict, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
