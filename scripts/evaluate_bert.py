@@ -78,6 +78,8 @@ class EvaluationArguments:
     notes: list[str] = field(default_factory=list, metadata={"help": "More facts for the report, each as name=value."})
 
     def __post_init__(self):
+        if not 0 < self.mlm_probability < 1:
+            raise ValueError(f"`mlm_probability` must be above 0 and below 1, got {self.mlm_probability}.")
         if self.batch_size < 1:
             raise ValueError(f"`batch_size` must be at least 1 example, got {self.batch_size}.")
         if self.by_position is not None and self.by_position < 1:

@@ -98,7 +98,7 @@ def indexed(beginning: str, endings, label) -> tuple:
     if isinstance(endings, dict) and {"text", "label"} <= endings.keys():  # ARC, CommonsenseQA
         endings, keys = endings["text"], endings["label"]
         label = keys.index(label) if label in keys else label
-    if isinstance(label, str) and label.isdigit():
+    if isinstance(label, str) and label.isdecimal():
         label = int(label)
     return beginning, endings, label
 

@@ -86,8 +86,6 @@ logger = logging.getLogger("pretrain_bert")
 
 MODEL_SIZES = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
 REGULARISATION = ("hidden_dropout_prob", "attention_probs_dropout_prob")
-# Largest share of tokens predicted in an evaluation, whose logits over the whole vocabulary exist at once.
-MAX_PREDICTED_SHARE = 0.15
 
 
 @dataclass
@@ -237,7 +235,9 @@ def check_phases(data_args: DataArguments) -> None:
             raise ValueError("`phase_learning_rates` and `phase_warmup_steps` go together; give both or neither.")
         if given is not None and len(given) != len(data_args.phase_lengths):
             raise ValueError(f"`{name}` ({given}) must have a number for each of {data_args.phase_lengths}.")
-    for name in ("shifted_positions", "mlm_probability", "short_sequence_probability"):
+    if not 0 < data_args.mlm_probability < 1:
+        raise ValueError(f"`mlm_probability` must be above 0 and below 1, got {data_args.mlm_probability}.")
+    for name in ("shifted_positions", "short_sequence_probability"):
         if not 0 <= getattr(data_args, name) <= 1:
             raise ValueError(f"`{name}` must be from 0 to 1, got {getattr(data_args, name)}.")
     if data_args.repeats < 1:
@@ -350,7 +350,7 @@ def build_examples(model_args: ModelArguments, data_args: DataArguments, corpora
             build(corpora["validation"], length),
             tokenizer,
             probability=data_args.mlm_probability,
-            max_predictions=math.ceil(MAX_PREDICTED_SHARE * length),
+            max_predictions=math.ceil(data_args.mlm_probability * length),
         ).remove_columns(["special_tokens_mask", "offset_mapping"])
         for length in data_args.validation_lengths or ()
     }

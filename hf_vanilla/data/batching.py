@@ -14,6 +14,7 @@ from typing import Any
 import datasets
 import numpy as np
 import pyarrow
+import pyarrow.compute
 import torch
 
 from ..models.checks import check_integer
@@ -227,7 +228,8 @@ def measure_pair_lengths(dataset: Any) -> PairLengths:
         )
     # labels that are no lists, as of classes, are no target side
     kind = dataset.data.column("labels").type if "labels" in dataset.column_names else pyarrow.null()
-    has_target = pyarrow.types.is_list(kind) or pyarrow.types.is_large_list(kind)
+    types = pyarrow.types
+    has_target = types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)
     target = _lengths_of_column(dataset, "labels") if has_target else None
     return PairLengths(_lengths_of_column(dataset, "input_ids"), target)
 
@@ -305,8 +307,7 @@ def _even_out(cuts: np.ndarray, batches_per_step: int) -> np.ndarray:
 def _lengths_of_column(dataset: datasets.Dataset, name: str) -> np.ndarray:
     """Compute the lengths of the lists of one column from its Arrow table."""
     # A null row has no tokens.
-    parts = [chunk.value_lengths().fill_null(0).to_numpy() for chunk in dataset.data.column(name).chunks]
-    lengths = np.concatenate([np.zeros(0, dtype=np.int64), *parts])
+    lengths = pyarrow.compute.list_value_length(dataset.data.column(name)).fill_null(0).to_numpy()
     # The table of a shuffled or selected dataset has its rows in the original order. Reading them through the dataset
     # would take a thousand times as long.
     rows = dataset._indices

@@ -149,7 +149,8 @@ class ImageTransform:
     Args:
         processor (`BaseImageProcessor`): transformers' processor of the model.
         num_channels (`int`): Channels of the model: 3 for colours, 1 for grey.
-        min_crop (`float`): Smallest share of an image's area that a random crop keeps, in training; 1 crops nothing.
+        min_crop (`float`): Smallest share of an image's area that a random crop keeps, in training, but for rounding
+            to whole pixels; 1 crops nothing.
         flip (`bool`): Whether to mirror every second image, at random.
 
     Raises:
@@ -206,6 +207,8 @@ class ImageTransform:
             area, ratio, across, down = torch.rand(4, generator=generator).tolist()
             area = image.width * image.height * (self.min_crop + area * (1 - self.min_crop))
             ratio = math.exp(math.log(CROP_RATIOS[0]) + ratio * math.log(CROP_RATIOS[1] / CROP_RATIOS[0]))
+            # The narrowest and the widest part of so large an area that the image has.
+            ratio = min(max(ratio, area / image.height**2), image.width**2 / area)
             width = max(1, min(image.width, round(math.sqrt(area * ratio))))
             height = max(1, min(image.height, round(math.sqrt(area / ratio))))
             left, top = round(across * (image.width - width)), round(down * (image.height - height))

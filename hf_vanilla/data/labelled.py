@@ -352,7 +352,8 @@ def _natural_order(value: Any) -> tuple[int, float, str]:
     """Sort numbers, also as strings, by value, and before anything else."""
     text = str(value)
     # Of equal values, such as 1 and 01, the text decides, as the order of a set differs from process to process.
-    return (0, float(text), text) if _WHOLE_NUMBER.fullmatch(text) else (1, 0.0, text)
+    is_number = isinstance(value, float) or _WHOLE_NUMBER.fullmatch(text)
+    return (0, float(text), text) if is_number else (1, 0.0, text)
 
 
 def _check_columns(options: Mapping[str, str], existing: Sequence[str], where: str) -> None:

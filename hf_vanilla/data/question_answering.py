@@ -14,8 +14,10 @@ from ..models.answering import MAX_ANSWER_LENGTH, N_BEST, Answer, best_answers, 
 from .files import check_text, existing_path, iterate_lines, quoted, read_json_objects, read_parquet, suffix_of
 
 
-# Categories of Unicode, of letters which tokenizers may drop: controls, format marks, combining marks, white space.
-WITHOUT_TOKENS = ("Cc", "Cf", "Mn", "Zl", "Zp", "Zs")
+# Categories of Unicode, of letters which tokenizers may drop: controls, format marks, unassigned and private letters,
+# combining marks, white space. They also drop the mark of bytes that could not be read.
+WITHOUT_TOKENS = ("Cc", "Cf", "Cn", "Co", "Mn", "Zl", "Zp", "Zs")
+REPLACEMENT = "\ufffd"
 QUESTION_COLUMNS = ("id", "question", "context", "answers")
 
 
@@ -273,7 +275,11 @@ def _answer_positions(answers: Mapping[str, Sequence[Any]], spans: np.ndarray) -
         return 0, 0
     text = answers["text"][0]
     # These letters may have no token, so at the edge of a context no window would have all of " Ben".
-    kept = [number for number, letter in enumerate(text) if unicodedata.category(letter) not in WITHOUT_TOKENS]
+    kept = [
+        number
+        for number, letter in enumerate(text)
+        if letter != REPLACEMENT and unicodedata.category(letter) not in WITHOUT_TOKENS
+    ]
     first, last = (kept[0], kept[-1]) if kept else (0, len(text) - 1)
     start, end = (answers["answer_start"][0] + place for place in (first, last + 1))
     tokens = np.flatnonzero((spans[:, 1] > start) & (spans[:, 0] < end) & (spans[:, 0] >= 0))

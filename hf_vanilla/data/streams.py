@@ -9,6 +9,7 @@ stream reads at most one buffer again, and its batches are the same as without t
 """
 
 import time
+import zlib
 from collections.abc import Iterator
 from typing import Any, Literal
 
@@ -16,6 +17,7 @@ import datasets
 import numpy as np
 import torch
 from huggingface_hub.errors import HTTPError
+from pyarrow import ArrowException
 from transformers.utils import logging
 
 from ..models.checks import check_integer
@@ -25,8 +27,9 @@ from .files import BadRecords, check_choice
 
 logger = logging.get_logger(__name__)
 
-# What reading a shard raises when it is away, or the network is; `datasets` retries some of them by itself first.
-_UNREADABLE = (OSError, HTTPError)
+# What reading a shard raises when it is away or damaged, or the network is away; `datasets` retries some of them by
+# itself first.
+_UNREADABLE = (OSError, HTTPError, EOFError, zlib.error, ArrowException, UnicodeDecodeError)
 
 
 class TokenBudgetStream(torch.utils.data.IterableDataset):

@@ -103,8 +103,7 @@ def tokenize_tagged_words(
     for row, tags in enumerate(rows[tags_column][:]):
         words = encoded.word_ids(row)
         labels.append(_labels_of([numbers[tag] for tag in tags], words, label_all_pieces))
-        last = max((word for word in words if word is not None), default=-1)
-        cut += last + 1 < len(tags)
+        cut += bool(encoded[row].overflowing)
     if cut:
         logger.warning(f"{cut} of {len(rows)} sentences were truncated to {max_length} tokens; the left part is kept.")
     columns: dict[str, Any] = dict(encoded)

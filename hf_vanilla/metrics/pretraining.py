@@ -79,8 +79,8 @@ class PretrainingMetrics:
             prediction (`EvalPrediction`): Outputs of `preprocess_logits`, and the labels.
 
         Returns:
-            `dict[str, float]`: `mlm_loss` in nats per masked token, `mlm_accuracy`, and with both heads
-            `nsp_accuracy`, both from 0 to 1.
+            `dict[str, float]`: `mlm_loss` in nats per masked token, `mlm_accuracy`, and with both heads, unless all
+            next-sentence labels are -100, `nsp_accuracy`, both from 0 to 1.
 
         Raises:
             ValueError: if no token is masked.
@@ -94,6 +94,7 @@ class PretrainingMetrics:
             "mlm_loss": float(np.mean(losses[is_masked], dtype=np.float64)),
             "mlm_accuracy": float(np.mean(is_correct[is_masked], dtype=np.float64)),
         }
-        if next_is_correct:
-            metrics["nsp_accuracy"] = float(np.mean(next_is_correct[0], dtype=np.float64))
+        has_label = np.ravel(labels[1]) != IGNORED_LABEL if next_is_correct else np.zeros(0, dtype=bool)
+        if has_label.any():
+            metrics["nsp_accuracy"] = float(np.mean(next_is_correct[0][has_label], dtype=np.float64))
         return metrics

@@ -4,7 +4,7 @@ import time
 import numpy as np
 import pytest
 from accelerate.data_loader import BatchSamplerShard
-from datasets import Dataset, concatenate_datasets
+from datasets import Dataset, Features, List, Value, concatenate_datasets
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
@@ -296,6 +296,12 @@ def test_lengths_without_a_target_have_one_side(kind: str, labels: dict) -> None
     assert measured.target is None
     assert measured.longer_side().tolist() == [2, 0, 3]
     assert PairLengths(measured.source, None).longer_side() is measured.source
+
+
+def test_lengths_of_lists_of_a_fixed_size() -> None:
+    features = Features({"input_ids": List(Value("int32")), "labels": List(Value("float32"), length=2)})
+    table = Dataset.from_dict({"input_ids": ROWS["input_ids"], "labels": [[1.0, 0.0]] * 3}, features=features)
+    assert measure_pair_lengths(table.select([2, 1])).longer_side().tolist() == [3, 2]
 
 
 def test_dataset_without_input_ids_is_rejected() -> None:

@@ -135,6 +135,10 @@ def test_augmentation_crops_and_mirrors_at_random():
     # whole pixels round the share of 0.3 down
     assert all(width * height >= 0.3 * 60 - 8 for width, height in sizes)
     assert min(sizes) < (10, 6)
+    long = Pictures.new("L", (400, 40))
+    for size in ((400, 40), (40, 400)):
+        sizes = [ImageTransform(PROCESSOR, min_crop=0.8).augment(long.resize(size)).size for _ in range(50)]
+        assert all(width * height >= 0.8 * 16_000 - 220 for width, height in sizes)
 
 
 def test_changes_depend_on_seed_epoch_and_row_alone():

@@ -151,6 +151,8 @@ def test_split_answer_has_no_positions(tokenizer):
         (" Ben has two dogs ", "dogs ", "dogs"),
         ("\u200eBen has two dogs\u200b", "\u200eBen", "Ben"),  # marks of format
         ("Ben has two dogs\u200b", "two dogs\u200b", "two dogs"),
+        ("Ben has two dogs\ufffd", "two dogs\ufffd", "two dogs"),
+        ("\ue000Ben has two dogs\uf8ff", "two dogs\uf8ff", "two dogs"),  # private letters
         ("two dogs has Bén\u0301", "Bén\u0301", "Bén"),
     ],
 )

@@ -2,11 +2,13 @@
 
 import itertools
 import json
+import zlib
 from pathlib import Path
 
 import pytest
 from datasets import Dataset, IterableDataset, List, Value
 from datasets import Features as Columns
+from pyarrow import ArrowInvalid
 from torch.utils.data import DataLoader
 
 from hf_vanilla.data import TokenBudgetStream
@@ -176,6 +178,22 @@ def test_lost_shard_stops_after_its_retries_or_is_skipped(tmp_path, caplog):
     assert batches[:of_the_pass] == skipping[1 : 1 + of_the_pass]
     assert set(range(10, 15)) < set(itertools.chain(*batches))
     assert take(make(dataset), 30) == expected
+
+
+@pytest.mark.promise("bad rows and lost shards")
+@pytest.mark.parametrize(
+    "error",
+    [EOFError("cut"), zlib.error("damaged"), ArrowInvalid("damaged"), UnicodeDecodeError("utf-8", b"\xff", 0, 1, "x")],
+    ids=["cut", "gzip", "parquet", "bytes"],
+)
+def test_damaged_shard_is_skipped(error):
+    def read(numbers):
+        if 3 in numbers:
+            raise error
+        yield from rows_of(numbers)
+
+    dataset = IterableDataset.from_generator(read, features=COLUMNS, gen_kwargs={"numbers": list(range(6))})
+    assert sorted(numbers_of_a_pass(make(dataset, retries=0, on_lost_shard="skip"), 5)) == [0, 1, 2, 4, 5]
 
 
 class FlakyRows:

@@ -43,6 +43,9 @@ def test_tags_are_in_a_fixed_order():
 
 
 def test_truncated_sentences_are_counted(tokenizer, caplog):
+    last_has_no_token = rows(tokens=[["anna", "in", "new", "\u200b"]])
+    tokenize_tagged_words(last_has_no_token, tokenizer, TAGS)
+    assert "truncated" not in caplog.text
     tokenize_tagged_words(rows(), tokenizer, TAGS, max_length=4)
     assert "1 of 1 sentences were truncated to 4 tokens" in caplog.text
 

@@ -133,6 +133,11 @@ def test_endings_are_in_the_order_of_their_numbers():
     assert joined["endings"] == [f"it is {number}" for number in range(12)]
 
 
+def test_only_decimal_digits_are_the_index_of_an_ending():
+    indexed = runpy.run_path(str(SCRIPTS / "finetune_multiple_choice.py"))["indexed"]
+    assert [indexed("a", ["b", "c"], label)[2] for label in ("1", "²")] == [1, "²"]
+
+
 def test_rows_with_another_number_of_endings_are_left_out_and_counted(bert, caplog):
     module = runpy.run_path(str(SCRIPTS / "finetune_multiple_choice.py"))
     arguments = module["TaskArguments"](model_name_or_path=str(bert), train_file="rows.jsonl")
@@ -258,6 +263,8 @@ def test_names_are_for_labels_of_classes_alone():
 
     assert encoded(label=[4.5, 2.0], label_name=["4.5", "2.0"]) == (["score"], [4.5, 2.0])
     assert encoded(label=[1.0, 0.0], label_name=["yes", "no"]) == (["no", "yes"], [1, 0])
+    names = [f"class {label}" for label in range(11)]
+    assert encoded(label=[float(label) for label in range(11)], label_name=names)[0] == names
     lists, expected = [[0, 2], [1]], [[1, 0, 1], [0, 1, 0]]
     assert encoded(label=lists, label_name=[["joy", "awe"], ["fear"]]) == (["awe", "fear", "joy"], expected)
     assert encoded(label=lists, label_name=["joy, awe", "fear"]) == (["0", "1", "2"], expected)

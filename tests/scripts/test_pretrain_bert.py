@@ -3,14 +3,17 @@
 import json
 import os
 import re
+import runpy
 import shutil
 
 import pytest
 from safetensors.torch import load_file, save_file
-from script_runner import run, run_here, train_and_resume, write_documents
+from script_runner import SCRIPTS, run, run_here, train_and_resume, write_documents
 from transformers import AutoModelForMaskedLM, AutoTokenizer, pipeline
 
 import hf_vanilla
+from hf_vanilla.data import load_documents
+from hf_vanilla.data.tokenization import train_wordpiece_tokenizer
 
 
 SCRIPT = "pretrain_bert.py"
@@ -137,6 +140,8 @@ def test_evaluation_refuses_nan_and_an_empty_batch(run_dir, corpus, tmp_path, mo
     assert re.search("broken.* nan", capsys.readouterr().err)
     assert run_here(monkeypatch, "evaluate_bert.py", *options, "--batch_size", 0) == 2
     assert "`batch_size` must be at least 1 example, got 0" in capsys.readouterr().err
+    assert run_here(monkeypatch, "evaluate_bert.py", *options, "--mlm_probability", 0) == 2
+    assert "`mlm_probability` must be above 0 and below 1, got 0" in capsys.readouterr().err
     assert os.listdir(tmp_path) == ["broken"]
 
 
@@ -186,6 +191,20 @@ def test_short_examples_teach_late_positions_when_shifted(corpus, tmp_path):
     assert resumed.equal(positions["shifted"])
 
 
+def test_validation_has_the_given_share_of_masks(corpus):
+    module = runpy.run_path(str(SCRIPTS / SCRIPT))
+    documents = load_documents(data_files=str(corpus / "held_out.txt"))
+    tokenizer = train_wordpiece_tokenizer(documents["text"][:], 90, show_progress=False)
+    data_args = module["DataArguments"](
+        phase_lengths=[16], phase_shares=[1.0], validation_lengths=[16], mlm_probability=0.5
+    )
+    _, held_out = module["build_examples"](
+        module["ModelArguments"](), data_args, {"train": documents, "validation": documents}, tokenizer, 0
+    )
+    for row in held_out:
+        assert sum(label != -100 for label in row["labels"]) == round(len(row["labels"]) * 0.5)
+
+
 def test_further_pretraining_without_next_sentences(run_dir, corpus, tmp_path):
     output_dir = tmp_path / "domain"
     options = [option for option in TINY[8:] if option not in ("--vocab_size", "90")]
@@ -208,7 +227,7 @@ def test_further_pretraining_without_next_sentences(run_dir, corpus, tmp_path):
         (["--phase_shares", "0.5", "0.4"], "`phase_shares` must add up to 1"),
         (["--phase_lengths", "16"], "must be equal in number"),
         (["--shifted_positions", "-0.1"], "`shifted_positions` must be from 0 to 1, got -0.1"),
-        (["--mlm_probability", "15"], "`mlm_probability` must be from 0 to 1, got 15"),
+        (["--mlm_probability", "1"], "`mlm_probability` must be above 0 and below 1, got 1"),
         (["--hidden_size", "13"], "`hidden_size` (13) must be"),
         (["--phase_warmup_steps", "2", "1"], "`phase_learning_rates` and `phase_warmup_steps` go together"),
         (

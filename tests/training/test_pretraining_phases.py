@@ -323,6 +323,16 @@ def test_loss_by_position_is_averaged_over_masked_tokens():
         loss_by_position(prediction, 0)
 
 
+def test_pairs_without_a_label_are_not_counted():
+    metrics = PretrainingMetrics()
+    labels = torch.tensor([[-100, 7], [8, -100], [9, -100]]), torch.tensor([0, -100, 1])
+    logits = torch.zeros(3, 2, 10), torch.tensor([[1.0, 0.0]] * 3)
+    reduced = tuple(each.numpy() for each in metrics.preprocess_logits(logits, labels))
+    assert metrics(EvalPrediction(reduced, tuple(map(np.asarray, labels))))["nsp_accuracy"] == 0.5
+    without = (np.asarray(labels[0]), np.full(3, -100))
+    assert "nsp_accuracy" not in metrics(EvalPrediction(reduced, without))
+
+
 def test_metrics_of_masked_tokens_alone():
     metrics = PretrainingMetrics()
     torch.manual_seed(0)
