@@ -224,6 +224,7 @@ class VerifiedCheckpointTrainer(MuonTrainer, ResilientPushTrainer):
         self._staging: str | None = None
         self._disk_full: Exception | None = None  # while a checkpoint is written
         self._resumed_from: str | None = None
+        self._saved: list[str] = []  # by the last call of `train`
         keep_manifests(self)
         self.add_callback(ReleaseMemoryCallback())
 
@@ -303,6 +304,7 @@ class VerifiedCheckpointTrainer(MuonTrainer, ResilientPushTrainer):
         policy = self._callback(NaNPolicyCallback)
         if policy is not None:
             policy.left_out = set()
+        self._saved = []
         while True:
             self._resumed_from = given
             manifest = self._callback(ManifestCallback)
@@ -313,11 +315,11 @@ class VerifiedCheckpointTrainer(MuonTrainer, ResilientPushTrainer):
             try:
                 return super().train(given, trial, *args, **kwargs)
             except RollbackRequested as request:
-                given = self._roll_back(request, Path(self._get_output_dir(trial)), given)
+                given = self._roll_back(request, given)
             finally:
                 wait_for_manifests()  # after an error too, so that this process can resume
 
-    def _roll_back(self, request: RollbackRequested, run_dir: Path, given: str | None) -> str:
+    def _roll_back(self, request: RollbackRequested, given: str | None) -> str:
         """Return the checkpoint to return to, and have the update that failed left out from now on."""
         policy = self._callback(NaNPolicyCallback)
         if policy is None or len(policy.left_out) >= policy.max_rollbacks:
@@ -325,10 +327,9 @@ class VerifiedCheckpointTrainer(MuonTrainer, ResilientPushTrainer):
             raise ValueError(f"{request} It has been tried with {limit} rollbacks.") from None
         wait_for_manifests()
         self.accelerator.wait_for_everyone()
-        folders = folders_by_step(run_dir) if run_dir.is_dir() else {}
-        # Later ones are of an earlier attempt.
-        candidates = [str(folder) for step, folder in reversed(folders.items()) if step < request.step]
-        good = (each for each in [*candidates, *([given] if given else [])] if why_not_resumable(each) is None)
+        # Others in the folder are of an earlier attempt.
+        candidates = [*reversed(self._saved), *([given] if given else [])]
+        good = (each for each in candidates if why_not_resumable(each) is None)
         found = next(good, None)
         if found is None:
             raise ValueError(f"{request} There is no checkpoint to return to; save more often.") from None
@@ -424,6 +425,7 @@ class VerifiedCheckpointTrainer(MuonTrainer, ResilientPushTrainer):
         if self.args.should_save:
             move_checkpoint(staging / name, Path(run_dir, name))
         self.accelerator.wait_for_everyone()
+        self._saved.append(str(Path(run_dir, name)))
         manifest = self._callback(ManifestCallback)
         if manifest is not None:
             manifest.saved, manifest.is_scheduled = Path(run_dir, name), is_scheduled

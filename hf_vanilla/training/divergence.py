@@ -9,6 +9,10 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 from transformers.trainer_utils import SaveStrategy
 
 
+# How advice on settings can be followed.
+IN_NEW_RUN = "in a new run, which can start from the model of a checkpoint: a resumed run keeps its settings"
+
+
 class DivergedError(ValueError):
     """The error of a training that has diverged: what it computes is nan or infinite, or its loss rose far."""
 
@@ -87,7 +91,7 @@ def advice_after_nan(args: TrainingArguments) -> str:
     """
     return (
         f"checkpoints already saved are sound. Lower the learning rate ({args.learning_rate:g}), warm up longer, or "
-        "train in float32."
+        f"train in float32, {IN_NEW_RUN}."
     )
 
 
@@ -112,8 +116,8 @@ def check_finite_weights(model: torch.nn.Module, step: int) -> None:
         return
     name = next(name for name, finite in zip(parameters, is_finite, strict=True) if not finite)
     raise DivergedError(
-        f"The weights `{name}` hold nan or infinity at step {step}, and so they are not saved. Resume from the last "
-        "checkpoint with a lower learning rate or a longer warm-up."
+        f"The weights `{name}` hold nan or infinity at step {step}, and so they are not saved. Lower the learning "
+        f"rate or warm up longer, {IN_NEW_RUN}."
     )
 
 

@@ -23,7 +23,7 @@ from transformers import (
 from transformers.utils import logging
 
 from ..data.files import quoted
-from .divergence import DivergedError, StopOnNaNCallback, advice_after_nan
+from .divergence import IN_NEW_RUN, DivergedError, StopOnNaNCallback, advice_after_nan
 
 
 logger = logging.get_logger(__name__)
@@ -395,8 +395,8 @@ class StopOnDivergenceCallback(BatchWatcher):
             raise DivergedError(
                 f"The loss has diverged at step {step}: {last:.4g} in the mean of the last {self.recent}, after "
                 f"{mean:.4g} in the {self.before} before, with a standard deviation of {deviation:.2g} "
-                f"(`stop_on_divergence`). Resume from a checkpoint before step {step - self.recent + 1} with a lower "
-                "learning rate or a longer warm-up."
+                f"(`stop_on_divergence`). Checkpoints before step {step - self.recent + 1} are sound. Lower the "
+                f"learning rate or warm up longer, {IN_NEW_RUN}."
             )
 
 

@@ -26,7 +26,7 @@ from ..hub.pushing_trainer import ResilientPushTrainer
 from ..hub.run_settings import save_run_settings
 from ..models.text_batches import TARGET_TOKENIZER
 from .checkpointing import keep_manifests, wait_for_manifests
-from .checkpoints import checkpoint_to_resume, find_best_checkpoint, last_complete_checkpoint
+from .checkpoints import checkpoint_to_resume, find_best_checkpoint, folders_by_step, last_complete_checkpoint
 from .divergence import check_finite_weights
 from .manifest import ORDER_ARGUMENTS
 from .signals import exit_on_sigterm, stopping_on_signals
@@ -38,6 +38,7 @@ logger = logging.get_logger(__name__)
 # `Trainer` pushes no files whose names begin with an underscore.
 LOCK_FILE = "_run.lock"
 OPTIONS_FILE = "_run_options.json"
+EARLIER_FOLDER = "_run_earlier"  # what an attempt has left that was given up
 SAVING_FOLDER = "_saving"  # the final model while it is written
 ALL_RESULTS_FILE = "all_results.json"
 
@@ -167,8 +168,12 @@ def main_process_first(args: TrainingArguments) -> Iterator[None]:
 def begin_run(args: TrainingArguments, *options: Any) -> tuple[str | None, bool]:
     """Find the checkpoint that a run resumes from, and check that its options are unchanged.
 
+    A run that returns to the checkpoint `resume_from_checkpoint` does so once: the same command again resumes from the
+    newest checkpoint since then. Checkpoints of the folder that are later than the one to resume from, or all if a run
+    starts anew, are of an attempt that was given up. They are moved to the subfolder `_run_earlier`.
+
     Args:
-        args (`TrainingArguments`): The training arguments.
+        args (`TrainingArguments`): The training arguments; all processes must call this.
         *options (`Any`): Dataclasses of further options, such as those of model and data.
 
     Returns:
@@ -177,19 +182,27 @@ def begin_run(args: TrainingArguments, *options: Any) -> tuple[str | None, bool]
     Raises:
         ValueError: if an option or the tokenizer differs from that of the run to resume.
     """
-    folder = str(args.output_dir)
-    checkpoint = checkpoint_to_resume(folder, args.resume_from_checkpoint)
+    folder, given = str(args.output_dir), args.resume_from_checkpoint
+    returned_to = None if given is None else os.path.abspath(given)
+    is_continued = given is None or saved_option(folder, "resume_from_checkpoint") == returned_to
+    checkpoint = (checkpoint_to_resume(folder) if is_continued else None) or checkpoint_to_resume(folder, given)
+    finished = is_continued and is_finished(args)
+    if args.world_size > 1:
+        args.distributed_state.wait_for_everyone()  # before files are moved
     if args.should_save:
         if checkpoint is not None:
             _check_tokenizers(Path(checkpoint))
-        given = {name: value for each in options for name, value in vars(each).items()}
-        given.update({name: getattr(args, name) for name in SEMANTIC_ARGUMENTS if hasattr(args, name)})
-        check_and_save_options(folder, decisive_options(given), checkpoint)
-    finished = args.resume_from_checkpoint is None and is_finished(args)
+        found = {name: value for each in options for name, value in vars(each).items()}
+        found.update({name: getattr(args, name) for name in SEMANTIC_ARGUMENTS if hasattr(args, name)})
+        decisive = _check_options(folder, decisive_options(found), checkpoint)
+        if not finished:
+            _set_aside_later(Path(folder), checkpoint)
+        _save_options(folder, {**decisive, "resume_from_checkpoint": returned_to})
     if finished:
         logger.warning(f"The run in {folder} is finished: it has all its updates and its final model.")
     elif checkpoint is not None:
-        logger.warning(f"Resuming from {checkpoint}; for a new run give another --output_dir.")
+        since = f", since the run has returned to {given} before" if is_continued and given is not None else ""
+        logger.warning(f"Resuming from {checkpoint}{since}; for a new run give another --output_dir.")
     return checkpoint, finished
 
 
@@ -224,13 +237,46 @@ def check_and_save_options(
     Raises:
         ValueError: if an option differs from that of the run to resume, or the saved options can't be read.
     """
+    _save_options(output_dir, _check_options(output_dir, options, checkpoint))
+
+
+def _check_options(
+    output_dir: str | os.PathLike[str], options: Mapping[str, Any], checkpoint: str | os.PathLike[str] | None
+) -> dict[str, Any]:
+    """Check that a run is resumed with the options it was started with, and return them as JSON has them."""
     folder = Path(output_dir) if checkpoint is None else Path(checkpoint).absolute().parent
     given: dict[str, Any] = json.loads(json.dumps(options, default=str))
     if (folder / OPTIONS_FILE).is_file() and (checkpoint is not None or (folder / CONFIG_NAME).is_file()):
         _check_unchanged(given, _read_options(folder / OPTIONS_FILE), folder)
+    return given
+
+
+def _save_options(output_dir: str | os.PathLike[str], options: dict[str, Any]) -> None:
+    """Save the options of a run."""
     Path(output_dir).mkdir(parents=True, exist_ok=True)
     with replacing_file(str(Path(output_dir) / OPTIONS_FILE)) as file:
-        file.write(json.dumps(given, indent=1, ensure_ascii=False) + "\n")
+        file.write(json.dumps(options, indent=1, ensure_ascii=False) + "\n")
+
+
+def _set_aside_later(folder: Path, checkpoint: str | None) -> None:
+    """Move checkpoints, and the state of a final model, that are later than the checkpoint to resume from, if any."""
+    step = -1
+    if checkpoint is not None and Path(checkpoint).resolve().parent == folder.resolve():
+        step = read_json_object(Path(checkpoint, TRAINER_STATE_NAME))["global_step"]
+    found = folders_by_step(folder) if folder.is_dir() else {}
+    later = [each for number, each in found.items() if number > step]
+    with contextlib.suppress(ValueError):  # there is none, or a broken one
+        if read_json_object(folder / TRAINER_STATE_NAME).get("global_step", 0) > step:
+            later.append(folder / TRAINER_STATE_NAME)
+    for path in later:
+        target = folder / EARLIER_FOLDER / path.name
+        target.parent.mkdir(exist_ok=True)
+        if target.is_dir():
+            shutil.rmtree(target)
+        os.replace(path, target)
+    if later:
+        names = ", ".join(path.name for path in later)
+        logger.warning(f"Moved to {folder / EARLIER_FOLDER}, as they are of an attempt that was given up: {names}.")
 
 
 def saved_option(output_dir: str | os.PathLike[str], name: str) -> Any:

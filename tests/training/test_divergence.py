@@ -69,7 +69,7 @@ def test_final_model_with_nan_is_not_saved(tmp_path):
     trainer = stock_trainer(tmp_path, poisoned_step=99)
     name, weight = list(trainer.model.named_parameters())[-1]
     weight.data.view(-1)[-1] = -math.inf
-    with pytest.raises(ValueError, match=f"The weights `{name}` hold nan or infinity at step 0"):
+    with pytest.raises(ValueError, match=f"The weights `{name}` hold nan or infinity at step 0.*, in a new run"):
         save_final_model(trainer)
     assert not os.listdir(tmp_path)
 

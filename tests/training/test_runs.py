@@ -13,7 +13,7 @@ import pytest
 import torch
 from datasets import Dataset
 from tiny_translation import tiny_collator, tiny_model, tiny_pairs, weights_of
-from transformers import AutoTokenizer, Seq2SeqTrainer, Trainer, TrainerState, TrainingArguments
+from transformers import AutoTokenizer, Seq2SeqTrainer, Trainer, TrainerCallback, TrainerState, TrainingArguments
 
 from hf_vanilla import VanillaBertConfig, VanillaBertForSequenceClassification, training
 from hf_vanilla.command_line.options import run
@@ -316,6 +316,58 @@ def test_run_with_all_updates_trains_no_more(tmp_path, trainer_class, length):
     train_to_end(longer, checkpoint)
     assert longer.state.global_step == 5
     assert not is_finished(longer.args)  # the saved model is that of the third update
+
+
+def begin_and_train(folder, stop=None, **options):
+    """Train as a script does, until an error after an update if that is given; return the trainer."""
+
+    class Interrupt(TrainerCallback):
+        def on_step_begin(self, args, state, control, **kwargs):
+            if state.global_step == stop:
+                raise KeyError("interrupted")
+
+    settings = {"max_steps": 6, "save_steps": 2, "use_cpu": True, "report_to": "none", "disable_tqdm": True}
+    arguments = VanillaTrainingArguments(folder, **settings, **options)
+    checkpoint, finished = begin_run(arguments)
+    model = tiny_model()
+    trainer = VanillaTrainer(
+        model, arguments, tiny_collator(model), train_dataset=tiny_pairs(12), callbacks=[Interrupt()]
+    )
+    if not finished:
+        with nullcontext() if stop is None else pytest.raises(KeyError, match="interrupted"):
+            train_to_end(trainer, checkpoint)
+    if stop is None and not finished:
+        save_final_model(trainer)
+    return trainer
+
+
+def steps_in(folder):
+    return sorted(int(path.name.removeprefix("checkpoint-")) for path in folder.glob("checkpoint-*"))
+
+
+def test_checkpoints_of_an_earlier_attempt_are_set_aside(tmp_path, caplog):
+    earlier = tmp_path / "_run_earlier"
+    begin_and_train(tmp_path, 5, save_only_model=True)
+    begin_and_train(tmp_path, 3)  # from the start
+    assert (steps_in(tmp_path), steps_in(earlier)) == ([2], [2, 4])
+    assert (
+        f"Moved to {earlier}, as they are of an attempt that was given up: checkpoint-2, checkpoint-4." in caplog.text
+    )
+    begin_and_train(tmp_path)
+    assert (steps_in(tmp_path), steps_in(earlier)) == ([2, 4, 6], [2, 4])
+
+
+@pytest.mark.parametrize("other", [False, True], ids=["own", "of another run"])
+def test_run_returns_to_a_checkpoint_once(tmp_path, other):
+    begin_and_train(tmp_path / "first")
+    run = tmp_path / ("second" if other else "first")
+    options = {"resume_from_checkpoint": str(tmp_path / "first" / "checkpoint-2"), "save_total_limit": 1}
+    begin_and_train(run, 5, **options)
+    assert steps_in(run) == [4]  # the earlier run's are moved or elsewhere
+    assert not is_finished(VanillaTrainingArguments(run, max_steps=6, use_cpu=True))
+    shutil.rmtree(tmp_path / "first" / "checkpoint-2", ignore_errors=True)
+    assert begin_and_train(run, **options).state.global_step == 6
+    assert begin_run(VanillaTrainingArguments(run, max_steps=6, use_cpu=True, **options))[1]
 
 
 def test_fractions_of_epochs_are_counted(tmp_path):
