@@ -228,8 +228,11 @@ class TranslationTrainingArguments(VanillaTrainingArguments):
         """Check early that there will be enough checkpoints to average."""
         if self.average_last < 0:
             raise ValueError(f"`average_last` must not be negative, got {self.average_last}.")
-        if self.average_last > 0 and self.save_strategy == "no":
-            raise ValueError(f"`average_last` ({self.average_last}) needs checkpoints, but `save_strategy` is no.")
+        if self.average_last > 0 and self.save_strategy in ("no", "best"):
+            raise ValueError(
+                f"`average_last` ({self.average_last}) needs checkpoints of all intervals; give `save_strategy` as "
+                f"steps or epoch, got {SaveStrategy(self.save_strategy).value}."
+            )
         if self.average_last > 0 and self.load_best_model_at_end:  # which early stopping sets
             name = "early_stopping_patience" if self.early_stopping_patience > 0 else "load_best_model_at_end"
             raise ValueError(
@@ -241,7 +244,8 @@ class TranslationTrainingArguments(VanillaTrainingArguments):
                 f"`save_total_limit` ({self.save_total_limit}) must be at least `average_last` ({self.average_last}): "
                 "older checkpoints are deleted while training."
             )
-        if self.save_strategy == "steps" and 0 < self.max_steps < self.average_last * self.save_steps:
+        # The last step saves too.
+        if self.save_strategy == "steps" and 0 < self.max_steps <= (self.average_last - 1) * self.save_steps:
             raise ValueError(
                 f"`average_last` ({self.average_last}) checkpoints every `save_steps` ({self.save_steps}) need more "
                 f"than `max_steps` ({self.max_steps}): save more often or average fewer."

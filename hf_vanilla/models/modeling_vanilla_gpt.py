@@ -396,6 +396,11 @@ class VanillaGptClassifier(VanillaGptWithProjection):
     # From the extract tokens' states (batch, d_model) or (batch, choices, d_model), labels and their number in a step.
     _predict: Callable[..., LossAndLogits]
 
+    @property
+    def takes_label_smoothing_factor(self) -> bool:
+        """Whether the label smoothing of transformers' trainer leaves out no loss of the language model."""
+        return self.config.lm_loss_weight == 0
+
     @can_return_tuple
     def forward(
         self,

@@ -117,7 +117,8 @@ class PolicyArguments(PrecisionArguments):
             synchronisation per step. Always on if `on_nan` is not `"stop"`.
 
     Raises:
-        ValueError: if a value is out of its range, or `on_nan` is combined with fp16 or DeepSpeed.
+        ValueError: if a value is out of its range, `on_nan` is combined with fp16 or DeepSpeed, or `"rollback"` with
+            `save_only_model`.
     """
 
     on_nan: Literal["stop", "skip", "rollback"] = field(
@@ -176,6 +177,11 @@ class PolicyArguments(PrecisionArguments):
                     f"`stop_on_divergence` must be three numbers, such as 1000 10 5, got {self.stop_on_divergence}."
                 )
             StopOnDivergenceCallback(*self.stop_on_divergence)
+        if self.on_nan == "rollback" and self.save_only_model:
+            raise ValueError(
+                "`on_nan` (rollback) can't be combined with `save_only_model`, whose checkpoints have no state to "
+                "return to; leave one out."
+            )
         if self.on_disk_full not in ("stop", "continue"):
             raise ValueError(f"`on_disk_full` must be stop or continue, got {self.on_disk_full!r}.")
         super().__post_init__()
@@ -361,6 +367,7 @@ class VanillaTrainingArguments(EarlyStoppingArguments, Seq2SeqTrainingArguments)
             "train_sampling_strategy": self.train_sampling_strategy != "random",
             "auto_find_batch_size": bool(self.auto_find_batch_size),
             "eval_do_concat_batches=False": not self.eval_do_concat_batches,
+            "include_for_metrics=loss": "loss" in self.include_for_metrics,
             "accelerator_config.split_batches": bool(accelerator_config.split_batches),
             "accelerator_config.dispatch_batches": bool(accelerator_config.dispatch_batches),
         }

@@ -11,7 +11,7 @@ import errno
 import os
 import shutil
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
@@ -216,6 +216,7 @@ class VerifiedCheckpointTrainer(MuonTrainer, ResilientPushTrainer):
     - `dataloader_drop_last` is for training alone: evaluations and predictions count every row.
     - `muon` in the training arguments updates the matrices of the layers by Muon.
     - Freed memory goes back to the system once a minute ([`ReleaseMemoryCallback`]).
+    - `label_smoothing_factor` is refused for models whose loss transformers' trainer would replace by another.
     - Context and sequence parallelism (`parallelism_config`) are refused.
     """
 
@@ -225,6 +226,7 @@ class VerifiedCheckpointTrainer(MuonTrainer, ResilientPushTrainer):
         self._disk_full: Exception | None = None  # while a checkpoint is written
         self._resumed_from: str | None = None
         self._saved: list[str] = []  # by the last call of `train`
+        _check_label_smoothing(self.args, self.model, self.label_names)
         keep_manifests(self)
         self.add_callback(ReleaseMemoryCallback())
 
@@ -242,6 +244,20 @@ class VerifiedCheckpointTrainer(MuonTrainer, ResilientPushTrainer):
         """Make the order of rows of like length one that a resumed epoch has again."""
         sampler = super()._get_train_sampler(*args, **kwargs)
         return EpochLengthGroupedSampler(sampler, self) if isinstance(sampler, LengthGroupedSampler) else sampler
+
+    def get_train_dataloader(self) -> DataLoader:
+        """Load the training data; starting persistent workers leaves the random numbers of the training as they are.
+
+        They start once, which in a resumed run is at another epoch.
+
+        Returns:
+            `DataLoader`: its batches.
+        """
+        dataloader = super().get_train_dataloader()
+        if self.args.dataloader_persistent_workers:
+            inner = getattr(dataloader, "base_dataloader", dataloader)  # accelerate's wrapper has one
+            inner.generator = torch.Generator().manual_seed(self.args.seed)
+        return dataloader
 
     def get_eval_dataloader(self, *args: Any, **kwargs: Any) -> DataLoader:
         """Load every row to evaluate, also with `dataloader_drop_last`.
@@ -536,6 +552,24 @@ def rotate_checkpoints(newest: Path, limit: int | None, best: str | None) -> Non
         # Moved away in one step: a process killed here leaves no half checkpoint.
         os.replace(folders[each], trash / f"removed-{each}")
     shutil.rmtree(trash, ignore_errors=True)
+
+
+def _check_label_smoothing(args: TrainingArguments, model: Any, label_names: Sequence[str]) -> None:
+    """Check that the label smoothing of transformers' trainer computes the loss that the model is trained with."""
+    if args.label_smoothing_factor == 0:
+        return
+    problem_type, reason = getattr(getattr(model, "config", None), "problem_type", None), None
+    if "labels" not in label_names:
+        reason = f"it would have no effect on its labels, {', '.join(label_names)}"
+    elif problem_type in ("regression", "multi_label_classification"):
+        reason = f"its labels are those of {problem_type}, and no classes"
+    elif not getattr(model, "takes_label_smoothing_factor", True):
+        reason = "transformers' trainer would compute another loss"
+    if reason is not None:
+        raise ValueError(
+            f"`label_smoothing_factor` ({args.label_smoothing_factor}) is not for a {type(model).__name__}: {reason}; "
+            "leave it at 0."
+        )
 
 
 def _folder_of(args: TrainingArguments, state: TrainerState) -> Path:

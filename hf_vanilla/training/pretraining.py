@@ -122,6 +122,10 @@ def plan_phases(phases: Sequence[Phase], args: VanillaTrainingArguments, mixed_p
         raise ValueError(f"`phases` must have shares from 0 to 1 that add up to 1, got {shares}.")
     updates = [round(phase.share * args.max_steps) for phase in phases[:-1]]
     updates.append(args.max_steps - sum(updates))
+    if updates[-1] < 0:
+        raise ValueError(f"`max_steps` ({args.max_steps}) is too few to divide among {len(phases)} phases; raise it.")
+    if args.ignore_data_skip:
+        raise ValueError("`ignore_data_skip` would have a resumed run repeat the first phase; leave it out.")
     if mixed_phases not in (0, *range(2, len(phases) + 1)):
         raise ValueError(
             f"`mixed_phases` must be 0, or from 2 to the number of phases ({len(phases)}), got {mixed_phases}."
@@ -344,8 +348,8 @@ class PretrainingTrainer(VanillaTrainer):
 
     Raises:
         ValueError: if there is no phase, the shares do not add up to 1, a warm-up is longer than its phase, mixed
-            phases have learning rates, phases with learning rates are combined with another schedule than `linear`, or
-            an argument is missing or out of its range.
+            phases have learning rates, phases with learning rates are combined with another schedule than `linear`,
+            `ignore_data_skip` is set, or an argument is missing or out of its range.
 
     Source: Devlin et al. 2018, A.2.
     """

@@ -22,7 +22,7 @@ from transformers import (
     TrainerState,
     TrainingArguments,
 )
-from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, SaveStrategy
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, IntervalStrategy, SaveStrategy
 from transformers.utils import logging
 
 from .checkpointing import EvaluationStopped, VerifiedCheckpointTrainer, wait_for_manifests
@@ -69,6 +69,7 @@ class StopOnSignalCallback(TrainerCallback):
         self._received = 0  # number of the signal; 0 before
         self._received_at = 0.0
         self._is_stopping = False
+        self._has_updated = False  # whether there is anything to save
         self._handlers: dict[int, Any] = {}
         self._pipe: tuple[int, int] | None = None
         self._group: Any = None
@@ -77,11 +78,13 @@ class StopOnSignalCallback(TrainerCallback):
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Handle the signals from now on."""
+        """Handle the signals from now on; a training that returns to a checkpoint handles them already."""
+        self._has_updated = False
+        if self._handlers:
+            return
         if threading.current_thread() is not threading.main_thread():
             logger.warning("Signals are not handled, because the training is not in the main thread.")
             return
-        self.restore()
         self._received, self._is_stopping, self._process = 0, False, os.getpid()
         self.saves_out_of_turn = False
         if args.world_size > 1 and distributed.is_initialized():
@@ -96,8 +99,9 @@ class StopOnSignalCallback(TrainerCallback):
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Have the trainer save and stop."""
-        if self._is_requested():
+        """Have the trainer save and stop; if it evaluates next, as the epoch ends, that comes first."""
+        self._has_updated = True
+        if not self._ends_evaluated_epoch(args, state) and self._is_requested():
             self._note_turn(args, state, control)
             self._stop(control)
             if not self.stops_evaluation or args.save_strategy == SaveStrategy.BEST:
@@ -107,7 +111,7 @@ class StopOnSignalCallback(TrainerCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """Have the trainer save and stop after an evaluation, unless that decides what is saved."""
-        if args.save_strategy != SaveStrategy.BEST and self._is_requested():
+        if self._has_updated and args.save_strategy != SaveStrategy.BEST and self._is_requested():
             self._note_turn(args, state, control)
             self._stop(control)
 
@@ -115,7 +119,7 @@ class StopOnSignalCallback(TrainerCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """Stop an evaluation of the training that takes too long."""
-        if self._handlers and self.stops_evaluation and self._is_requested(overdue=True):
+        if self._has_updated and self.stops_evaluation and self._is_requested(overdue=True):
             self._note_turn(args, state, control)
             self._is_stopping = True
             raise EvaluationStopped
@@ -183,6 +187,14 @@ class StopOnSignalCallback(TrainerCallback):
             return
         is_end_of_epoch = args.save_strategy == SaveStrategy.EPOCH and float(state.epoch or 0).is_integer()
         self.saves_out_of_turn = not control.should_save and not is_end_of_epoch
+
+    def _ends_evaluated_epoch(self, args: TrainingArguments, state: TrainerState) -> bool:
+        """Return whether an epoch ends whose evaluation can be stopped, and does not decide what is saved."""
+        epoch = float(state.epoch or 0)
+        is_evaluated = args.eval_strategy == IntervalStrategy.EPOCH and args.eval_delay <= epoch
+        return (
+            self.stops_evaluation and is_evaluated and args.save_strategy != SaveStrategy.BEST and epoch.is_integer()
+        )
 
     def _stop(self, control: TrainerControl) -> None:
         """Have the trainer save and leave its loop."""

@@ -78,8 +78,9 @@ class VanillaTrainer(VerifiedCheckpointTrainer, Seq2SeqTrainer):
     - `max_tokens_per_batch` makes batches of a number of tokens instead of a number of sentences, in training with
       [`~hf_vanilla.data.batching.TokenBudgetBatchSampler`], in evaluation longest first. Predictions are returned, and
       passed to `compute_metrics`, in the order of the dataset. `eval_loss` is then the exact mean over the tokens of
-      all batches and processes; with stock batches it is the stock mean over batches. With `batch_eval_metrics`,
-      `compute_metrics` gets the batches in the order of evaluation.
+      all batches and processes; with stock batches it is the stock mean over batches. The loss of next-sentence
+      prediction in it depends on the batches: the mean of each counts by the batch's masked tokens. With
+      `batch_eval_metrics`, `compute_metrics` gets the batches in the order of evaluation.
     - With `max_tokens_per_batch`, a `datasets.IterableDataset` to train on becomes a
       [`~hf_vanilla.data.TokenBudgetStream`], or give one with other settings. It is read until `max_steps`, pass after
       pass. Each process saves its state in the checkpoints, and a resumed run ends with the same weights.
@@ -143,7 +144,7 @@ class VanillaTrainer(VerifiedCheckpointTrainer, Seq2SeqTrainer):
         super().__init__(model, args, data_collator, **kwargs)
         if data_collator is None and isinstance(self.processing_class, PreTrainedTokenizerBase):
             self.data_collator = DataCollatorForSeq2Seq(self.processing_class, model=self.model)
-        _check_label_smoothing(args, self.model)
+        _check_consistency(args)
         _check_teacher_forcing(args, self.model)
         if args.consistency_weight > 0:
             self.compute_loss_func = ConsistencyLoss(self.model.config, args.consistency_weight)
@@ -252,6 +253,9 @@ class VanillaTrainer(VerifiedCheckpointTrainer, Seq2SeqTrainer):
             data_collator = self._get_collator_with_removed_columns(data_collator, description=description)
         num_workers = self.args.dataloader_num_workers
         worker_init = functools.partial(seed_worker, num_workers=num_workers, rank=self.args.process_index)
+        # Starting a loader draws a random number, which must not change a training: not in an evaluation, and not for
+        # persistent workers, which start once, at another epoch in a resumed run.
+        has_own_numbers = not is_training or self.args.dataloader_persistent_workers
         dataloader = DataLoader(
             dataset,
             batch_sampler=batch_sampler,
@@ -263,8 +267,7 @@ class VanillaTrainer(VerifiedCheckpointTrainer, Seq2SeqTrainer):
             multiprocessing_context=self.args.dataloader_multiprocessing_context,
             prefetch_factor=self.args.dataloader_prefetch_factor,
             in_order=self.args.dataloader_in_order,
-            # Starting a loader draws a random number, which in an evaluation must not change the training.
-            generator=None if is_training else torch.Generator(),
+            generator=torch.Generator().manual_seed(self.args.seed) if has_own_numbers else None,
             worker_init_fn=worker_init if is_training else None,
         )
         return self.accelerator.prepare(dataloader)
@@ -463,11 +466,13 @@ class VanillaTrainer(VerifiedCheckpointTrainer, Seq2SeqTrainer):
         """
         # `DataCollatorForSeq2Seq` sets `labels=None` for rows without labels, which the stock step takes for labels.
         inputs = {name: value for name, value in inputs.items() if value is not None}
-        if self._eval_loss is not None and "labels" in inputs:
-            inputs["labels"] = self._eval_loss.hide_repeated_rows(inputs["labels"])
+        if self._eval_loss is not None:
+            labelled = {name: inputs[name] for name in self.label_names if name in inputs}
+            self._eval_loss.check_labels(self.model, labelled)
+            inputs |= self._eval_loss.hide_repeated_rows(labelled)
         step = super().prediction_step(model, inputs, prediction_loss_only, ignore_keys, **gen_kwargs)
         if self._eval_loss is not None and step[0] is not None:
-            labels = inputs["labels"]
+            labels = inputs[self.label_names[0]]
             if getattr(self.model, "loss_type", None) == "ForCausalLM":  # the first token of a row is not predicted
                 is_ours = self.model.config.model_type == VanillaGptConfig.model_type  # nor is it after padding
                 labels = next_tokens(labels, inputs.get("attention_mask") if is_ours else None)
@@ -484,13 +489,26 @@ class _TokenMeanLoss:
         self.step = 0
         self.totals = torch.zeros(2, device=device, dtype=torch.float64 if device.type != "mps" else torch.float32)
 
-    def hide_repeated_rows(self, labels: torch.Tensor) -> torch.Tensor:
+    def check_labels(self, model: Any, labels: dict[str, torch.Tensor]) -> None:
+        """Check that labels can be excluded if rows are repeated."""
+        problem_type = getattr(getattr(model, "config", None), "problem_type", None)
+        are_numbers = problem_type in ("regression", "multi_label_classification")
+        if self.sampler.num_repeated and (are_numbers or any(each.is_floating_point() for each in labels.values())):
+            rows, processes = self.sampler.num_rows, self.sampler.num_processes
+            raise ValueError(
+                f"`max_tokens_per_batch` has {processes} processes evaluate {rows} rows, of which some twice, and "
+                "labels that are no classes would count twice in the loss; leave out "
+                f"{rows % processes} rows, or leave `max_tokens_per_batch` unset."
+            )
+
+    def hide_repeated_rows(self, labels: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Exclude the labels of repeated rows from the loss, and count the step."""
         repeated = self.sampler.repeated_rows(self.step, self.process_index)
         self.step += 1
         if repeated:
-            labels = labels.clone()
-            labels[-repeated:] = IGNORED_LABEL
+            labels = {name: each.clone() for name, each in labels.items()}
+            for each in labels.values():
+                each[-repeated:] = IGNORED_LABEL
         return labels
 
     def add(self, loss: Any, labels: torch.Tensor) -> None:
@@ -541,20 +559,12 @@ def _check_class(args: Any) -> None:
         )
 
 
-def _check_label_smoothing(args: VanillaTrainingArguments, model: Any) -> None:
-    """Check that the label smoothing of transformers' trainer computes the loss that the model is trained with."""
-    factor = args.label_smoothing_factor
-    if factor == 0:
-        return
-    if args.consistency_weight > 0:
+def _check_consistency(args: VanillaTrainingArguments) -> None:
+    """Check that the label smoothing of transformers' trainer is not set with a loss that does not use it."""
+    if args.consistency_weight > 0 and args.label_smoothing_factor != 0:
         raise ValueError(
-            f"`label_smoothing_factor` ({factor}) has no effect with `consistency_weight` "
+            f"`label_smoothing_factor` ({args.label_smoothing_factor}) has no effect with `consistency_weight` "
             f"({args.consistency_weight}); set `label_smoothing` of the model's config."
-        )
-    if not getattr(type(model), "takes_label_smoothing_factor", True):
-        raise ValueError(
-            f"`label_smoothing_factor` ({factor}) is not for a {type(model).__name__}: transformers' trainer would "
-            "compare its predictions with other labels; leave it at 0."
         )
 
 

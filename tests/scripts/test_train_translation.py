@@ -38,18 +38,18 @@ def text_files(corpus):
 
 @pytest.fixture(scope="module")
 def run_dir(corpus, tmp_path_factory):
-    """A run that is resumed after 8 of 12 steps."""
+    """A run that is resumed after 7 of 12 steps."""
     output_dir = tmp_path_factory.mktemp("runs") / "dates"
     options = ["--output_dir", output_dir, "--average_last", 2, "--generation_max_length", 14]
     arguments = [*text_files(corpus), *TINY, *options]
-    first = run("train_translation.py", *arguments, "--max_steps", 8)
+    first = run("train_translation.py", *arguments, "--max_steps", 7)  # two checkpoints: the last step has one
     assert first.returncode == 0, first.stderr
     refused = run("train_translation.py", *arguments, "--max_steps", 12, "--learning_rate", 0.1)
     assert refused.returncode == 1
     assert refused.stderr.startswith("error: `learning_rate` is 0.1, not the None that the run in")
     second = run("train_translation.py", *arguments, "--max_steps", 12)
     assert second.returncode == 0, second.stderr
-    assert f"Resuming from {output_dir}/checkpoint-8" in second.stderr
+    assert f"Resuming from {output_dir}/checkpoint-7" in second.stderr
     return output_dir
 
 
@@ -227,6 +227,10 @@ def test_diverging_training_with_stock_batches_saves_nothing(corpus, tmp_path):
             "`average_last` can't be combined with `load_best_model_at_end`",
         ),
         (
+            ["--average_last", "2", "--save_strategy", "best", "--metric_for_best_model", "loss"],
+            "`average_last` (2) needs checkpoints of all intervals",
+        ),
+        (
             ["--position_type", "learned", "--max_source_length", "513"],
             "`max_source_length` (513) must be at most 512, the learned positions of the model",
         ),
@@ -236,8 +240,8 @@ def test_diverging_training_with_stock_batches_saves_nothing(corpus, tmp_path):
         ),
     ],
     ids=[
-        *("unwritable", "one side", "nonsense", "preset", "sizes", "missing", "average of the best", "positions"),
-        "unused",
+        *("unwritable", "one side", "nonsense", "preset", "sizes", "missing", "average of the best", "best ones"),
+        *("positions", "unused"),
     ],
 )
 def test_bad_options_end_before_any_work(corpus, tmp_path, arguments, message):

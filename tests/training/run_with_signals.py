@@ -48,8 +48,8 @@ class SlowAt(TrainerCallback):
             self.sleep("long step", 60.0)
 
     def on_prediction_step(self, args, state, control, **kwargs) -> None:
-        if state.global_step == EVALUATED_STEP:
-            self.sleep("evaluation", 0.4)
+        if state.global_step in (0, EVALUATED_STEP):
+            self.sleep("evaluation" if state.global_step else "first evaluation", 0.4)
 
     def on_save(self, args, state, control, **kwargs) -> None:
         if state.global_step == SLOW_STEP:
@@ -72,6 +72,7 @@ def train(kind: str, folder: Path, place: str) -> None:
         str(folder), max_steps=STEPS, save_steps=SLOW_STEP, eval_steps=EVALUATED_STEP, stop_grace=3.0,
         eval_strategy="steps", save_total_limit=2, use_cpu=True, disable_tqdm=True, report_to="none",
         per_device_eval_batch_size=1, dataloader_pin_memory=False, logging_steps=100,
+        eval_on_start=place == "first evaluation",
     )  # fmt: skip
     slow = SlowAt(place, folder)
     model, pairs = tiny_model(dropout=0.1), tiny_pairs(24)

@@ -298,9 +298,17 @@ def test_trainer_resumes_to_the_same_bits_and_refuses_another_training(tmp_path,
 
 
 @pytest.mark.promise("killed inside a save")
-@pytest.mark.parametrize("order", ["group_by_length", "random"])
-def test_epoch_is_resumed_with_the_order_it_had(tmp_path, order):
-    settings = {"train_sampling_strategy": order, "per_device_train_batch_size": 2, "max_steps": 9}
+@pytest.mark.parametrize(
+    ("order", "step", "workers"),
+    [
+        ("group_by_length", 7, {}),  # of 9, an epoch has 5
+        ("random", 7, {}),
+        ("random", 4, {"dataloader_num_workers": 1, "dataloader_persistent_workers": True}),
+    ],
+    ids=["group_by_length", "random", "persistent worker"],
+)
+def test_epoch_is_resumed_with_the_order_it_had(tmp_path, order, step, workers):
+    settings = {"train_sampling_strategy": order, "per_device_train_batch_size": 2, "max_steps": 9, **workers}
     options = {"train_dataset": tiny_pairs(9)}
 
     def start(checkpoint):
@@ -309,7 +317,7 @@ def test_epoch_is_resumed_with_the_order_it_had(tmp_path, order):
         return weights_of(trainer)
 
     expected = start(None)
-    actual = start(str(tmp_path / "checkpoint-7"))  # of 9, an epoch has 5
+    actual = start(str(tmp_path / f"checkpoint-{step}"))
     assert all(torch.equal(actual[name], weight) for name, weight in expected.items())
 
 

@@ -355,8 +355,10 @@ def test_metrics_of_masked_tokens_alone():
         ({}, [], r"`phases` must hold at least one phase"),
         ({}, [0.5, 0.4], r"`phases` must have shares .* add up to 1, got 0.5, 0.4"),
         ({}, [1.5, -0.5], r"`phases` must have shares .*got 1.5, -0.5"),
+        ({"max_steps": 3}, [0.5, 0.5, 0], r"`max_steps` \(3\) is too few to divide among 3 phases"),
+        ({"ignore_data_skip": True}, None, "`ignore_data_skip` would have a resumed run repeat the first phase"),
     ],
-    ids=["steps", "budget", "none", "shares", "negative"],
+    ids=["steps", "budget", "none", "shares", "negative", "few", "skip"],
 )
 def test_bad_input_raises(tmp_path, changes, shares, message):
     parts = None if shares is None else [Phase(examples(4, SHORT), share) for share in shares]

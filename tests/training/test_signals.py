@@ -13,6 +13,7 @@ import run_with_signals
 import torch
 import transformers
 from packaging.version import Version
+from run_policies import make_pairs, make_trainer
 from tiny_translation import tiny_collator, tiny_model, tiny_pairs
 
 from hf_vanilla.training import (
@@ -79,6 +80,7 @@ def expected(tmp_path_factory):
         (signal.SIGINT, "evaluation", "vanilla", 130, 4),
         (signal.SIGTERM, "long step", "vanilla", 143, None),  # the grace is over before the step
         (signal.SIGTERM, "data", "vanilla", 143, None),
+        (signal.SIGTERM, "first evaluation", "vanilla", 143, None),
     ],
 )
 def test_signal_saves_and_ends_within_the_grace(tmp_path, expected, number, place, kind, code, step):
@@ -95,15 +97,17 @@ def test_signal_saves_and_ends_within_the_grace(tmp_path, expected, number, plac
 
 
 @pytest.mark.promise("SIGTERM or Ctrl-C")
-def test_signal_after_an_epoch_ends_the_training(tmp_path):
-    """The trainer leaves its loop there as at the end of all epochs."""
+@pytest.mark.parametrize(("hook", "step"), [("on_evaluate", 2), ("on_pre_optimizer_step", 1)])
+def test_signal_after_an_epoch_ends_the_training(tmp_path, hook, step):
+    """The trainer leaves its loop there as at the end of all epochs, and has evaluated it."""
 
-    def send_once(*args, **kwargs):
-        del callback.on_evaluate
-        os.kill(os.getpid(), signal.SIGTERM)
+    def send_once(args, state, control, **kwargs):
+        if state.global_step == step:
+            delattr(callback, hook)
+            os.kill(os.getpid(), signal.SIGTERM)
 
     callback = transformers.TrainerCallback()
-    callback.on_evaluate = send_once
+    setattr(callback, hook, send_once)
     arguments = VanillaTrainingArguments(
         str(tmp_path), num_train_epochs=3, save_strategy="epoch", eval_strategy="epoch", save_total_limit=1,
         use_cpu=True, disable_tqdm=True, report_to="none", dataloader_pin_memory=False,
@@ -115,6 +119,19 @@ def test_signal_after_an_epoch_ends_the_training(tmp_path):
     with pytest.raises(SystemExit, match="143"):
         train_to_end(trainer)
     assert checkpoint_to_resume(tmp_path) == str(tmp_path / "checkpoint-2")
+    assert [entry["step"] for entry in trainer.state.log_history if "eval_loss" in entry] == [2]
+
+
+def test_signal_before_a_rollback_ends_the_training(tmp_path):
+    callback = transformers.TrainerCallback()
+    callback.on_pre_optimizer_step = lambda args, state, control, **kwargs: (
+        os.kill(os.getpid(), signal.SIGTERM) if state.global_step == 3 else None
+    )
+    saving = {"save_strategy": "steps", "save_steps": 2}
+    trainer = make_trainer(tmp_path, make_pairs(24, 13), "vanilla", callback, on_nan="rollback", **saving)
+    with pytest.raises(SystemExit, match="143"):
+        train_to_end(trainer)
+    assert checkpoint_to_resume(tmp_path) == str(tmp_path / "checkpoint-3")  # after the return to that of step 2
 
 
 @pytest.mark.promise("SIGTERM or Ctrl-C")

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from accelerate import ParallelismConfig
+from datasets import Dataset
 from tiny_translation import (
     Poison,
     Recorder,
@@ -20,15 +21,24 @@ from torch._dynamo.utils import counters
 from transformers import (
     DataCollatorForLanguageModeling,
     DataCollatorForSeq2Seq,
+    DataCollatorWithPadding,
     HfArgumentParser,
     Seq2SeqTrainer,
     Seq2SeqTrainingArguments,
     TrainerCallback,
 )
 
-from hf_vanilla import VanillaBertConfig, VanillaBertForPreTraining, VanillaGptConfig, VanillaGptForCausalLM
+from hf_vanilla import (
+    VanillaBertConfig,
+    VanillaBertForPreTraining,
+    VanillaBertForQuestionAnswering,
+    VanillaBertForSequenceClassification,
+    VanillaGptConfig,
+    VanillaGptForCausalLM,
+    VanillaGptForSequenceClassification,
+)
 from hf_vanilla.models import packing, varlen_attention
-from hf_vanilla.training import VanillaTrainer, VanillaTrainingArguments
+from hf_vanilla.training import VanillaTrainer, VanillaTrainingArguments, VerifiedCheckpointTrainer
 
 
 BUDGET = 40
@@ -115,14 +125,19 @@ def test_loss_of_a_causal_model_is_the_mean_over_predicted_tokens(tmp_path, padd
 
 
 @pytest.mark.parametrize(
-    ("model_class", "config_class"),
-    [(VanillaGptForCausalLM, VanillaGptConfig), (VanillaBertForPreTraining, VanillaBertConfig)],
-    ids=["GPT", "BERT"],
+    ("model_class", "config_class", "changes"),
+    [
+        (VanillaGptForCausalLM, VanillaGptConfig, {}),
+        (VanillaGptForSequenceClassification, VanillaGptConfig, {"lm_loss_weight": 0.5}),
+        (VanillaBertForPreTraining, VanillaBertConfig, {}),
+        (VanillaBertForQuestionAnswering, VanillaBertConfig, {}),
+        (VanillaBertForSequenceClassification, VanillaBertConfig, {"num_labels": 1, "problem_type": "regression"}),
+    ],
 )
-def test_label_smoothing_of_another_loss_is_refused(tmp_path, model_class, config_class):
+def test_label_smoothing_of_another_loss_is_refused(tmp_path, model_class, config_class, changes):
     arguments = VanillaTrainingArguments(str(tmp_path), use_cpu=True, report_to="none", label_smoothing_factor=0.1)
     with pytest.raises(ValueError, match=rf"`label_smoothing_factor` \(0.1\) is not for a {model_class.__name__}"):
-        VanillaTrainer(model_class(config_class(**SIZES)), arguments)
+        VerifiedCheckpointTrainer(model_class(config_class(**SIZES, **changes)), arguments)
 
 
 def test_own_predictions_are_only_for_encoder_decoders(tmp_path):
@@ -147,6 +162,7 @@ def test_own_predictions_are_only_for_encoder_decoders(tmp_path):
         ),
         ({"auto_find_batch_size": True}, "`auto_find_batch_size` can't be combined"),
         ({"eval_do_concat_batches": False}, "`eval_do_concat_batches=False` can't be combined"),
+        ({"include_for_metrics": ["loss"]}, "`include_for_metrics=loss` can't be combined"),
         ({"accelerator_config": {"split_batches": True}}, "`accelerator_config.split_batches` can't be combined"),
         (
             {"accelerator_config": {"dispatch_batches": True}},
@@ -278,8 +294,9 @@ def test_data_seed_changes_the_batches(tmp_path):
         (1, {}),
         (0, {"gradient_accumulation_steps": 2}),
         (1, {"dataloader_num_workers": 1, "teacher_forcing_ratio": 0.5}),
+        (0, {"dataloader_num_workers": 1, "dataloader_persistent_workers": True}),
     ],
-    ids=["second epoch", "accumulation", "worker and scheduled sampling"],
+    ids=["second epoch", "accumulation", "worker and scheduled sampling", "persistent worker"],
 )
 def test_resumed_run_ends_with_the_same_bits(tmp_path, changes, epoch):
     whole = make_trainer(tmp_path / "whole", tiny_model(dropout=0.2), num_train_epochs=2, **changes)
@@ -367,6 +384,27 @@ def test_eval_loss_is_the_mean_over_tokens(tmp_path, generate):
     trainer = make_trainer(tmp_path, predict_with_generate=generate, generation_max_length=4)
     total, tokens = loss_of_each_row(trainer.model, tiny_pairs()).sum(axis=0)
     assert trainer.evaluate(tiny_pairs())["eval_loss"] == pytest.approx(total / tokens, rel=1e-6)
+
+
+def test_eval_loss_of_answers_is_the_mean_over_rows(tmp_path):
+    torch.manual_seed(3)
+    model = VanillaBertForQuestionAnswering(VanillaBertConfig(**SIZES, initializer_range=0.5)).eval()
+    numbers = range(11)  # two batches, of 8 and 3: padding would be scored too
+    columns = {"start_positions": [0] * 11, "end_positions": [number % 2 for number in numbers]}
+    rows = Dataset.from_dict({"input_ids": [[4 + number, 20, 7, 9, 2] for number in numbers], **columns})
+    measured = VanillaTrainer(model, make_arguments(tmp_path), processing_class=tiny_tokenizer()).evaluate(rows)
+    losses = [model(**{name: torch.tensor([value]) for name, value in row.items()}).loss.item() for row in rows]
+    assert measured["eval_loss"] == pytest.approx(np.mean(losses), rel=1e-5)
+
+
+def test_numbers_as_labels_are_refused_where_rows_are_repeated(tmp_path, monkeypatch):
+    model = VanillaBertForSequenceClassification(VanillaBertConfig(**SIZES, num_labels=1))
+    rows = tiny_pairs(5).select_columns(["input_ids"]).add_column("labels", [0.5, 1.5, 2.5, 3.5, 4.5])
+    trainer = VanillaTrainer(model, make_arguments(tmp_path), DataCollatorWithPadding(tiny_tokenizer()))
+    assert trainer.evaluate(rows)["eval_loss"] > 0
+    monkeypatch.setattr(VanillaTrainingArguments, "world_size", 2)
+    with pytest.raises(ValueError, match="2 processes evaluate 5 rows, of which some twice, .* leave out 1 rows"):
+        trainer.evaluate(rows)
 
 
 def test_eval_loss_of_stock_batches_is_the_stock_one(tmp_path):
