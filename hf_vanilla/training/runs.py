@@ -276,7 +276,7 @@ def _set_aside_later(folder: Path, checkpoint: str | None) -> None:
         os.replace(path, target)
     if later:
         names = ", ".join(path.name for path in later)
-        logger.warning(f"Moved to {folder / EARLIER_FOLDER}, as they are of an attempt that was given up: {names}.")
+        logger.warning(f"Moved to {folder / EARLIER_FOLDER}, as the run does not continue from them: {names}.")
 
 
 def saved_option(output_dir: str | os.PathLike[str], name: str) -> Any:

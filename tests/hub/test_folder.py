@@ -38,7 +38,9 @@ def test_training_state_is_published_on_request(folder, name):
     assert name in check_folder(folder, with_training_state=True)
 
 
-@pytest.mark.parametrize("name", ["training_args.bin", "checkpoint-5/model.safetensors", "_pushing/a.pt", ".secret"])
+@pytest.mark.parametrize(
+    "name", ["training_args.bin", "checkpoint-5/model.safetensors", "_pushing/a.pt", "_run_earlier/a.pt", ".secret"]
+)
 def test_private_files_are_never_published(folder, name):
     (folder / name).parent.mkdir(exist_ok=True)
     (folder / name).write_bytes(b"private")

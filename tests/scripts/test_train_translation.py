@@ -46,7 +46,7 @@ def run_dir(corpus, tmp_path_factory):
     assert first.returncode == 0, first.stderr
     refused = run("train_translation.py", *arguments, "--max_steps", 12, "--learning_rate", 0.1)
     assert refused.returncode == 1
-    assert refused.stderr.startswith("error: `learning_rate` is 0.1, not the None that the run in")
+    assert refused.stderr.startswith("error: `learning_rate` is 0.1, not the default that the run in")
     second = run("train_translation.py", *arguments, "--max_steps", 12)
     assert second.returncode == 0, second.stderr
     assert f"Resuming from {output_dir}/checkpoint-7" in second.stderr

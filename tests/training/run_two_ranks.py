@@ -74,7 +74,8 @@ def train_on_stream(folder: Path) -> dict[str, Any]:
         trainer = make_trainer("vanilla", folder / "streamed", Recorder(), stream, **saving)
         trainer.train(resume_from_checkpoint=resumed)
         weights.append(weights_of(trainer))
-    state = Path(checkpoint, f"stream_state_{trainer.args.process_index}.json")
+    number = f"_{trainer.args.process_index}" if trainer.args.world_size > 1 else ""
+    state = Path(checkpoint, f"stream_state{number}.json")
     buffer = json.loads(state.read_text())["stream"]["buffer_start"]["buffer"]
     return {"whole": weights[0], "resumed": weights[1], "buffer": buffer}
 
