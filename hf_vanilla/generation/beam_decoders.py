@@ -12,6 +12,7 @@ import torch
 from torch import nn
 from transformers.cache_utils import Cache, DynamicLayer, EncoderDecoderCache
 from transformers.generation import GenerationConfig
+from transformers.generation.utils import ALL_CACHE_NAMES
 from transformers.masking_utils import create_bidirectional_mask
 from transformers.modeling_utils import PreTrainedModel
 from transformers.utils import ModelOutput
@@ -19,7 +20,7 @@ from transformers.utils import ModelOutput
 from ..models.cache_names import CACHE_NAME
 from ..models.checks import check_attention_mask, check_length, position_limit
 from ..models.packing import has_hooks
-from .cpu_layers import for_cpu
+from .cpu_layers import for_cpu, is_sharded
 
 
 # Number of steps after which slots without descendants are reused.
@@ -114,9 +115,15 @@ class PlainDecoder:
             self.recorded |= {f"{prefix}hidden_states": ()}
 
     @property
-    def past_key_values(self) -> Cache | None:
+    def cache_name(self) -> str | None:
+        """What the model calls its cache, if it has one: of a state-space model it is `cache_params`."""
+        names = (CACHE_NAME, *ALL_CACHE_NAMES)
+        return next((name for name in names if self.model_kwargs.get(name) is not None), None)
+
+    @property
+    def past_key_values(self) -> Any:
         """The model's cache."""
-        return self.model_kwargs.get(CACHE_NAME)
+        return None if self.cache_name is None else self.model_kwargs[self.cache_name]
 
     def start(self) -> torch.Tensor:
         """Process the prompt.
@@ -139,15 +146,23 @@ class PlainDecoder:
 
         Returns:
             `torch.Tensor` of shape `(batch, num_beams, vocab)`: the logits of the next token.
+
+        Raises:
+            ValueError: if there are several beams, and the model has a cache that can't be reordered.
         """
-        cache = self.past_key_values
-        if cache is not None:
-            batch, num_beams = parents.shape
+        batch, num_beams = parents.shape
+        if (name := self.cache_name) is not None and num_beams > 1:
+            cache = self.model_kwargs[name]
             rows = (parents + num_beams * torch.arange(batch, device=parents.device)[:, None]).flatten()
             if hasattr(self.model, "_reorder_cache"):
-                self.model_kwargs[CACHE_NAME] = self.model._reorder_cache(cache, rows)
-            else:
+                self.model_kwargs[name] = self.model._reorder_cache(cache, rows)
+            elif hasattr(cache, "reorder_cache"):
                 cache.reorder_cache(rows)
+            else:
+                raise ValueError(
+                    f"`num_beams` must be 1 with the cache of a {type(self.model).__name__}, which can't follow "
+                    f"several beams, got {num_beams}; pass `use_cache=False`."
+                )
         inputs = self.model.prepare_inputs_for_generation(
             sequences.flatten(0, 1),
             next_sequence_length=1 if self.model_kwargs["use_cache"] else None,
@@ -247,6 +262,7 @@ class SideBySideDecoder:
         cache = model_kwargs.get(CACHE_NAME)
         return (
             _is_as_its_class(model)
+            and not is_sharded(model)
             and model.config._attn_implementation in ("eager", "sdpa")
             and model_kwargs.keys() <= cls.supported_inputs
             and cache is not None
@@ -604,7 +620,11 @@ def _fixed_layers(name: str, buffers: dict[str, torch.Tensor], slots: torch.Tens
 
 
 def decoder_for(
-    model: PreTrainedModel, input_ids: torch.Tensor, generation_config: GenerationConfig, model_kwargs: dict[str, Any]
+    model: PreTrainedModel,
+    input_ids: torch.Tensor,
+    generation_config: GenerationConfig,
+    model_kwargs: dict[str, Any],
+    fills_cache: bool = False,
 ) -> BeamDecoder:
     """Return the fastest decoder that supports the model and the options.
 
@@ -613,10 +633,12 @@ def decoder_for(
         input_ids (`torch.LongTensor` of shape `(batch * num_beams, tgt_len)`): The decoder's prompt.
         generation_config (`GenerationConfig`): The options.
         model_kwargs (`dict[str, Any]`): The model's inputs as prepared by `generate()`.
+        fills_cache (`bool`, defaults to `False`): Whether the cache among them is to be used, as by the plain decoder.
 
     Returns:
         `BeamDecoder`: the decoder.
     """
     inputs = (model, input_ids, generation_config, model_kwargs)
     side_by_side = Seq2SeqDecoder if model.config.is_encoder_decoder else CausalDecoder
-    return side_by_side(*inputs) if side_by_side.fits(*inputs) else PlainDecoder(*inputs)
+    is_fast = not fills_cache and side_by_side.fits(*inputs)
+    return side_by_side(*inputs) if is_fast else PlainDecoder(*inputs)

@@ -31,9 +31,11 @@ import torch
 from torch import nn
 from transformers.generation import (
     EosTokenCriteria,
+    ForcedEOSTokenLogitsProcessor,
     GenerateBeamDecoderOnlyOutput,
     GenerateBeamEncoderDecoderOutput,
     GenerationConfig,
+    LogitsProcessor,
     LogitsProcessorList,
     MaxLengthCriteria,
     StoppingCriteriaList,
@@ -65,6 +67,7 @@ OTHER_MODES: dict[str, tuple[Any, ...]] = {
     "prompt_lookup_num_tokens": (None,),
     "assistant_early_exit": (None,),
     "use_mtp": (None, False),
+    "low_memory": (None, False),
 }
 
 # The vocabulary is searched in runs of this many tokens: first for the best runs, then for the best tokens in them.
@@ -92,6 +95,8 @@ def beam_search(
     streamer: "BaseStreamer | None" = None,
     tokenizer: "PreTrainedTokenizerBase | None" = None,
     step_graphs: StepGraphs | None = None,
+    synced_gpus: bool | None = None,
+    fills_cache: bool = False,
     **model_kwargs: Any,
 ) -> SearchOutput | torch.Tensor:
     """Beam search, to be passed to `generate()` as its `custom_generate`.
@@ -127,6 +132,10 @@ def beam_search(
         tokenizer (`PreTrainedTokenizerBase`, *optional*): For `stop_strings`, of which `generate()` makes a criterion.
         step_graphs (`StepGraphs`, *optional*): Captures the steps of the faster search as CUDA graphs and replays
             them, in this search and later ones. Other models and options than the faster search's don't use it.
+        synced_gpus (`bool`, *optional*): Whether to take steps until all processes have finished, which those that
+            share a model must; by default as in `generate()`. That of other libraries' models doesn't pass it on.
+        fills_cache (`bool`, defaults to `False`): Whether to use the cache among the model's inputs, as the plain
+            search does. `generate()` sets it where the cache is yours; that of other libraries' models need not.
         **model_kwargs: The model's inputs as prepared by `generate()`: `encoder_outputs`, `attention_mask` and so on.
 
     Returns:
@@ -136,13 +145,13 @@ def beam_search(
 
     Raises:
         ValueError: if an option is out of its range or of another generation mode, an id is outside the vocabulary,
-            a streamer is combined with several beams, `max_length_offset` is given for a decoder-only model, or the
-            model gives nan, or `step_graphs` are given for a model that is not on a CUDA device.
+            a streamer is combined with several beams, `max_length_offset` is given for a decoder-only model, the
+            model gives nan, its cache can't follow the beams, or it keeps none, as in training with gradient
+            checkpointing, or `step_graphs` are given for a model that is not on a CUDA device.
         TypeError: if ids or numbers of beams are not integers.
 
     Source: Vaswani et al. 2017, 6.1; Wu et al. 2016, 7.
     """
-    length_penalty_of(1, 1.0, length_penalty_type)
     if max_length_offset is not None and not model.config.is_encoder_decoder:
         raise ValueError(
             "`max_length_offset` counts from a source, which a decoder-only model does not have; limit the length "
@@ -150,21 +159,28 @@ def beam_search(
         )
     if max_length_offset is not None:
         check_integer("max_length_offset", max_length_offset, 0)
-    _check_options(model, generation_config, input_ids, streamer)
+    vocab_size = _check_options(model, generation_config, input_ids, streamer)
     penalty = partial(
         length_penalty_of,
         length_penalty=generation_config.length_penalty if length_penalty is None else length_penalty,
         length_penalty_type=length_penalty_type,
     )
-    options = _Options(generation_config, logits_processor, stopping_criteria, penalty, input_ids)
+    penalty(1)
+    options = _Options(generation_config, logits_processor, stopping_criteria, penalty, input_ids, vocab_size)
     limits = _length_limits(input_ids, options, max_length_offset, model_kwargs)
-    decoder = decoder_for(model, input_ids, generation_config, model_kwargs)
-    if step_graphs is not None and isinstance(decoder, SideBySideDecoder):
-        decoder = step_graphs.wrap(decoder)
+    if max_length_offset is not None:
+        options.logits_processor = _with_ends_forced_at(limits, logits_processor, options.num_beams)
+    decoder = decoder_for(model, input_ids, generation_config, model_kwargs, fills_cache)
+    if step_graphs is not None:
+        step_graphs.check(input_ids.device)
+        decoder = step_graphs.wrap(decoder) if isinstance(decoder, SideBySideDecoder) else decoder
     record = _Record(options, streamer, len(input_ids))
+    if synced_gpus is None:
+        synced_gpus = model._extract_generation_mode_kwargs(None, {}, None, None, None)["synced_gpus"]
     # A streamer may change in place what it gets, which inference mode forbids.
     with torch.inference_mode(decoder.can_drop and options.is_bare and streamer is None):
-        finished = _search(decoder, _Beams.start(input_ids, limits, options), options, record)
+        beams = _Beams.start(input_ids, limits, options)
+        finished = _search(model, decoder, beams, options, record, synced_gpus)
     if streamer is not None:
         streamer.end()
     return _output(finished, options, record, decoder, model_kwargs.get("encoder_outputs"))
@@ -172,8 +188,8 @@ def beam_search(
 
 def _check_options(
     model: PreTrainedModel, config: GenerationConfig, input_ids: torch.Tensor, streamer: "BaseStreamer | None"
-) -> None:
-    """Raise on options of other generation modes, numbers of beams below 1, and ids outside the target vocabulary."""
+) -> int:
+    """Raise on options that a search lacks or that are out of range, and return the size of the target vocabulary."""
     if config.do_sample:
         raise ValueError("`do_sample` must be false: `beam_search` doesn't sample. To sample, drop `custom_generate`.")
     for name, off in OTHER_MODES.items():
@@ -194,6 +210,13 @@ def _check_options(
     check_input_ids(
         "decoder_input_ids" if model.config.is_encoder_decoder else "input_ids", input_ids[:: config.num_beams], size
     )
+    is_checkpointing = any(getattr(module, "gradient_checkpointing", False) for module in model.modules())
+    if config.use_cache and model.training and is_checkpointing:
+        raise ValueError(
+            "`use_cache` must be false in training mode with gradient checkpointing, which keeps no keys and values; "
+            "pass `use_cache=False`, or call `model.eval()`."
+        )
+    return size
 
 
 class _Options:
@@ -210,6 +233,7 @@ class _Options:
         stopping_criteria: StoppingCriteriaList,
         penalty: partial,
         input_ids: torch.Tensor,
+        vocab_size: int,
     ):
         self.config = generation_config
         self.num_beams: int = generation_config.num_beams
@@ -226,8 +250,11 @@ class _Options:
         suppressed = [processor.suppress_tokens for processor in logits_processor if type(processor) is kind]
         self.max_length: int = min(lengths, default=generation_config.max_length)
         self.ends = torch.cat([end.flatten() for end in ends]) if ends else None
-        # The tensor of an empty list is a floating-point one.
+        # The tensor of an empty list is a floating-point one. As in transformers, ids may be outside the vocabulary.
         self.suppressed = torch.cat([tokens.flatten().long() for tokens in suppressed]) if suppressed else None
+        if self.suppressed is not None:
+            is_token = (self.suppressed >= 0) & (self.suppressed < vocab_size)
+            self.suppressed = self.suppressed[is_token]
         self.only_plain_ends = len(lengths) + len(ends) == len(stopping_criteria)
         shows = generation_config.return_dict_in_generate
         self.shows_scores = bool(shows and generation_config.output_scores)
@@ -266,6 +293,28 @@ def _length_limits(
     # One row for each sentence or for each beam, depending on the model.
     source_lengths = (attention_mask != 0).sum(1).view(batch, -1)[:, 0]
     return limits.minimum(options.prompt_length + source_lengths + max_length_offset)
+
+
+class _EndsAtLimits(LogitsProcessor):
+    """Forces `</s>` as the last token of each sentence, at a limit of its own."""
+
+    def __init__(self, ends: torch.Tensor, limits: torch.Tensor):
+        self.ends, self.limits = ends, limits  # (ends,), (batch * num_beams,)
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        is_last = (self.limits == input_ids.shape[1] + 1)[:, None]
+        return torch.where(is_last, torch.full_like(scores, -math.inf).index_fill_(1, self.ends, 0.0), scores)
+
+
+def _with_ends_forced_at(
+    limits: torch.Tensor, logits_processor: LogitsProcessorList, num_beams: int
+) -> LogitsProcessorList:
+    """Replace the processor of `forced_eos_token_id`, whose limit is that of the batch, for limits (batch,)."""
+    rows = limits.repeat_interleave(num_beams)
+    kind = ForcedEOSTokenLogitsProcessor
+    return LogitsProcessorList(
+        _EndsAtLimits(each.eos_token_id, rows) if type(each) is kind else each for each in logits_processor
+    )
 
 
 @dataclass
@@ -315,14 +364,18 @@ class _Beams:
         return _Beams(*(getattr(self, name)[chosen] for name in self.__dataclass_fields__))
 
 
-def _search(decoder: BeamDecoder, beams: _Beams, options: _Options, record: "_Record") -> list[_Beams]:
+def _search(
+    model: PreTrainedModel, decoder: BeamDecoder, beams: _Beams, options: _Options, record: "_Record", is_synced: bool
+) -> list[_Beams]:
     """Search until no sentence can improve. Return all sentences, in groups that finished together.
 
     An accelerator is waited for every few steps, to read the number of open sentences; the decoder sometimes does so,
-    too. Steps after the last sentence is finished change no hypothesis.
+    too. Steps after the last sentence is finished change no hypothesis; `is_synced` takes them while other processes
+    have open sentences, with all sentences, and asks the others at every step.
     """
     finished: list[_Beams] = []
-    is_accelerated = beams.scores.device.type != "cpu" and options.is_bare and record.streamer is None
+    is_free = options.is_bare and not is_synced
+    is_accelerated = beams.scores.device.type != "cpu" and is_free and record.streamer is None
     between_checks = STEPS_BETWEEN_CHECKS_OF_ACCELERATORS if is_accelerated else STEPS_BETWEEN_CHECKS
     logits = decoder.start()
     for step in itertools.count(1):
@@ -333,9 +386,9 @@ def _search(decoder: BeamDecoder, beams: _Beams, options: _Options, record: "_Re
         if step % between_checks == 0 or beams.length >= options.max_length:
             is_open = beams.is_open
             closed = len(is_open) - int(is_open.sum())
-            if closed == len(is_open):
+            if not model._has_unfinished_sequences(closed == len(is_open), is_synced, is_open.device):
                 break
-            if decoder.can_drop and options.is_bare and closed >= len(is_open) * DROPPED_SHARE:
+            if decoder.can_drop and is_free and closed >= len(is_open) * DROPPED_SHARE:
                 order = is_open.byte().argsort(stable=True)  # indices, as a boolean mask would synchronize
                 finished.append(beams.select(order[:closed]))
                 beams = beams.select(order[closed:])
@@ -398,7 +451,7 @@ def best_continuations(
 
     Returns:
         `tuple[torch.Tensor, torch.Tensor, torch.Tensor]`: the scores, highest first, the beams and the tokens, all of
-        shape `(batch, count)`. If fewer continuations exist, the other scores are -inf.
+        shape `(batch, count)`. If fewer continuations exist, the others are copies of the best with scores of -inf.
     """
     rows, vocab = log_probs.shape[1:]
     whole_runs = vocab // RUN_LENGTH
@@ -420,11 +473,13 @@ def best_continuations(
     best, indices = found.topk(min(count, found.shape[1]))  # (batch, count)
     beams, tokens = beams.gather(1, indices // RUN_LENGTH), tokens.flatten(1).gather(1, indices)
     missing = (0, count - best.shape[1])
-    return (
+    best, beams, tokens = (
         nn.functional.pad(best, missing, value=-math.inf),
         nn.functional.pad(beams, missing),
         nn.functional.pad(tokens.clamp(max=vocab - 1), missing),
     )
+    is_none = best.isneginf()  # a user's constraint may know no other tokens than those that it allows
+    return best, torch.where(is_none, beams[:, :1], beams), torch.where(is_none, tokens[:, :1], tokens)
 
 
 def _advance(
@@ -439,6 +494,8 @@ def _advance(
     num_beams = options.num_beams
     _add_hypotheses(beams, histories[:, :num_beams], scores[:, :num_beams], has_ended[:, :num_beams], options)
     beams.scores, continued = scores.masked_fill(has_ended, -math.inf).topk(num_beams)
+    # Where fewer continue, the others are copies of the best, too.
+    continued = torch.where(beams.scores.isneginf(), continued[:, :1], continued)
     beams.histories = histories[sentences, continued]
     beams.is_open = beams.is_open & _can_improve(beams, options)
 

@@ -17,6 +17,7 @@ from transformers.configuration_utils import PreTrainedConfig
 from transformers.modeling_utils import PreTrainedModel
 from transformers.utils import logging
 
+from ..models.checks import check_integer
 from ..models.layers import CrossAttention, FusedLinear, SelfAttention
 from ..precision import INPUTS, OUTPUTS, ROWS, Precision, choose_faster, is_int8
 from .int8_products import FLOAT_TYPES, can_quantize, int8_linear, quantize_weight, weight_levels
@@ -76,11 +77,6 @@ class PackedLinear(nn.Module):
         super()._apply(*args, **kwargs)
         self._pack()
         return self
-
-    def __copy__(self) -> "PackedLinear":
-        twin = type(self).__new__(type(self))
-        vars(twin).update(vars(self))  # with the packed weight, which is never changed
-        return twin
 
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "_packed": None}  # can't be copied or pickled
@@ -164,11 +160,13 @@ def fast_model(model: PreTrainedModel, rows: int, dtype: str | torch.dtype | Non
 
     Returns:
         `PreTrainedModel`: the copy, or, without `dtype`, the model itself if its class does not declare
-        `supports_fast_search` or it is not on a CPU.
+        `supports_fast_search`, it is not on a CPU, or FSDP2 shards it.
 
     Raises:
-        ValueError: if `dtype` is another one, or the model or the machine does not support it.
+        ValueError: if `rows` is negative, `dtype` is another one, or the model or the machine does not support it.
+        TypeError: if `rows` is no integer.
     """
+    check_integer("rows", rows, 0)
     if dtype is not None:
         _check_int8(model, dtype)
     if not supports_fast_model(model):
@@ -185,9 +183,26 @@ def supports_fast_model(model: PreTrainedModel) -> bool:
         model (`PreTrainedModel`): The model.
 
     Returns:
-        `bool`: whether its class declares `supports_fast_search`, and it is on a CPU.
+        `bool`: whether its class declares `supports_fast_search`, and it is on a CPU, and whole.
     """
-    return getattr(type(model), "supports_fast_search", False) and model.device.type == "cpu"
+    is_fast = getattr(type(model), "supports_fast_search", False) and model.device.type == "cpu"
+    return is_fast and not is_sharded(model)
+
+
+def is_sharded(model: nn.Module) -> bool:
+    """Return whether FSDP2 shards a model: its modules gather their weights when they are called, as no copy does.
+
+    Args:
+        model (`nn.Module`): The model.
+
+    Returns:
+        `bool`: whether one of its modules is sharded.
+    """
+    if not torch.distributed.is_available():
+        return False
+    from torch.distributed.fsdp import FSDPModule  # torch without its distributed package lacks it
+
+    return any(isinstance(module, FSDPModule) for module in model.modules())
 
 
 def _check_int8(model: PreTrainedModel, dtype: str | torch.dtype) -> None:
@@ -244,7 +259,9 @@ def for_cpu(
     copies = {} if copies is None else copies
     if id(module) in copies:
         return copies[id(module)]
-    twin: Any = copy.copy(module)
+    # Not `copy.copy`, which would pack weights again, and which parametrized modules refuse.
+    twin: Any = object.__new__(type(module))
+    vars(twin).update(vars(module))
     copies[id(module)] = twin
     for name, value in vars(module).items():
         if isinstance(value, dict | PreTrainedConfig | GenerationConfig):  # parameters, modules, hooks, configs
@@ -317,5 +334,6 @@ __all__ = [
     "fastest_products",
     "for_cpu",
     "is_faster_with_int8",
+    "is_sharded",
     "supports_fast_model",
 ]

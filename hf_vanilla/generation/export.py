@@ -8,12 +8,15 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.utils import logging
 
 from ..data.files import is_full_disk
 from ..models.layers import sinusoidal_positions
 from ..models.text_batches import TARGET_TOKENIZER, check_target_tokenizer
 
+
+logger = logging.get_logger(__name__)
 
 # CTranslate2's names of the activations that both know.
 ACTIVATIONS = {
@@ -71,13 +74,15 @@ def export_to_ctranslate2(
             or the model's.
     """
     target = Path(os.path.realpath(output_dir))
-    _remove_leftovers(target)
-    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+    leftovers = _leftovers(target)
+    if target.exists() and (not target.is_dir() or set(target.iterdir()) - set(leftovers)):
         raise ValueError(f"`output_dir` must be a new or empty folder, but {output_dir} is not; give another.")
     if quantization not in QUANTIZATIONS:
         raise ValueError(f"`quantization` must be one of {', '.join(QUANTIZATIONS)}; got {quantization!r}.")
     spec = to_ctranslate2(model, tokenizer, target_tokenizer, max_length=max_length)
     spec.optimize(quantization=quantization)
+    for path in leftovers:
+        shutil.rmtree(path, ignore_errors=True)
     # An existing folder may be a file system of its own, onto which no other folder can be moved.
     temporary = target / f".{os.getpid()}.tmp" if target.exists() else Path(f"{target}.{os.getpid()}.tmp")
     try:
@@ -101,13 +106,15 @@ def export_to_ctranslate2(
     return Path(output_dir)
 
 
-def _remove_leftovers(target: Path) -> None:
-    """Remove the temporary folders of exports to `target` that were killed."""
+def _leftovers(target: Path) -> list[Path]:
+    """Find the temporary folders of exports to `target` that were killed."""
+    found = []
     for path in [*target.parent.glob("*.tmp"), *target.glob(".*.tmp")]:
         start = "" if path.parent == target else target.name
         number = re.fullmatch(re.escape(start) + r"\.(\d{1,7})\.tmp", path.name)
         if number and not _is_other_process(int(number[1])):
-            shutil.rmtree(path, ignore_errors=True)
+            found.append(path)
+    return found
 
 
 def _is_other_process(number: int) -> bool:
@@ -153,6 +160,7 @@ def to_ctranslate2(
         raise ImportError('The export needs one more package: pip install "hf_vanilla[export]"') from error
     config, target_tokenizer = model.config, target_tokenizer or tokenizer
     _check_config(config)
+    _warn_of_generation(model.generation_config, target_tokenizer)
     check_target_tokenizer(config, tokenizer, target_tokenizer)
     spec = specs.TransformerSpec.from_config(
         (config.encoder_layers, config.decoder_layers),
@@ -203,6 +211,22 @@ def _check_config(config: Any) -> None:
             f"`attention_scale` must be d_k ** -0.5, as in CTranslate2, got {config.attention_scale}. Use the model "
             "as it is."
         )
+
+
+def _warn_of_generation(options: GenerationConfig, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Warn of what ends or limits translations here, and is an option of CTranslate2's search."""
+    ends = options.eos_token_id if isinstance(options.eos_token_id, list) else [options.eos_token_id]
+    further = [each for each in ends if each not in (None, tokenizer.eos_token_id)]
+    suppressed = [each for each in options.suppress_tokens or [] if each != options.pad_token_id]
+    for name, ids, option in (
+        ("eos_token_id", further, "end_token"),
+        ("suppress_tokens", suppressed, "suppress_sequences"),
+    ):
+        if ids:
+            logger.warning(
+                f"The export has no `{name}` {ids}: give `translate_batch` their tokens as `{option}`, "
+                f"{tokenizer.convert_ids_to_tokens(ids)}."
+            )
 
 
 def _array(tensor: torch.Tensor) -> Any:

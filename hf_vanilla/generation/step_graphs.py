@@ -65,6 +65,17 @@ class StepGraphs:
         """Return the number of captured steps."""
         return len(self._graphs)
 
+    def check(self, device: torch.device) -> None:
+        """Check that steps on a device can be captured.
+
+        Args:
+            device (`torch.device`): The device.
+
+        Raises:
+            ValueError: if it is no CUDA device.
+        """
+        CapturedStep.check(device)
+
     def wrap(self, decoder: SideBySideDecoder) -> "GraphedDecoder":
         """Return a decoder that replays steps where this one computes them.
 
@@ -73,11 +84,7 @@ class StepGraphs:
 
         Returns:
             `GraphedDecoder`: the decoder for the search.
-
-        Raises:
-            ValueError: if it is not on a CUDA device.
         """
-        CapturedStep.check(decoder.mask.device)
         modules = (decoder.decoder, decoder.lm_head)
         tensors = (each for module in modules for each in (*module.parameters(), *module.buffers()))
         addresses = tuple(tensor.data_ptr() for tensor in tensors)

@@ -9,6 +9,7 @@ Checkpoints come with a pipeline of their own, `models/pipeline_vanilla_transfor
 search.
 """
 
+import copy
 from typing import Any
 
 import numpy as np
@@ -63,8 +64,8 @@ class TranslationPipeline(pipeline_vanilla_transformer.TranslationPipeline):
 
     def __init__(self, *arguments: Any, dtype: Any = None, **options: Any) -> None:
         super().__init__(*arguments, **options)
-        if dtype == FASTEST:
-            self.model.to(resolve_dtype(dtype, self.device))
+        if dtype == FASTEST and (fastest := resolve_dtype(dtype, self.device)) != self.model.dtype:
+            self.model = copy.deepcopy(self.model).to(fastest)  # it may be the caller's
         elif is_int8(dtype):
             self.model = fast_model(self.model, SearchOptions.max_tokens_per_batch, INT8)
 

@@ -377,7 +377,7 @@ class VanillaGptForCausalLM(VanillaGptWithProjection, StreamingGenerationMixin):
             check_states("inputs_embeds", embeddings, self.config.hidden_size)
         if (prompt := given.get("input_ids") if inputs is None else inputs) is not None:
             check_input_ids("input_ids", prompt, self.config.vocab_size)
-            if prompt.shape[1] == 0 < prompt.shape[0] and embeddings is None:
+            if 0 in prompt.shape and embeddings is None:
                 raise ValueError("`input_ids` must have at least one token, to continue from; got none.")
         return super()._prepare_model_inputs(inputs, bos_token_id, model_kwargs)
 

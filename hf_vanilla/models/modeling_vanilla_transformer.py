@@ -35,7 +35,11 @@ import torch
 from torch import Tensor, nn
 from transformers import initialization as init
 from transformers.cache_utils import DynamicCache, EncoderDecoderCache
-from transformers.generation import GenerateEncoderDecoderOutput, GenerationConfig
+from transformers.generation import (
+    GenerateBeamEncoderDecoderOutput,
+    GenerateEncoderDecoderOutput,
+    GenerationConfig,
+)
 from transformers.generation.utils import GenerateOutput
 from transformers.modeling_outputs import (
     BaseModelOutput,
@@ -465,7 +469,7 @@ class Seq2SeqGenerationMixin(StreamingGenerationMixin):
         By default, the maximum length is that of the longest source of the batch plus 50 tokens (6.1). A `max_length`
         of 20 in `model.generation_config`, which `Seq2SeqTrainer` writes there, counts as none. Empty input gives
         empty output: a batch without sentences gives no sequences, sentences of length 0 give sequences that end at
-        once.
+        once, after the prompt, with a score of 0.
 
         Args:
             inputs (`torch.Tensor` of shape `(batch, src_len)`, *optional*): Source tokens; may also be given as
@@ -491,12 +495,20 @@ class Seq2SeqGenerationMixin(StreamingGenerationMixin):
             return _repeat_sources_for_beams(super().generate(inputs, generation_config, *args, **kwargs))
         options, _ = self._prepare_generation_config(generation_config, **kwargs)
         end = options.eos_token_id[0] if isinstance(options.eos_token_id, list) else options.eos_token_id
-        sequence = [options.decoder_start_token_id] if end is None else [options.decoder_start_token_id, end]
-        rows = source.shape[0] * options.num_return_sequences
-        sequences = torch.tensor(sequence, device=source.device).repeat(rows, 1)
+        prompt, start = kwargs.get("decoder_input_ids"), torch.tensor(options.decoder_start_token_id).to(source.device)
+        given = {} if prompt is None else {"decoder_input_ids": prompt}
+        prepared = (source.shape[0], self.main_input_name, given, start, source.device)
+        sequences, _ = self._prepare_decoder_input_ids_for_generation(*prepared)
+        sequences = sequences if end is None else nn.functional.pad(sequences, (0, 1), value=end)
+        sequences = sequences.repeat_interleave(options.num_return_sequences, dim=0)
         if (streamer := kwargs.get("streamer")) is not None:
             streamer.end()
-        return GenerateEncoderDecoderOutput(sequences=sequences) if options.return_dict_in_generate else sequences
+        if not options.return_dict_in_generate:
+            return sequences
+        if options.num_beams == 1 and kwargs.get("custom_generate") is None:
+            return GenerateEncoderDecoderOutput(sequences=sequences)
+        scores = torch.zeros(len(sequences), device=source.device)
+        return GenerateBeamEncoderDecoderOutput(sequences=sequences, sequences_scores=scores)
 
     def _check_generation_inputs(self, source: Any, options: dict[str, Any]) -> None:
         """Refuse what transformers' preparation of inputs would stumble over, before it does."""

@@ -9,7 +9,7 @@ import re
 import sys
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
-from typing import Any, ClassVar, NamedTuple, Self, cast
+from typing import Any, ClassVar, NamedTuple, NoReturn, Self, cast
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +23,7 @@ from transformers.generation import GenerationConfig, GenerationMixin
 from transformers.modeling_utils import PreTrainedModel
 from transformers.utils.output_capturing import OutputRecorder
 
+from .cache_names import CACHE_NAME
 from .checks import check_generated_length, check_generation_options, position_limit
 from .dropout import Dropout
 from .layers import EncoderLayer, SelfAttention
@@ -554,16 +555,34 @@ class StreamingGenerationMixin(GenerationMixin):
     def _extract_generation_mode_kwargs(
         self, custom_generate: Any, kwargs: dict[str, Any], synced_gpus: Any, assistant_model: Any, streamer: Any
     ) -> dict[str, Any]:
-        """Pass streamer and tokenizer to a `custom_generate` that takes them, as transformers does not.
+        """Pass all that a `custom_generate` takes, as transformers does not; refuse an assistant that it does not.
 
-        Without it a streamer would never end, and `stop_strings` would find no tokenizer.
+        Without that a streamer would never end, `stop_strings` would find no tokenizer, processes that share a model
+        would wait for each other, and a cache from outside would stay empty.
         """
-        given = {"streamer": streamer, "tokenizer": kwargs.get("tokenizer")}
-        extracted = super()._extract_generation_mode_kwargs(
-            custom_generate, kwargs, synced_gpus, assistant_model, streamer
-        )
+        extract = super()._extract_generation_mode_kwargs
+        given = extract(None, {**kwargs}, synced_gpus, assistant_model, streamer)  # for all modes
+        given["fills_cache"] = kwargs.get(CACHE_NAME) is not None
+        extracted = extract(custom_generate, kwargs, synced_gpus, assistant_model, streamer)
         taken = inspect.signature(custom_generate).parameters if callable(custom_generate) else {}
-        return {**extracted, **{name: each for name, each in given.items() if name in taken and each is not None}}
+        if callable(custom_generate) and assistant_model is not None and "assistant_model" not in taken:
+            raise ValueError("`assistant_model` is not used by this `custom_generate`; leave one of them out.")
+        return {**extracted, **{name: each for name, each in given.items() if name in taken}}
+
+    def generate_batch(self, *args: Any, **kwargs: Any) -> NoReturn:
+        """Refuse continuous batching, to which `generate()` switches with `cache_implementation="paged"`.
+
+        Args:
+            *args (`Any`): Not used.
+            **kwargs (`Any`): Not used.
+
+        Raises:
+            ValueError: always.
+        """
+        raise ValueError(
+            'Continuous batching (`cache_implementation="paged"`) needs a paged cache, which the model does not have; '
+            "call `generate()` without it."
+        )
 
     def _expand_inputs_for_generation(
         self, expand_size: int = 1, *args: Any, **kwargs: Any

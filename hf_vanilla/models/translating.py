@@ -44,7 +44,12 @@ FIXED_OPTIONS = {
     "return_dict_in_generate": "leave it out",
     "custom_generate": "leave it out, as translations are searched for by `beam_search`",
     "inputs": "give the texts",
+    "pad_token_id": "leave it out, as texts have no padding",
+    "prefix_allowed_tokens_fn": "texts are sorted into batches, so its row would be that of another text; give a "
+    "`logits_processor` for all texts, or search with `generate()`",
 }
+# Largest exponent of a length penalty: above it, the penalty of a long text is no float32.
+MAX_LENGTH_PENALTY = 10
 
 
 @dataclass
@@ -77,20 +82,18 @@ def length_penalty_of(
         `float` or `torch.Tensor`: the penalty.
 
     Raises:
-        ValueError: if the exponent is not finite or too large, or the type is unknown.
+        ValueError: if the exponent is out of its range, or the type is unknown.
 
     Source: Wu et al. 2016, equation 14; Vaswani et al. 2017, 6.1 (alpha = 0.6). Wu et al. don't say whether |Y| counts
     `</s>`; it does in Tensor2Tensor, the code of the second paper.
     """
-    if not math.isfinite(length_penalty):
-        raise ValueError(f"`length_penalty` must be finite, got {length_penalty}.")
-    try:
-        if length_penalty_type == "gnmt":
-            return ((5 + length) / 6) ** length_penalty
-        if length_penalty_type == "power":
-            return length**length_penalty
-    except OverflowError as error:
-        raise ValueError(f"`length_penalty` ({length_penalty}) is too large for {length} tokens.") from error
+    if not -MAX_LENGTH_PENALTY <= length_penalty <= MAX_LENGTH_PENALTY:
+        rule = f"[-{MAX_LENGTH_PENALTY}, {MAX_LENGTH_PENALTY}]"
+        raise ValueError(f"`length_penalty` must be in {rule}, got {length_penalty}.")
+    if length_penalty_type == "gnmt":
+        return ((5 + length) / 6) ** length_penalty
+    if length_penalty_type == "power":
+        return length**length_penalty
     raise ValueError(f'`length_penalty_type` must be "gnmt" or "power", got {length_penalty_type!r}.')
 
 
@@ -138,6 +141,8 @@ class SearchOptions:
             raise ValueError(f"`n_best` must be in [1, `num_beams` = {self.num_beams}], got {self.n_best}.")
         length_penalty_of(1, self.length_penalty, self.length_penalty_type)
         check_not_fixed(self.generate_kwargs)
+        if isinstance(start := self.generate_kwargs.get("decoder_start_token_id"), Sequence | torch.Tensor):
+            raise ValueError(f"`decoder_start_token_id` must be one id, that of all texts, got {start}.")
 
     @classmethod
     def from_kwargs(cls, **options: Any) -> "SearchOptions":

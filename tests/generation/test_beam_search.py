@@ -11,12 +11,22 @@ from searching import assert_same, search, search_stock
 from tiny_translator import BOS, EOS, PAD, sources, trained_model
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from transformers import MarianConfig, MarianMTModel, StoppingCriteria, StoppingCriteriaList
+from transformers import (
+    DynamicCache,
+    EncoderDecoderCache,
+    LogitsProcessorList,
+    MarianConfig,
+    MarianMTModel,
+    StoppingCriteria,
+    StoppingCriteriaList,
+    SuppressTokensLogitsProcessor,
+)
 from transformers.generation.streamers import BaseStreamer
 
 from hf_vanilla.generation import beam_search, length_penalty_of
 from hf_vanilla.generation.beam_decoders import SideBySideDecoder
 from hf_vanilla.generation.beam_search import best_continuations, log_sum_exp
+from hf_vanilla.models.cache_names import CACHE_NAME
 
 
 @pytest.fixture(scope="module")
@@ -44,6 +54,7 @@ OPTIONS = {
     "min_new_tokens": {"min_new_tokens": 4},
     "suppress_tokens": {"suppress_tokens": [0, 4, 5, 9]},
     "suppress nothing": {"suppress_tokens": []},
+    "ids outside": {"logits_processor": LogitsProcessorList([SuppressTokensLogitsProcessor([-1, 5, 99])])},
     "two ends": {"eos_token_id": [2, 5]},
     "no end": {"eos_token_id": None, "suppress_tokens": [0, 2]},
     "padding that is not 0": {"pad_token_id": 3},
@@ -187,6 +198,15 @@ def test_left_padding_and_empty_rows_are_masked(model, inputs):
     for row, length in enumerate(left["attention_mask"].sum(1).tolist()):
         left["input_ids"][row, 7 - length :] = emptied["input_ids"][row, :length]
     assert_same(search(model, left, **options), ours)
+
+
+def test_given_cache_is_filled(model, inputs):
+    options = {"num_beams": 1, "max_new_tokens": 5, "eos_token_id": None}
+    cache = EncoderDecoderCache(DynamicCache(), DynamicCache())
+    found = search(model, inputs, **{CACHE_NAME: cache}, **options)
+    assert_same(found, search(model, inputs, **options))
+    assert found[CACHE_NAME] is cache
+    assert cache.get_seq_length() == 5
 
 
 def test_missing_source_mask_means_no_padding(model, inputs):
@@ -371,6 +391,17 @@ def test_missing_continuations_are_dropped():
     assert (outputs.beam_indices[3:] == -1).all()
 
 
+def test_constraints_see_allowed_beams_only(model, inputs):
+    following = {(): [5, 6], (5,): [7, EOS], (6,): [EOS], (5, 7): [8, 9], (5, 7, 8): [EOS], (5, 7, 9): [EOS]}
+
+    def allowed(row, ids):
+        words = tuple(ids[1:].tolist())
+        return [7] if row == 0 else [EOS] if EOS in words else following[words]
+
+    options = {"num_beams": 4, "max_new_tokens": 6, "prefix_allowed_tokens_fn": allowed}
+    assert_same(search(model, inputs, **options), search_stock(model, inputs, **options))
+
+
 def projected_rows(model, **options):
     """Number of sentences that each step projects onto the vocabulary."""
     rows = []
@@ -448,9 +479,12 @@ def test_rare_questions_of_what_is_finished_change_nothing(model, inputs, name, 
     assert count.counts[:silent] == [0] * silent
 
 
-def test_row_does_not_depend_on_the_batch(model, inputs):
-    options = {"num_beams": 4, "max_new_tokens": 30, "max_length_offset": 4, "length_penalty_type": "gnmt"}
+@pytest.mark.parametrize("lengths", [{}, {"min_new_tokens": 20, "forced_eos_token_id": EOS}], ids=["free", "forced"])
+def test_row_does_not_depend_on_the_batch(model, inputs, lengths):
+    options = {"num_beams": 4, "max_new_tokens": 30, "max_length_offset": 4, "length_penalty_type": "gnmt", **lengths}
     together = search(model, inputs, **options)
+    last = together.sequences.gather(1, (together.beam_indices >= 0).sum(1, keepdim=True))
+    assert (last == EOS).all()
     for row in range(9):
         length = int(inputs["attention_mask"][row].sum())
         alone = search(model, {"input_ids": inputs["input_ids"][row : row + 1, :length]}, **options)
@@ -479,6 +513,17 @@ class StopAtToken(StoppingCriteria):
 def test_custom_stopping_criteria_end_sequences(model, inputs):
     options = {"num_beams": 4, "max_new_tokens": 20, "stopping_criteria": StoppingCriteriaList([StopAtToken(7)])}
     assert_same(search(model, inputs, **options), search_stock(model, inputs, **options))
+
+
+def test_search_computes_in_float32_by_any_default(model, inputs):
+    options = {"num_beams": 4, "max_new_tokens": 12, "max_length_offset": 3}
+    expected = search(model, inputs, **options)
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        found = search(model, inputs, **options)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    torch.testing.assert_close(found.sequences_scores, expected.sequences_scores, rtol=0, atol=0)
 
 
 def test_half_precision_is_close(model, inputs):
@@ -521,10 +566,14 @@ OTHER_MODES = {
     "dola_layers": "high",
     "prompt_lookup_num_tokens": 3,
     "use_mtp": True,
+    "low_memory": True,
 }
 OUTSIDE = r" must be in \[0, 30\), the ids of the target vocabulary; got "
 REFUSED = [
     ({"do_sample": True}, ValueError, "`do_sample` must be false"),
+    ({"assistant_model": object()}, ValueError, "`assistant_model` is not used by this `custom_generate`"),
+    ({"cache_implementation": "paged"}, ValueError, 'Continuous batching .*="paged".* needs a paged cache'),
+    ({"length_penalty": 11.0}, ValueError, r"`length_penalty` must be in \[-10, 10\], got 11.0"),
     ({"length_penalty_type": "wu"}, ValueError, '`length_penalty_type` must be "gnmt" or "power", got \'wu\''),
     ({"max_length_offset": -1}, ValueError, "`max_length_offset` must be at least 0, got -1"),
     ({"max_length_offset": 0.5}, TypeError, "`max_length_offset` must be an integer, got 0.5"),

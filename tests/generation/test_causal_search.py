@@ -8,7 +8,15 @@ import pytest
 import torch
 from peft import PromptTuningConfig, get_peft_model
 from searching import assert_same, search, search_stock
-from transformers import StoppingCriteria, StoppingCriteriaList
+from transformers import (
+    DynamicCache,
+    MambaConfig,
+    MambaForCausalLM,
+    RwkvConfig,
+    RwkvForCausalLM,
+    StoppingCriteria,
+    StoppingCriteriaList,
+)
 from transformers.generation.streamers import BaseStreamer
 
 from hf_vanilla import VanillaGptForCausalLM
@@ -19,7 +27,7 @@ from hf_vanilla.models.cache_names import CACHE_NAME
 
 sys.path.append(str(Path(__file__).parents[1] / "models"))
 
-from tiny_gpts import native_gpt, tiny_gpt
+from tiny_gpts import NO_DROPOUT, native_gpt, tiny_gpt
 
 
 VOCAB, PAD, ENDS = 23, 1, [2, 4, 10, 14, 18]  # so many ends that few texts reach the greatest length
@@ -136,6 +144,52 @@ def test_embedded_prompts_and_given_pasts_are_continued(model):
     torch.testing.assert_close(
         search(model, inputs, **{CACHE_NAME: past}, num_beams=1, max_new_tokens=9).sequences, expected, rtol=0, atol=0
     )
+
+
+def test_given_cache_is_filled(model):
+    cache, options = DynamicCache(), {"num_beams": 3, "max_new_tokens": 9, "eos_token_id": None}
+    found = search(model, prompts(), **{CACHE_NAME: cache}, **options)
+    assert_same(found, search(model, prompts(), **options))
+    assert found[CACHE_NAME] is cache
+    assert cache.get_seq_length() == 7 + 8
+
+
+@torch.no_grad()
+def stock_model(kind, config, **sizes):
+    """A model without attention, whose cache has another name."""
+    torch.manual_seed(0)
+    sizes = {"vocab_size": VOCAB, "num_hidden_layers": 2, "pad_token_id": PAD, "eos_token_id": ENDS, **sizes}
+    model = kind(config(**sizes)).eval()
+    for parameter in model.parameters():
+        if parameter.dim() > 1:
+            parameter.normal_(std=0.5)
+    return model
+
+
+def test_state_space_models_are_searched():
+    model = stock_model(MambaForCausalLM, MambaConfig, hidden_size=12, state_size=5)
+    options = {"num_beams": 4, "max_new_tokens": 9}
+    inputs = side(prompts(), "no padding")
+    expected = search_stock(model, inputs, **options)
+    assert_same(search(model, inputs, **options), expected)
+    assert (expected.beam_indices.diff() != 0).any()
+
+
+def test_cache_that_can_not_follow_beams_is_refused():
+    model = stock_model(RwkvForCausalLM, RwkvConfig, hidden_size=16, attention_hidden_size=16)
+    with pytest.raises(ValueError, match="`num_beams` must be 1 with the cache of a RwkvForCausalLM.*, got 4; pass"):
+        search(model, side(prompts(), "no padding"), num_beams=4, max_new_tokens=5)
+
+
+@pytest.mark.filterwarnings("ignore:.gradient_checkpointing_enable.:FutureWarning")
+def test_gradient_checkpointing_needs_no_cache():
+    model = varied(tiny_gpt(**SIZES, **NO_DROPOUT)).train()
+    options = {"num_beams": 4, "max_new_tokens": 9}
+    expected = search(model, prompts(), **options)
+    model.gradient_checkpointing_enable()
+    with pytest.raises(ValueError, match="`use_cache` must be false in training mode with gradient checkpointing"):
+        search(model, prompts(), **options)
+    assert_same(search(model, prompts(), use_cache=False, **options), expected)
 
 
 @pytest.mark.parametrize("pad_token_id", [PAD, 0])
@@ -268,9 +322,10 @@ def test_search_uses_all_positions_that_the_model_learnt():
 
 
 @pytest.mark.parametrize("kind", [search, search_stock])
-def test_empty_prompts_are_refused(model, kind):
+@pytest.mark.parametrize("shape", [(2, 0), (0, 5)])
+def test_empty_prompts_are_refused(model, kind, shape):
     with pytest.raises(ValueError, match="`input_ids` must have at least one token, to continue from; got none"):
-        kind(model, {"input_ids": torch.zeros(2, 0, dtype=torch.long)}, num_beams=4, max_new_tokens=3)
+        kind(model, {"input_ids": torch.zeros(shape, dtype=torch.long)}, num_beams=4, max_new_tokens=3)
 
 
 @pytest.mark.parametrize("kind", [search, search_stock])

@@ -5,8 +5,10 @@ import pickle
 
 import pytest
 import torch
+from searching import assert_same, search, search_stock
 from tiny_translator import reversal_batch, trained_model
 from torch import nn
+from torch.nn.utils.parametrizations import weight_norm
 from torch.testing import assert_close
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
@@ -162,6 +164,20 @@ def test_changed_linear_maps_are_not_packed(model):
 def test_other_models_are_not_copied():
     other = nn.Linear(2, 3)
     assert fast_model(other, rows=100) is other  # type: ignore[arg-type]
+
+
+def test_parametrized_maps_are_copied(model):
+    changed, batch = copy.deepcopy(model), reversal_batch(9)
+    weight_norm(changed.model.decoder.layers[0].feed_forward.fc1)
+    inputs = {name: batch[name] for name in ("input_ids", "attention_mask")}
+    options = {"num_beams": 4, "max_new_tokens": 5}
+    for each in (changed, fast_model(changed, 100)):
+        assert_same(search(each, inputs, **options), search_stock(changed, inputs, **options))
+
+
+def test_number_of_rows_is_checked(model):
+    with pytest.raises(TypeError, match="`rows` must be an integer, got '64'"):
+        fast_model(model, "64")
 
 
 def test_copy_has_its_own_generation_config(model):

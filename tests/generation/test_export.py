@@ -180,6 +180,18 @@ def test_output_can_be_an_empty_folder_or_a_link(tokenizers, tmp_path, monkeypat
     assert all((tmp_path / name).is_symlink() for name in ("link", "dangling"))
 
 
+def test_further_ends_and_suppressed_tokens_are_named(tokenizers, tmp_path, caplog):
+    model = random_model(tokenizers[0])
+    export_to_ctranslate2(model, tokenizers[0], tmp_path / "plain", max_length=16)
+    assert not caplog.messages
+    model.generation_config.update(eos_token_id=[2, 258], suppress_tokens=[0, 257])
+    export_to_ctranslate2(model, tokenizers[0], tmp_path / "new", max_length=16)
+    expected = {"`eos_token_id` [258]": "`end_token`", "`suppress_tokens` [257]": "`suppress_sequences`"}
+    for message, (name, option) in zip(caplog.messages, expected.items(), strict=True):
+        assert name in message
+        assert option in message
+
+
 def test_leftovers_of_killed_exports_are_removed(tokenizers, tmp_path):
     ended = multiprocessing.get_context("spawn").Process()
     ended.start()
@@ -187,6 +199,11 @@ def test_leftovers_of_killed_exports_are_removed(tokenizers, tmp_path):
     kept = [tmp_path / f"new.{os.getppid()}.tmp", tmp_path / "new.notes.tmp", tmp_path / "empty"]
     for path in (*kept, tmp_path / f"new.{ended.pid}.tmp", kept[-1] / f".{ended.pid}.tmp"):
         path.mkdir()
+    (tmp_path / "empty" / "notes.txt").touch()
+    with pytest.raises(ValueError, match="must be a new or empty folder"):
+        export_to_ctranslate2(random_model(tokenizers[0]), tokenizers[0], tmp_path / "empty")
+    assert len(list((tmp_path / "empty").glob(".*.tmp"))) == 1
+    (tmp_path / "empty" / "notes.txt").unlink()
     for name in ("new", "empty"):
         export_to_ctranslate2(random_model(tokenizers[0]), tokenizers[0], tmp_path / name, max_length=16)
     assert sorted(tmp_path.iterdir()) == sorted([*kept, tmp_path / "new"])

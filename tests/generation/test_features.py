@@ -56,6 +56,11 @@ def test_pooling_ignores_padding(model, tokenizer, pooling, budget, side, monkey
         torch.testing.assert_close(torch.from_numpy(vector), expected, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("pooling", ["cls", "tokens"])
+def test_features_keep_no_batch_alive(model, tokenizer, pooling):
+    assert all(found.base is None for found in extract_features(model, tokenizer, TEXTS, pooling=pooling))
+
+
 @pytest.mark.parametrize("mix", ["mean", "concatenate"])
 def test_layers_are_combined(model, tokenizer, mix):
     (found,) = extract_features(model, tokenizer, TEXTS[:1], layers=(0, 2, -1), mix=mix, pooling="cls")

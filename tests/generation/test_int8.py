@@ -57,6 +57,14 @@ def test_largest_sums_are_not_cut_off(sign):
     assert_close(output, torch.full((50, 24), sign * 192.0), rtol=1e-5, atol=0)  # float32's rounding of the scales
 
 
+def test_levels_are_found_by_any_default_dtype():
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        assert weight_levels.__wrapped__() == weight_levels()
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
 @torch.no_grad()
 def test_each_row_has_its_own_scale():
     torch.manual_seed(0)

@@ -116,8 +116,9 @@ def test_scoring_rejects_training_mode(model, pairs):
         ({"labels": torch.full((5, 2), 30)}, {}, r"`labels` must be in \[0, 30\); got 30 at row 0"),
         ({"labels": torch.full((5, 2), -7)}, {}, r"`labels` must be in \[0, 30\).* got -7"),
         ({}, {"length_penalty_type": "mean"}, '`length_penalty_type` must be "gnmt" or "power"'),
+        ({}, {"length_penalty": -1000}, r"`length_penalty` must be in \[-10, 10\], got -1000"),
     ],
-    ids=["rows", "large", "negative", "penalty"],
+    ids=["rows", "large", "negative", "penalty", "exponent"],
 )
 def test_bad_scoring_input_is_named(model, pairs, changes, options, message):
     with pytest.raises(ValueError, match=message):

@@ -165,7 +165,9 @@ def test_plain_steps_need_no_graphs(tape):
     assert len(graphs) == 0
 
 
-def test_cpu_is_refused(monkeypatch):
+@pytest.mark.parametrize("use_cache", [True, False])
+def test_cpu_is_refused(monkeypatch, use_cache):
     monkeypatch.undo()
+    options = {"num_beams": 4, "max_new_tokens": 9, "use_cache": use_cache}
     with pytest.raises(ValueError, match="`step_graphs` needs a model on a CUDA device, got one on cpu"):
-        search(trained_model(steps=1), sources(), step_graphs=StepGraphs(), num_beams=4, max_new_tokens=9)
+        search(trained_model(steps=1), sources(), step_graphs=StepGraphs(), **options)

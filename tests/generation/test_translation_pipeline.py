@@ -14,7 +14,7 @@ from text_translator import SENTENCES, save_translator
 from transformers import pipeline
 
 from hf_vanilla.data.tokenization import train_tokenizer
-from hf_vanilla.generation import labels_of_beams, load_translator, score, translate
+from hf_vanilla.generation import labels_of_beams, load_translator, score, translate, translation_pipeline
 from hf_vanilla.generation.translation_pipeline import TranslationPipeline
 from hf_vanilla.models import pipeline_vanilla_transformer
 from hf_vanilla.models.text_batches import load_target_tokenizer
@@ -50,6 +50,13 @@ def test_pipeline_translates_one_text_and_several(folder, translator):
         assert translator(iterable) == rows
     assert translator(SENTENCES[:1]) == rows[0]
     assert translator([]) == []
+
+
+def test_fastest_type_leaves_the_callers_model(folder, monkeypatch):
+    monkeypatch.setattr(translation_pipeline, "resolve_dtype", lambda *args: torch.bfloat16)
+    model, tokenizer, _ = load_translator(folder, dtype="float32")
+    found = TranslationPipeline(model=model, tokenizer=tokenizer, device=-1, dtype="fastest")
+    assert (found.model.dtype, model.dtype) == (torch.bfloat16, torch.float32)
 
 
 def test_n_best_stays_nested_where_only_one_translation_exists(own, translator):
@@ -275,11 +282,12 @@ def test_pipeline_names_bad_texts(own, translator, texts, message):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"length_penalty": float("nan")}, "`length_penalty` must be finite, got nan"),
-        ({"length_penalty": float("-inf")}, "`length_penalty` must be finite, got -inf"),
+        ({"length_penalty": float("nan")}, r"`length_penalty` must be in \[-10, 10\], got nan"),
+        ({"length_penalty": float("-inf")}, r"`length_penalty` must be in \[-10, 10\], got -inf"),
+        ({"pad_token_id": 3}, "`pad_token_id` is not an option of translations; leave it out"),
         ({"max_source_length": 0}, "`max_source_length` must be at least 1, got 0"),
     ],
-    ids=["nan", "inf", "length"],
+    ids=["nan", "inf", "padding", "length"],
 )
 def test_pipeline_names_options_out_of_range(own, translator, options, message):
     for each in (own, translator):

@@ -402,6 +402,10 @@ def test_empty_batch_gives_empty_output(num_beams, kernel, cache):
     assert torch.equal(embedded, no_source)
     as_dict = model.generate(input_ids=SOURCE[:, :0], **options, return_dict_in_generate=True)
     assert torch.equal(as_dict.sequences, no_source)
+    assert num_beams == 1 or as_dict.sequences_scores.tolist() == [0.0] * 2 * num_beams
+    prompt = torch.tensor([[BOS, 5], [BOS, 6]])
+    prompted = model.generate(SOURCE[:, :0], decoder_input_ids=prompt, **options)
+    assert prompted.tolist() == [[BOS, 5, EOS]] * num_beams + [[BOS, 6, EOS]] * num_beams
 
 
 @pytest.mark.promise("empty batch or sentence")
