@@ -17,6 +17,7 @@ from torch.distributed.tensor import DTensor
 from transformers.distributed import DistributedConfig
 
 from hf_vanilla.command_line.options import leave_process_group
+from hf_vanilla.generation import beam_search, fast_model
 from hf_vanilla.models.packing import PackingPlanner
 
 
@@ -45,6 +46,13 @@ def compute(model: Any, inputs: dict[str, torch.Tensor]) -> dict[str, Any]:
     return {"outputs": outputs, "loss": loss.detach(), "gradients": gradients}
 
 
+def search(model: Any, inputs: dict[str, torch.Tensor], rank: int) -> torch.Tensor:
+    """Search beams, in each process to another length."""
+    prompts = {name: each for name, each in inputs.items() if name != "labels"}
+    options = {"num_beams": 2, "max_new_tokens": 3 + 2 * rank, "eos_token_id": None}
+    return fast_model(model, 64).generate(**prompts, custom_generate=beam_search, **options)
+
+
 def share(folder: Path, kind: str, plan: str) -> dict[str, Any]:
     """Load a model with a plan, and compute, save and generate with it."""
     make, inputs = MODELS[kind]
@@ -56,6 +64,8 @@ def share(folder: Path, kind: str, plan: str) -> dict[str, Any]:
     if kind == "bert":
         states = torch.ones(2, 7, 12)
         seen["is_packed"] = PackingPlanner(model.bert, states, {}).plan_tokens(states, tiny_berts.MASK) is not None
+    if plan == "FSDP2" and kind == "gpt":  # `generate()` calls the encoder of others without its weights
+        seen["searched"] = search(model.eval(), inputs, torch.distributed.get_rank())
     if plan == "tensor parallel" and kind in ("transformer", "gpt"):
         prompts = {name: each for name, each in inputs.items() if name != "labels"}
         seen["generated"] = model.eval().generate(**prompts, max_new_tokens=5, do_sample=False)

@@ -7,7 +7,7 @@ import sys
 import pytest
 import run_sharing
 import torch
-from run_sharing import MODELS, PLANS, compute
+from run_sharing import MODELS, PLANS, compute, search
 from tiny_models import assert_same
 
 
@@ -52,6 +52,12 @@ def test_tensor_parallel_model_generates_as_one_process(shared, kind):
     expected = make().generate(**prompts, max_new_tokens=5, do_sample=False)
     for rank in shared[1]:
         assert rank["tensor parallel"][kind]["generated"].tolist() == expected.tolist()
+
+
+def test_sharded_model_finds_what_one_process_finds(shared):
+    make, inputs = MODELS["gpt"]
+    for rank, seen in enumerate(shared[1]):
+        assert torch.equal(seen["FSDP2"]["gpt"]["searched"], search(make(), inputs, rank))
 
 
 @pytest.mark.parametrize("kind", MODELS)
