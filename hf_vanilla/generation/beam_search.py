@@ -451,7 +451,7 @@ def best_continuations(
 
     Returns:
         `tuple[torch.Tensor, torch.Tensor, torch.Tensor]`: the scores, highest first, the beams and the tokens, all of
-        shape `(batch, count)`. If fewer continuations exist, the others are copies of the best with scores of -inf.
+        shape `(batch, count)`. If fewer continuations exist, the other scores are -inf.
     """
     rows, vocab = log_probs.shape[1:]
     whole_runs = vocab // RUN_LENGTH
@@ -473,13 +473,11 @@ def best_continuations(
     best, indices = found.topk(min(count, found.shape[1]))  # (batch, count)
     beams, tokens = beams.gather(1, indices // RUN_LENGTH), tokens.flatten(1).gather(1, indices)
     missing = (0, count - best.shape[1])
-    best, beams, tokens = (
+    return (
         nn.functional.pad(best, missing, value=-math.inf),
         nn.functional.pad(beams, missing),
         nn.functional.pad(tokens.clamp(max=vocab - 1), missing),
     )
-    is_none = best.isneginf()  # a user's constraint may know no other tokens than those that it allows
-    return best, torch.where(is_none, beams[:, :1], beams), torch.where(is_none, tokens[:, :1], tokens)
 
 
 def _advance(
@@ -487,6 +485,8 @@ def _advance(
 ) -> None:
     """Append a token to the beams: the best finished continuations become hypotheses, the best others continue."""
     scores, parents, tokens = continuations  # (batch, candidates)
+    if not options.is_bare:
+        parents, tokens = _best_for_missing(scores, parents), _best_for_missing(scores, tokens)
     sentences = torch.arange(len(scores), device=scores.device)[:, None]
     new = torch.stack((tokens, parents), dim=-1)[..., None]  # (batch, candidates, 2, 1)
     histories = torch.cat((beams.histories[sentences, parents], new), dim=-1)  # (batch, candidates, 2, length + 1)
@@ -494,10 +494,15 @@ def _advance(
     num_beams = options.num_beams
     _add_hypotheses(beams, histories[:, :num_beams], scores[:, :num_beams], has_ended[:, :num_beams], options)
     beams.scores, continued = scores.masked_fill(has_ended, -math.inf).topk(num_beams)
-    # Where fewer continue, the others are copies of the best, too.
-    continued = torch.where(beams.scores.isneginf(), continued[:, :1], continued)
+    if not options.is_bare:
+        continued = _best_for_missing(beams.scores, continued)
     beams.histories = histories[sentences, continued]
     beams.is_open = beams.is_open & _can_improve(beams, options)
+
+
+def _best_for_missing(scores: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+    """Where fewer continuations exist, repeat the best one: a user's constraint may know only what it allows."""
+    return torch.where(scores.isneginf(), values[:, :1], values)
 
 
 def _has_ended(sequences: torch.Tensor, limits: torch.Tensor, options: _Options, record: "_Record") -> torch.Tensor:

@@ -74,7 +74,7 @@ def length_penalty_of(
 
     Args:
         length (`float` or `torch.Tensor`): Number of generated tokens, with `</s>` and without the start token.
-        length_penalty (`float`): The exponent alpha. 0 means no penalty.
+        length_penalty (`float`): The exponent alpha, in [-10, 10]. 0 means no penalty.
         length_penalty_type (`str`): `"gnmt"` for ((5 + length) / 6)^alpha, or `"power"` for length^alpha, which is
             transformers' own.
 
@@ -103,7 +103,8 @@ class SearchOptions:
 
     Args:
         num_beams (`int`, defaults to 4): Beams of the search; 1 is greedy search.
-        length_penalty (`float`, defaults to 0.6): Exponent alpha of the length penalty; higher favours longer texts.
+        length_penalty (`float`, defaults to 0.6): Exponent alpha of the length penalty, in [-10, 10]; higher favours
+            longer texts.
         length_penalty_type (`str`, defaults to `"gnmt"`): `"gnmt"` or `"power"`, as in [`length_penalty_of`].
         max_length_offset (`int`, defaults to 50): How many tokens longer than its source a translation may be.
         n_best (`int`, defaults to 1): Translations of each text, at most `num_beams`.
