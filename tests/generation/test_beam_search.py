@@ -516,7 +516,7 @@ def test_custom_stopping_criteria_end_sequences(model, inputs):
 
 
 def test_search_computes_in_float32_by_any_default(model, inputs):
-    options = {"num_beams": 4, "max_new_tokens": 12, "max_length_offset": 3}
+    options = {"num_beams": 4, "max_new_tokens": 12, "early_stopping": True}
     expected = search(model, inputs, **options)
     torch.set_default_dtype(torch.bfloat16)
     try:
