@@ -108,8 +108,9 @@ def _quantize_rows(rows: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor
     """Round each row to integers with the offset: (rows, in_features), and their scales of this type, (rows, 1)."""
     largest = torch.maximum(rows.amax(1, keepdim=True), rows.amin(1, keepdim=True).neg_())
     scales = (largest / LEVELS).clamp_(min=SMALLEST_SCALE).to(dtype)
-    limits = torch.cat([-OFFSET * scales, LEVELS * scales], dim=1).float()  # become 0 and 255
+    limits = torch.cat([-OFFSET * scales.float(), LEVELS * scales.float()], dim=1)  # become 0 and 255
     # An embedding table's operator, the only one with limits for each row; behind the integers it writes the limits.
+    # It adds 1e-8 to their difference, so rows below 1e-6 are rounded more coarsely.
     table = torch.ops.quantized.embedding_bag_byte_prepack_with_rowwise_min_max(rows, limits)
     return table[:, : rows.shape[1]].contiguous(), scales
 
