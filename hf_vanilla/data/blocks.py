@@ -9,7 +9,7 @@ No token of a block is padding and all but its first are predicted, so every pos
 
 import itertools
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -163,8 +163,9 @@ def _generate_blocks(
 ) -> Iterator[dict[str, list[int]]]:
     """Yield the blocks of tokenized documents; `version` is part of the cache's key alone."""
     rest = [end_token_id]
-    for document in _all_shards(documents):
-        rest += [*document["input_ids"], end_token_id]
+    # By batches, workers of a data loader do not share a stream out: the one that cuts gets all of it.
+    for tokens in itertools.chain.from_iterable(batch["input_ids"] for batch in documents.iter(batch_size=1000)):
+        rest += [*tokens, end_token_id]
         complete = len(rest) - len(rest) % block_length
         for start in range(0, complete, block_length):
             yield {"input_ids": rest[start : start + block_length]}
@@ -175,14 +176,6 @@ def _generate_blocks(
             rest = [end_token_id]
     if across_documents and keep_short and len(rest) >= MINIMUM_LENGTH:
         yield {"input_ids": rest}
-
-
-def _all_shards(documents: Dataset | IterableDataset) -> Iterable[dict[str, Any]]:
-    """Read a stream shard after shard: of several shards, each worker of a data loader would get its own alone."""
-    if isinstance(documents, Dataset):
-        return documents
-    count = documents.num_shards
-    return itertools.chain.from_iterable(documents.shard(count, index) for index in range(count))
 
 
 def _check_settings(tokenizer: PreTrainedTokenizerBase, block_length: int) -> None:

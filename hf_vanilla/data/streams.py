@@ -17,7 +17,7 @@ import datasets
 import numpy as np
 import torch
 from huggingface_hub.errors import HTTPError
-from pyarrow import ArrowException
+from pyarrow import ArrowInvalid
 from transformers.utils import logging
 
 from ..models.checks import check_integer
@@ -29,7 +29,7 @@ logger = logging.get_logger(__name__)
 
 # What reading a shard raises when it is away or damaged, or the network is away; `datasets` retries some of them by
 # itself first.
-_UNREADABLE = (OSError, HTTPError, EOFError, zlib.error, ArrowException, UnicodeDecodeError)
+_UNREADABLE = (OSError, HTTPError, EOFError, zlib.error, ArrowInvalid, UnicodeDecodeError)
 
 
 class TokenBudgetStream(torch.utils.data.IterableDataset):

@@ -210,8 +210,11 @@ def _check_options(
     check_input_ids(
         "decoder_input_ids" if model.config.is_encoder_decoder else "input_ids", input_ids[:: config.num_beams], size
     )
-    is_checkpointing = any(getattr(module, "gradient_checkpointing", False) for module in model.modules())
-    if config.use_cache and model.training and is_checkpointing:
+    if (
+        config.use_cache
+        and model.training
+        and any(getattr(m, "gradient_checkpointing", False) for m in model.modules())
+    ):
         raise ValueError(
             "`use_cache` must be false in training mode with gradient checkpointing, which keeps no keys and values; "
             "pass `use_cache=False`, or call `model.eval()`."

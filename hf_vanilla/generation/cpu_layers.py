@@ -198,7 +198,7 @@ def is_sharded(model: nn.Module) -> bool:
     Returns:
         `bool`: whether one of its modules is sharded.
     """
-    if not torch.distributed.is_available():
+    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
         return False
     from torch.distributed.fsdp import FSDPModule  # torch without its distributed package lacks it
 

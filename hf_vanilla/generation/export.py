@@ -216,17 +216,15 @@ def _check_config(config: Any) -> None:
 def _warn_of_generation(options: GenerationConfig, tokenizer: PreTrainedTokenizerBase) -> None:
     """Warn of what ends or limits translations here, and is an option of CTranslate2's search."""
     ends = options.eos_token_id if isinstance(options.eos_token_id, list) else [options.eos_token_id]
-    further = [each for each in ends if each not in (None, tokenizer.eos_token_id)]
+    if any(each not in (None, tokenizer.eos_token_id) for each in ends):
+        tokens = tokenizer.convert_ids_to_tokens(ends)
+        logger.warning(f"The export ends texts with one token: give `translate_batch` all as `end_token`, {tokens}.")
     suppressed = [each for each in options.suppress_tokens or [] if each != options.pad_token_id]
-    for name, ids, option in (
-        ("eos_token_id", further, "end_token"),
-        ("suppress_tokens", suppressed, "suppress_sequences"),
-    ):
-        if ids:
-            logger.warning(
-                f"The export has no `{name}` {ids}: give `translate_batch` their tokens as `{option}`, "
-                f"{tokenizer.convert_ids_to_tokens(ids)}."
-            )
+    if suppressed:
+        tokens = [[token] for token in tokenizer.convert_ids_to_tokens(suppressed)]
+        logger.warning(
+            f"The export suppresses no tokens: give `translate_batch` yours as `suppress_sequences`, {tokens}."
+        )
 
 
 def _array(tensor: torch.Tensor) -> Any:

@@ -1,8 +1,8 @@
 """Products of 8-bit integers on a CPU: weights are quantized for each output, inputs for each row, when they come.
 
 The product is oneDNN's, which adds in 32 bits and so rounds nothing. It is fast with unsigned inputs alone, so 128 is
-added to them, and 128 times the sum of the weights is taken off the output. torch's operators of quantized tensors
-(`torch.ops.quantized`) have one scale for all rows, and are deprecated.
+added to them, and 128 times the sum of the weights is taken off the output. Those of `torch.ops.quantized` have
+one scale for all rows.
 """
 
 import functools
@@ -108,10 +108,9 @@ def _quantize_rows(rows: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor
     """Round each row to integers with the offset: (rows, in_features), and their scales of this type, (rows, 1)."""
     largest = torch.maximum(rows.amax(1, keepdim=True), rows.amin(1, keepdim=True).neg_())
     scales = (largest / LEVELS).clamp_(min=SMALLEST_SCALE).to(dtype)
-    limits = torch.cat([-OFFSET * scales.float(), LEVELS * scales.float()], dim=1)  # become 0 and 255
-    # An embedding table's operator, the only one with limits for each row; behind the integers it writes the limits.
-    # It adds 1e-8 to their difference, so rows below 1e-6 are rounded more coarsely.
-    table = torch.ops.quantized.embedding_bag_byte_prepack_with_rowwise_min_max(rows, limits)
+    limits = rows.new_tensor([-OFFSET, LEVELS]).repeat(len(rows), 1)  # become 0 and 255
+    # An embedding table's operator, which appends the limits to the integers.
+    table = torch.ops.quantized.embedding_bag_byte_prepack_with_rowwise_min_max(rows * (1 / scales.float()), limits)
     return table[:, : rows.shape[1]].contiguous(), scales
 
 

@@ -559,7 +559,7 @@ def _check_label_smoothing(args: TrainingArguments, model: Any, label_names: Seq
     if args.label_smoothing_factor == 0:
         return
     problem_type, reason = getattr(getattr(model, "config", None), "problem_type", None), None
-    if "labels" not in label_names:
+    if label_names and "labels" not in label_names:
         reason = f"it would have no effect on its labels, {', '.join(label_names)}"
     elif problem_type in ("regression", "multi_label_classification"):
         reason = f"its labels are those of {problem_type}, and no classes"

@@ -124,7 +124,7 @@ def plan_phases(phases: Sequence[Phase], args: VanillaTrainingArguments, mixed_p
     updates.append(args.max_steps - sum(updates))
     if updates[-1] < 0:
         raise ValueError(f"`max_steps` ({args.max_steps}) is too few to divide among {len(phases)} phases; raise it.")
-    if args.ignore_data_skip:
+    if args.ignore_data_skip and len(phases) > 1:
         raise ValueError("`ignore_data_skip` would have a resumed run repeat the first phase; leave it out.")
     if mixed_phases not in (0, *range(2, len(phases) + 1)):
         raise ValueError(

@@ -170,7 +170,7 @@ def begin_run(args: TrainingArguments, *options: Any) -> tuple[str | None, bool]
 
     A run that returns to the checkpoint `resume_from_checkpoint` does so once: the same command again resumes from the
     newest checkpoint since then. Checkpoints of the folder that are later than the one to resume from, or all if a run
-    starts anew, are of an attempt that was given up. They are moved to the subfolder `_run_earlier`.
+    starts anew, are of an attempt that was given up. They are moved to a numbered folder in the subfolder `_run_earlier`.
 
     Args:
         args (`TrainingArguments`): The training arguments; all processes must call this.
@@ -183,7 +183,7 @@ def begin_run(args: TrainingArguments, *options: Any) -> tuple[str | None, bool]
         ValueError: if an option or the tokenizer differs from that of the run to resume.
     """
     folder, given = str(args.output_dir), args.resume_from_checkpoint
-    returned_to = None if given is None else os.path.abspath(given)
+    returned_to = None if given is None else os.path.realpath(given)
     is_continued = given is None or saved_option(folder, "resume_from_checkpoint") == returned_to
     checkpoint = (checkpoint_to_resume(folder) if is_continued else None) or checkpoint_to_resume(folder, given)
     finished = is_continued and is_finished(args)
@@ -268,15 +268,18 @@ def _set_aside_later(folder: Path, checkpoint: str | None) -> None:
     with contextlib.suppress(ValueError):  # there is none, or a broken one
         if read_json_object(folder / TRAINER_STATE_NAME).get("global_step", 0) > step:
             later.append(folder / TRAINER_STATE_NAME)
+    if not later:
+        return
+    attempts = folder / EARLIER_FOLDER
+    attempts.mkdir(exist_ok=True)
+    target = attempts / str(
+        1 + max((int(each.name) for each in attempts.iterdir() if each.name.isdecimal()), default=0)
+    )
+    target.mkdir()
     for path in later:
-        target = folder / EARLIER_FOLDER / path.name
-        target.parent.mkdir(exist_ok=True)
-        if target.is_dir():
-            shutil.rmtree(target)
-        os.replace(path, target)
-    if later:
-        names = ", ".join(path.name for path in later)
-        logger.warning(f"Moved to {folder / EARLIER_FOLDER}, as the run does not continue from them: {names}.")
+        os.replace(path, target / path.name)
+    names = ", ".join(path.name for path in later)
+    logger.warning(f"Moved to {target}, as the run does not continue from them: {names}.")
 
 
 def saved_option(output_dir: str | os.PathLike[str], name: str) -> Any:

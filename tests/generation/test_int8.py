@@ -68,14 +68,17 @@ def test_levels_are_found_by_any_default_dtype():
 @torch.no_grad()
 def test_each_row_has_its_own_scale():
     torch.manual_seed(0)
-    layer, inputs = Int8Linear(nn.Linear(33, 24), rows=5), torch.randn(5, 33)
+    layer, inputs = Int8Linear(nn.Linear(33, 24), rows=5), torch.randn(6, 33)
     expected = layer(inputs)
     inputs[1] *= 1e6
+    inputs[5] *= 1e-9
     inputs[2] = 0
     inputs[3, 4] = torch.nan
     output = layer(inputs)
     assert_close(output[[0, 4]], expected[[0, 4]])
     assert_close(output[2], layer.bias)
+    without_bias = Int8Linear(nn.Linear(33, 24, bias=False), rows=5)
+    assert_close(without_bias(inputs[5:] * 1e-9), without_bias(inputs[5:]) * 1e-9, rtol=1e-4, atol=0)
     assert output[3].isnan().all()
 
 

@@ -346,13 +346,16 @@ def steps_in(folder):
 
 
 def test_checkpoints_of_an_earlier_attempt_are_set_aside(tmp_path, caplog):
-    earlier = tmp_path / "_run_earlier"
+    earlier = tmp_path / "_run_earlier" / "1"
     begin_and_train(tmp_path, 5, save_only_model=True)
     begin_and_train(tmp_path, 3)  # from the start
     assert (steps_in(tmp_path), steps_in(earlier)) == ([2], [2, 4])
     assert f"Moved to {earlier}, as the run does not continue from them: checkpoint-2, che" in caplog.text
     begin_and_train(tmp_path)
     assert (steps_in(tmp_path), steps_in(earlier)) == ([2, 4, 6], [2, 4])
+    begin_and_train(tmp_path, resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
+    begin_and_train(tmp_path, resume_from_checkpoint=str(tmp_path / "_run_earlier" / "2" / "checkpoint-4"))
+    assert [steps_in(tmp_path / "_run_earlier" / name) for name in "123"] == [[2, 4], [4, 6], [2, 4, 6]]
 
 
 @pytest.mark.parametrize("other", [False, True], ids=["own", "of another run"])
