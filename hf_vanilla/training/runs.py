@@ -170,7 +170,7 @@ def begin_run(args: TrainingArguments, *options: Any) -> tuple[str | None, bool]
 
     A run that returns to the checkpoint `resume_from_checkpoint` does so once: the same command again resumes from the
     newest checkpoint since then. Checkpoints of the folder that are later than the one to resume from, or all if a run
-    starts anew, are of an attempt that was given up. They are moved to a numbered folder in the subfolder `_run_earlier`.
+    starts anew, are of an attempt that was given up. They are moved to a numbered folder in `_run_earlier`.
 
     Args:
         args (`TrainingArguments`): The training arguments; all processes must call this.
