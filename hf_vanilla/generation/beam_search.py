@@ -504,7 +504,7 @@ def _advance(
 
 
 def _best_for_missing(scores: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-    """Where fewer continuations exist, repeat the best one: a user's constraint may know only what it allows."""
+    """Put the best one in place of missing ones: constraints may fail on sequences that they never allowed."""
     return torch.where(scores.isneginf(), values[:, :1], values)
 
 

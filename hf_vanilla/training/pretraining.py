@@ -349,7 +349,7 @@ class PretrainingTrainer(VanillaTrainer):
     Raises:
         ValueError: if there is no phase, the shares do not add up to 1, a warm-up is longer than its phase, mixed
             phases have learning rates, phases with learning rates are combined with another schedule than `linear`,
-            `ignore_data_skip` is set, or an argument is missing or out of its range.
+            `ignore_data_skip` is set with several, or an argument is missing or out of its range.
 
     Source: Devlin et al. 2018, A.2.
     """
